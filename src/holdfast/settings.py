@@ -331,7 +331,7 @@ class _Explicit(Settings):
     """Settings that look only at what they are given: `load_settings` has read the environment already."""
 
     @classmethod
-    def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, **_: Any) -> tuple[Any, ...]:
+    def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
         return (init_settings,)
 
 

@@ -1,0 +1,66 @@
+# Python 3.11 or later and make are enough: every target creates what it needs, as an ordinary user.
+#
+#   make run PORT=9000                       another port
+#   make test ARGS="tests/cli -k guard -x"   some of the tests
+#   make run PYTHON=/opt/python/bin/python3  another Python for the environment
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CONFIG ?= examples/langgraph.json
+PORT   ?= 8123
+ARGS   ?= -n 2
+
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run demo test check format clean
+
+help: ## say what there is
+	@printf 'Usage: make TARGET\n\n'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/' | expand -t 10
+
+run: $(RUN_STAMP) ## start Holdfast with the graphs in examples/ (Ctrl-C stops it)
+	@$(BIN)/holdfast dev --config $(CONFIG) --port $(PORT)
+
+demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch another finish it
+	@$(BIN)/holdfast demo --config $(CONFIG)
+
+test: $(DEV_STAMP) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV_STAMP) ## lint, formatting, types, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV_STAMP) ## put the code into the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and the caches (the data in .holdfast/ stays)
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are newer than what they were made from, so pip runs only when the pins change.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python found. Install 3.11 or later, or say: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old: Holdfast needs 3.11 or later (make PYTHON=/path/to/python3)" >&2; exit 1; }
+	@echo "Creating $(VENV) (first use only)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): requirements.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the pinned requirements"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(DEV_STAMP): requirements-dev.txt requirements.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the pinned requirements, with the tools of development"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@ $(RUN_STAMP)

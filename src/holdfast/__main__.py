@@ -1,0 +1,6 @@
+"""`python -m holdfast`: how the supervisor starts its children, whatever is on the PATH."""
+
+from holdfast.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The outermost layer: size limit, content type, JSON that is valid to the letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.api.errors import Json
+
+
+class JsonRequest(Request):
+    """Parses with orjson, which refuses what JSON does not allow (NaN, lone surrogates) and is quick."""
+
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = orjson.loads(await self.body())
+        return self._json
+
+
+class JsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle
+
+
+class BodyTooLargeError(Exception):
+    pass
+
+
+class BodyLimit:
+    """Answers 413 to a body over the limit, declared or found, and treats every body as JSON."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
+        refusal = Json({"detail": f"The request body is larger than MAX_BODY_BYTES={self._limit}."}, status_code=413)
+        if declared.isdigit() and int(declared) > self._limit:
+            await refusal(scope, receive, send)
+            return
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"] + [
+            (b"content-type", b"application/json")
+        ]
+        received, answered = 0, False
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise BodyTooLargeError
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except BodyTooLargeError:
+            if not answered:
+                await refusal(scope, receive, send)

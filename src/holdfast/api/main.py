@@ -1,0 +1,82 @@
+"""A web process: the HTTP API, the hub behind its streams, and a candidate for upkeep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import structlog
+import uvicorn
+
+from holdfast.api.app import build_app
+from holdfast.api.context import WebContext
+from holdfast.db.connect import Database
+from holdfast.errors import OperatorError
+from holdfast.graphs.config import ProjectConfig
+from holdfast.settings import Settings
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.streams.hub import Hub
+from holdfast.telemetry.logs import configure_logging
+from holdfast.upkeep.leader import Upkeep
+
+log = structlog.get_logger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling the application at the first signal instead of when all connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.should_exit:
+            os._exit(130)
+        asyncio.get_running_loop().call_soon_threadsafe(self._hub.close)
+        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+
+
+async def _serve(settings: Settings, project: ProjectConfig) -> None:
+    database = Database(settings, "web")
+    signals = PostgresSignals(database)
+    web = WebContext(settings, project, database, signals, Hub(database, signals))
+    await database.open()
+    server = _Server(
+        uvicorn.Config(
+            build_app(web),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            # Streams are open-ended; clients resume them elsewhere.
+            timeout_graceful_shutdown=3,
+            timeout_keep_alive=30,
+            server_header=False,
+        ),
+        web.hub,
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(signals.run(), name="signals"),
+                tasks.create_task(web.hub.run(), name="hub"),
+                tasks.create_task(Upkeep(database, signals).run(), name="upkeep"),
+            ]
+            await server.serve()
+            for task in background:
+                task.cancel()
+    finally:
+        await database.close()
+
+
+def run_web(settings: Settings, project: ProjectConfig) -> int:
+    """Serve until told to stop. Streams are closed; their clients resume where they were."""
+    configure_logging(settings, role="web", pid=os.getpid())
+    try:
+        import uvloop
+
+        uvloop.run(_serve(settings, project))
+    except* OperatorError as group:
+        raise group.exceptions[0] from None
+    return 0

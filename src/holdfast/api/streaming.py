@@ -1,0 +1,102 @@
+"""Responses that last as long as a run: streams, and JSON that is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import orjson
+from psycopg.rows import DictRow
+from starlette.responses import StreamingResponse
+
+from holdfast.api.context import WebContext
+from holdfast.errors import NotFound
+from holdfast.resources.runs import get_run
+from holdfast.resources.threads import get_thread
+from holdfast.streams.hub import HubClosed
+from holdfast.streams.log import last_output
+from holdfast.streams.sse import HEARTBEAT, frame
+
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str, str]:
+    """Where the run is, and where to go on from when the connection breaks."""
+    base = f"/runs/{run['run_id']}" if stateless else f"/threads/{run['thread_id']}/runs/{run['run_id']}"
+    return {"content-location": base, "location": f"{base}/{suffix}"}
+
+
+def stream_response(
+    web: WebContext,
+    run: DictRow,
+    *,
+    after: int | None,
+    modes: frozenset[str] | None = None,
+    cancel_on_disconnect: bool = False,
+    stateless: bool = False,
+) -> StreamingResponse:
+    """A run's events from a cursor on (None: from the run's beginning), live until it ends."""
+
+    async def body() -> AsyncIterator[bytes]:
+        done = False
+        start = max(0, (run["first_seq"] or 1) - 1) if after is None else after
+        try:
+            async for events in web.hub.run_events(
+                run["thread_id"], run["run_id"], start, tick=web.settings.stream_heartbeat
+            ):
+                yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
+            done = True
+        except HubClosed:
+            done = True  # The run goes on, and so can the client, at the Location it was given.
+        finally:
+            if cancel_on_disconnect and not done:
+                web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
+
+    headers = STREAM_HEADERS | locations(run, "stream", stateless=stateless)
+    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+
+def wait_response(
+    web: WebContext, run: DictRow, *, cancel_on_disconnect: bool = False, stateless: bool = False
+) -> StreamingResponse:
+    """A run's result as JSON once it has ended; a newline now and then until it has."""
+
+    async def body() -> AsyncIterator[bytes]:
+        done = False
+        try:
+            start = max(0, (run["first_seq"] or 1) - 1)
+            async for events in web.hub.run_events(
+                run["thread_id"], run["run_id"], start, tick=web.settings.stream_heartbeat
+            ):
+                if not events:
+                    yield b"\n"
+            done = True
+        except HubClosed:
+            done = True
+            raise  # Breaks the connection: half an answer must not look like one.
+        finally:
+            if cancel_on_disconnect and not done:
+                web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
+        yield await result(web, run["thread_id"], run["run_id"])
+
+    headers = {"cache-control": "no-store"} | locations(run, "join", stateless=stateless)
+    return StreamingResponse(body(), media_type="application/json", headers=headers)
+
+
+async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:
+    """What `wait` and `join` return for a run that has ended: its last values, or its error."""
+    async with web.database.connection() as connection:
+        try:
+            run = await get_run(connection, run_id)
+        except NotFound:
+            return b"{}"  # Rolled back: it left nothing.
+        if run["status"] in ("error", "timeout"):
+            return orjson.dumps({"__error__": run["error"]})
+        if run["first_seq"] is not None:
+            output = await last_output(connection, thread_id, run_id, run["first_seq"])
+            if output is not None:
+                return output
+        try:
+            return orjson.dumps((await get_thread(connection, thread_id))["values"] or {})
+        except NotFound:
+            return b"{}"

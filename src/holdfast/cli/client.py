@@ -1,0 +1,186 @@
+"""The HTTP side of `run` and `runs`: requests, and a stream that survives dropped connections."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from holdfast.cli.exit_codes import CommandError, ExitCode
+from holdfast.cli.sse import ServerEvent, read_events
+
+FINAL = frozenset({"success", "error", "timeout", "interrupted"})
+# A stream that is alive says something at least every 15 seconds.
+TIMEOUT = httpx.Timeout(30, connect=5, read=50)
+OUTAGE = 120.0
+"""Seconds the server may be out of reach before a stream is given up."""
+
+_Opening = Callable[[], AbstractContextManager[httpx.Response]]
+
+
+class Client:
+    """A server's runs. Every method raises CommandError with what went wrong."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT, transport=transport)
+        except httpx.InvalidURL as error:
+            raise CommandError(f"--url {url}: {error}", ExitCode.USAGE) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def request(self, method: str, path: str, **given: Any) -> Any:
+        """The JSON answer."""
+        try:
+            response = self._http.request(method, path, **given)
+        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+            raise self.unreachable(error) from None
+        _refuse(response)
+        return response.json() if response.content else None
+
+    def run(self, run_id: str, thread_id: str | None = None) -> dict[str, Any] | None:
+        """The run, or None when there is none."""
+        path = f"/runs/{run_id}" if thread_id is None else f"/threads/{thread_id}/runs/{run_id}"
+        try:
+            response = self._http.get(path)
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from None
+        if response.status_code == 404:
+            return None
+        _refuse(response)
+        run: dict[str, Any] = response.json()
+        return run
+
+    def start_run(self, thread_id: str, body: dict[str, Any], notice: Callable[[str], None]) -> RunStream:
+        """Create a run and stream it. A connection lost before the answer does not create a second one."""
+        # The server answers a repeated key with the run it made the first time.
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+
+        def post() -> AbstractContextManager[httpx.Response]:
+            return self._http.stream("POST", f"/threads/{thread_id}/runs/stream", json=body, headers=headers)
+
+        return RunStream(self, post, notice, thread_id=thread_id)
+
+    def follow_run(self, run_id: str, notice: Callable[[str], None], after: str = "-1") -> RunStream:
+        """Stream a run that exists, from its first event or after the one with the id `after`."""
+        stream = RunStream(self, None, notice, run_id=run_id)
+        stream.cursor = after
+        return stream
+
+    def resume(self, stream: RunStream) -> AbstractContextManager[httpx.Response]:
+        path = f"/runs/{stream.run_id}/stream"
+        if stream.thread_id is not None:
+            path = f"/threads/{stream.thread_id}{path}"
+        return self._http.stream("GET", path, headers={"Last-Event-ID": stream.cursor})
+
+    def unreachable(self, error: Exception) -> CommandError:
+        return CommandError(
+            f"The server at {self.url} cannot be reached: {error}. Start one with `holdfast dev`, or say where it is "
+            "with --url or HOLDFAST_URL.",
+            ExitCode.UNAVAILABLE,
+        )
+
+
+class RunStream:
+    """The events of one run, each once, across as many connections as it takes; ends when the run has ended.
+
+    `run_id`, `thread_id` and `cursor` are up to date at every event.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        first: _Opening | None,
+        notice: Callable[[str], None],
+        *,
+        run_id: str | None = None,
+        thread_id: str | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.thread_id = thread_id
+        self.cursor = "-1"
+        self._client = client
+        self._first = first
+        self._notice = notice
+        self._lost_at: float | None = None
+
+    def __iter__(self) -> Iterator[ServerEvent]:
+        pause = 0.2
+        while True:
+            try:
+                yield from self._connection()
+                if self._ended():
+                    return
+                pause = 0.2
+            except httpx.TransportError as error:
+                self._lost(error)
+            except CommandError as error:
+                if error.code is not ExitCode.UNAVAILABLE or self.run_id is None:
+                    raise
+                self._lost(error)
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def _connection(self) -> Iterator[ServerEvent]:
+        opening = self._first if self.run_id is None else None
+        with opening() if opening is not None else self._client.resume(self) as response:
+            if response.status_code == 404 and opening is None:
+                return  # Rolled back meanwhile; the end of the run says so.
+            if response.status_code != 200:
+                response.read()
+                if response.status_code >= 500 and self._lost_at is not None:
+                    raise httpx.TransportError(f"status {response.status_code}")
+                _refuse(response)
+            self._found(response.headers.get("content-location", ""))
+            for event in read_events(response.iter_bytes()):
+                if self._lost_at is not None:
+                    self._lost_at = None
+                    self._notice("connected again")
+                if event.id is not None:
+                    self.cursor = event.id
+                if event.name != "end":
+                    yield event
+
+    def _found(self, location: str) -> None:
+        if match := re.search(r"(?:/threads/([^/]+))?/runs/([^/]+)$", location):
+            self.thread_id, self.run_id = match[1] or self.thread_id, match[2]
+
+    def _ended(self) -> bool:
+        assert self.run_id is not None
+        run = self._client.run(self.run_id, self.thread_id)
+        return run is None or run["status"] in FINAL
+
+    def _lost(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._lost_at is None:
+            if isinstance(error, httpx.ConnectError) and self.run_id is None:
+                raise self._client.unreachable(error) from None
+            self._lost_at = now
+            self._notice("connection lost; the run goes on, reconnecting")
+        elif now - self._lost_at > OUTAGE:
+            raise self._client.unreachable(error) from None
+
+
+def _refuse(response: httpx.Response) -> None:
+    """Turn an answer that is not a success into CommandError, with the server's own words."""
+    if response.is_success:
+        return
+    try:
+        answer = response.json()
+        detail = answer.get("detail") if isinstance(answer, dict) else None
+    except ValueError:
+        detail = None
+    raise CommandError(f"{detail or response.text.strip() or response.reason_phrase} ({response.status_code})")

@@ -1,0 +1,90 @@
+"""The command line: one file per command, put together here.
+
+Commands import what they need when they run, so that `holdfast --help` and the supervisor stay quick
+and small; none of this imports LangGraph.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from holdfast.cli import demo, dev, migrate, run, runs, serve, web, worker
+from holdfast.cli.console import complain
+from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
+from holdfast.cli.options import examples
+from holdfast.errors import OperatorError
+
+_EXIT_CODES = "\n".join(
+    ["[bold]Exit codes[/bold]", *(f"  {int(code):>3}  {code.name}: {meaning}" for code, meaning in MEANING.items())]
+)
+
+app = typer.Typer(
+    name="holdfast",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "holdfast dev",
+        """holdfast run echo --input '{"messages": [{"role": "user", "content": "hello"}]}'""",
+        "holdfast runs list",
+        "holdfast serve --workers 4",
+    )
+    + "\n\n"
+    + _EXIT_CODES,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from holdfast import __version__
+
+        print(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def holdfast(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Executes LangGraph runs durably: no crash, deploy or lost connection loses one."""
+
+
+_START, _USE, _OPERATE = "Start a server", "Use a server", "Operate a fleet"
+app.command(epilog=dev.EPILOG, rich_help_panel=_START)(dev.dev)
+app.command(epilog=serve.EPILOG, rich_help_panel=_START)(serve.serve)
+app.command(epilog=demo.EPILOG, rich_help_panel=_START)(demo.demo)
+app.command(epilog=run.EPILOG, rich_help_panel=_USE)(run.run)
+app.add_typer(runs.app, name="runs", rich_help_panel=_USE)
+app.command(epilog=web.EPILOG, rich_help_panel=_OPERATE)(web.web)
+app.command(epilog=worker.EPILOG, rich_help_panel=_OPERATE)(worker.worker)
+app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)
+
+
+def main() -> None:
+    """The entry point: an error that somebody can do something about is a message, not a traceback."""
+    try:
+        app(prog_name="holdfast")
+    except OperatorError as error:
+        complain(str(error))
+        sys.exit(ExitCode.CONFIG)
+    except CommandError as error:
+        complain(str(error))
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.DETACHED)
+    except Exception:
+        traceback.print_exc()
+        complain("This is a defect in Holdfast. Please report it with the lines above.")
+        sys.exit(ExitCode.SOFTWARE)
+
+
+if __name__ == "__main__":
+    main()

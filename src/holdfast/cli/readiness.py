@@ -1,0 +1,73 @@
+"""When the web process answers, and whether it will be able to listen at all."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable
+
+from holdfast.errors import SettingsError
+from holdfast.settings import Settings
+
+PROBE_INTERVAL = 0.1
+PATIENCE = 60.0
+
+
+def local_address(host: str) -> str:
+    """Where to reach, from this machine, a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+
+
+def local_url(host: str, port: int) -> str:
+    address = local_address(host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def usable_port(settings: Settings) -> int:
+    """The port the web process will listen on: a free one for 0. Raises SettingsError when it is taken."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((settings.host, settings.port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise SettingsError(
+            f"Nothing can listen on HOST={settings.host} PORT={settings.port}: {error.strerror}. "
+            "Choose others with --host and --port."
+        ) from None
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether /ok answers 200."""
+    connection = http.client.HTTPConnection(local_address(host), port, timeout=2)
+    try:
+        connection.request("GET", "/ok")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def when_ready(host: str, port: int, then: Callable[[], None], otherwise: Callable[[], None]) -> threading.Event:
+    """Call `then` once, from another thread, when the server answers, `otherwise` if it takes suspiciously long.
+
+    Set the event that is returned to give up.
+    """
+    given_up = threading.Event()
+
+    def probe() -> None:
+        tries = 0
+        while not answers(host, port):
+            tries += 1
+            if tries * PROBE_INTERVAL == PATIENCE:
+                otherwise()
+            if given_up.wait(PROBE_INTERVAL):
+                return
+        if not given_up.is_set():
+            then()
+
+    threading.Thread(target=probe, name="readiness", daemon=True).start()
+    return given_up

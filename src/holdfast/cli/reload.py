@@ -1,0 +1,109 @@
+"""`dev` restarts the worker when graph code changes, and only when the new code loads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from watchfiles import Change, DefaultFilter, watch
+
+from holdfast.errors import ConfigError
+from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.dependencies import import_directories
+
+DEBOUNCE = 300  # Milliseconds. Editors and formatters write a file more than once.
+TURN = 500  # Milliseconds between two looks at whether to stop.
+
+
+class _Sources(DefaultFilter):
+    """Python files, langgraph.json and the env file. The default filter drops .venv, .git and the like."""
+
+    def __init__(self, project: ProjectConfig) -> None:
+        super().__init__()
+        self._definitions = definitions(project)
+
+    def __call__(self, change: Change, path: str) -> bool:
+        return (path.endswith(".py") or Path(path) in self._definitions) and super().__call__(change, path)
+
+
+def definitions(project: ProjectConfig) -> set[Path]:
+    """The files besides Python code that decide what the project is."""
+    env = project.raw.get("env")
+    files = {project.path, project.directory / ".env"}
+    if isinstance(env, str):
+        files.add(project.directory / env)
+    return {file.resolve() for file in files}
+
+
+class ProjectWatch:
+    """Watches in a thread of its own, from `start` to `stop`; `watching` is set once no change can be missed.
+
+    `restart` is called with the name of each child that has to start anew: the worker, and the web process too
+    when langgraph.json or the environment changed. After a change that does not load, the worker goes on with
+    the code it has.
+    """
+
+    def __init__(
+        self,
+        project: ProjectConfig,
+        *,
+        loads: Callable[[], bool],
+        restart: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.watching = threading.Event()
+        self._project = project
+        self._loads = loads
+        self._restart = restart
+        self._say = say
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="reload", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        try:
+            batches = watch(
+                *_roots(self._project),
+                watch_filter=_Sources(self._project),
+                debounce=DEBOUNCE,
+                step=100,
+                rust_timeout=TURN,
+                yield_on_timeout=True,
+                stop_event=self._stopped,
+                raise_interrupt=False,
+            )
+            for batch in batches:
+                self.watching.set()
+                if batch:
+                    self._changed(sorted({Path(path) for _, path in batch}))
+        except (OSError, RuntimeError) as error:
+            self._say(f"Changes of the code cannot be watched ({error}): restart Holdfast yourself after one.")
+
+    def _changed(self, files: list[Path]) -> None:
+        names = ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")
+        if not self._loads():
+            self._say(
+                f"{names} changed, but the project does not load. The worker goes on with the old code; "
+                "waiting for the next change."
+            )
+            return
+        self._say(f"{names} changed: restarting the worker")
+        if any(file in definitions(self._project) for file in files):
+            self._restart("web")
+        self._restart("worker")
+
+
+def _roots(project: ProjectConfig) -> list[Path]:
+    """The directories to watch, none inside another: those would be seen twice."""
+    try:
+        directories = import_directories(project)
+    except ConfigError:
+        directories = [project.directory]
+    resolved = {directory.resolve() for directory in directories}
+    return [place for place in resolved if not any(other in place.parents for other in resolved)]

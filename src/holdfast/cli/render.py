@@ -1,0 +1,172 @@
+"""How a run's stream looks in a terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.sse import ServerEvent
+
+OUTCOME: dict[str, tuple[str, str, ExitCode]] = {
+    "success": ("finished", "green", ExitCode.OK),
+    "error": ("ended in an error", "red", ExitCode.RUN_ERROR),
+    "timeout": ("used up its time", "red", ExitCode.RUN_TIMEOUT),
+    "interrupted": ("was cancelled", "yellow", ExitCode.RUN_CANCELLED),
+}
+
+
+class StreamRenderer:
+    """Writes events as they come. Messages appear token by token; what was shown is not shown again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._attempt = 0
+        self._speaking: str | None = None
+        self._text: dict[str, str] = {}
+        self._interrupts: list[Any] = []
+
+    def show(self, event: ServerEvent, thread_id: str | None = None) -> None:
+        mode, _, namespace = event.name.partition("|")
+        where = " ".join(part.split(":", 1)[0] for part in namespace.split("|") if part)
+        match mode:
+            case "metadata":
+                self._metadata(event.data, thread_id)
+            case "messages":
+                self._chunk(event.data[0])
+            case "messages/partial" | "messages/complete":
+                for message in event.data:
+                    self._whole(message)
+            case "messages/metadata":
+                pass
+            case "updates":
+                for node, update in event.data.items():
+                    self._update(f"{where} {node}".strip(), node, update)
+            case "values":
+                self._values(where, event.data)
+            case "error":
+                self._line("error", _error_text(event.data), "red")
+            case _:
+                self._line(f"{where} {mode}".strip(), _compact(event.data), "magenta")
+
+    def conclude(self, run: dict[str, Any] | None) -> ExitCode:
+        """The last line, and the exit code that says the same."""
+        self._pause()
+        if run is None:
+            self._console.print("✗ the run is gone: it was rolled back", style="yellow")
+            return ExitCode.RUN_CANCELLED
+        words, style, code = OUTCOME[str(run["status"])]
+        if code is ExitCode.OK and self._interrupts:
+            words, style = "is waiting for an answer", "yellow"
+        mark = "✓" if code is ExitCode.OK else "✗"
+        attempts = f" after {self._attempt} attempts" if self._attempt > 1 else ""
+        self._console.print(f"{mark} the run {words}{attempts}", style=style)
+        return code
+
+    def _metadata(self, data: dict[str, Any], thread_id: str | None) -> None:
+        attempt = int(data.get("attempt", 1))
+        if self._attempt == 0:
+            thread = f"  thread {thread_id}" if thread_id else ""
+            self._pause()
+            self._console.print(f"run {data.get('run_id')}{thread}", style="dim")
+            if attempt > 1:
+                self._line("resumed", f"attempt {attempt}", "yellow")
+        elif attempt > self._attempt:
+            self._line("resumed", f"by another worker (attempt {attempt})", "yellow")
+        self._attempt = max(attempt, self._attempt)
+
+    def _update(self, label: str, node: str, update: Any) -> None:
+        if node == "__interrupt__":
+            self._interrupted(update)
+            return
+        if isinstance(update, dict) and isinstance(update.get("messages"), list):
+            for message in update["messages"]:
+                if isinstance(message, dict):
+                    self._whole(message)
+            update = {key: value for key, value in update.items() if key != "messages"}
+            if not update:
+                return
+        self._line(label, _compact(update), "cyan")
+
+    def _values(self, where: str, values: Any) -> None:
+        if not isinstance(values, dict):
+            self._line(f"{where} values".strip(), _compact(values), "cyan")
+            return
+        rest = {key: value for key, value in values.items() if key not in ("messages", "__interrupt__")}
+        for message in values.get("messages") or []:
+            if isinstance(message, dict):
+                self._whole(message)
+        if rest:
+            self._line(f"{where} values".strip(), _compact(rest), "cyan")
+        if values.get("__interrupt__"):
+            self._interrupted(values["__interrupt__"])
+
+    def _interrupted(self, interrupts: Any) -> None:
+        for interrupt in interrupts:
+            if interrupt not in self._interrupts:
+                self._interrupts.append(interrupt)
+                value = interrupt.get("value") if isinstance(interrupt, dict) else interrupt
+                self._line("waiting", _compact(value), "yellow")
+
+    def _chunk(self, message: dict[str, Any]) -> None:
+        """A piece of a message, or one whole message of which no pieces came."""
+        key = str(message.get("id"))
+        if "Chunk" not in str(message.get("type")):
+            self._whole(message)
+            return
+        self._speak(key, message)
+        piece = _text(message)
+        self._text[key] = self._text.get(key, "") + piece
+        self._console.print(Text(piece), end="")
+
+    def _whole(self, message: dict[str, Any]) -> None:
+        """A message as it stands: only what is new about it is written."""
+        key = str(message.get("id") or _compact(message))
+        text, shown = _text(message), self._text.get(key)
+        if shown is not None and (text == shown or not text.startswith(shown)):
+            return
+        self._speak(key, message)
+        self._text[key] = text
+        self._console.print(Text(text[len(shown or "") :]), end="")
+
+    def _speak(self, key: str, message: dict[str, Any]) -> None:
+        if self._speaking == key:
+            return
+        self._pause()
+        self._speaking = key
+        role = str(message.get("type") or message.get("role") or "message").removesuffix("MessageChunk").lower()
+        self._console.print(Text(f"{role:>10} ", style="bold green"), end="")
+        calls = [call.get("name") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+        if calls:
+            self._console.print(Text(f"calls {', '.join(str(name) for name in calls)} ", style="dim"), end="")
+
+    def _line(self, label: str, text: str, style: str) -> None:
+        self._pause()
+        self._console.print(Text.assemble((f"{label:>10} ", f"bold {style}"), text))
+
+    def _pause(self) -> None:
+        if self._speaking is not None:
+            self._console.print()
+            self._speaking = None
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    return "".join(
+        part if isinstance(part, str) else str(part.get("text", "")) for part in content if isinstance(part, str | dict)
+    )
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, dict):
+        return f"{error.get('error', 'Error')}: {error.get('message', '')}"
+    return str(error)
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,104 @@
+"""`holdfast run`: post a run and watch it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.client import Client, RunStream
+from holdfast.cli.console import err, out, say
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+from holdfast.cli.render import OUTCOME, StreamRenderer
+
+DEFAULT_MODES = ["updates", "messages-tuple", "custom"]
+
+EPILOG = examples(
+    """holdfast run echo --input '{"messages": [{"role": "user", "content": "hello"}]}'""",
+    "holdfast run steps --input @input.json --stream-mode values",
+    "echo '{}' | holdfast run steps --input - --json",
+    "holdfast run echo --input @more.json --thread 0197a3c2-6a5e-7d3c-9d3e-0f1a2b3c4d5e",
+)
+
+
+def run(
+    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="A graph of langgraph.json, or an assistant's id.")],
+    given: Annotated[
+        str,
+        typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="The input: JSON, a file, or - for stdin."),
+    ],
+    thread: Annotated[
+        str | None, typer.Option(metavar="ID", help="Continue this thread; it is created if need be.")
+    ] = None,
+    stream_mode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODE", help="What to stream; may be repeated.", show_default=", ".join(DEFAULT_MODES)),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Post a run and watch it live. The exit code tells how it ended.
+
+    A dropped connection is resumed where it broke off. Ctrl-C stops watching; the run goes on.
+    """
+    body: dict[str, Any] = {
+        "assistant_id": graph,
+        "input": read_input(given),
+        "stream_mode": stream_mode or DEFAULT_MODES,
+        "stream_resumable": True,
+        "on_disconnect": "continue",
+        "if_not_exists": "create",
+    }
+    with Client(url) as client:
+        thread_id = thread or client.request("POST", "/threads", json={})["thread_id"]
+        stream = client.start_run(thread_id, body, notice=say)
+        sys.exit(watch(client, stream, as_json=as_json, url=url))
+
+
+def read_input(given: str) -> Any:
+    """The JSON the option stands for."""
+    try:
+        if given == "-":
+            given = sys.stdin.read()
+        elif given.startswith("@"):
+            given = Path(given[1:]).read_text("utf-8")
+        return json.loads(given)
+    except OSError as error:
+        raise typer.BadParameter(f"{given[1:]}: {error.strerror}", param_hint="--input") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"not valid JSON: {error}", param_hint="--input") from None
+
+
+def watch(client: Client, stream: RunStream, *, as_json: bool, url: str) -> ExitCode:
+    """Show a stream to its end and return the exit code for its outcome."""
+    renderer = StreamRenderer(out)
+    try:
+        for event in stream:
+            if as_json:
+                line = {"event": event.name, "id": event.id, "data": event.data}
+                print(json.dumps(line, ensure_ascii=False), flush=True)
+            else:
+                renderer.show(event, stream.thread_id)
+        assert stream.run_id is not None
+        run = client.run(stream.run_id, stream.thread_id)
+    except KeyboardInterrupt:
+        _detached(stream, url)
+        return ExitCode.DETACHED
+    if as_json:
+        return OUTCOME[run["status"]][2] if run else ExitCode.RUN_CANCELLED
+    return renderer.conclude(run)
+
+
+def _detached(stream: RunStream, url: str) -> None:
+    option = "" if url == DEFAULT_URL else f" --url {url}"
+    err.print()
+    if stream.run_id is None:
+        err.print("Stopped before the server had answered; see `holdfast runs list`.", markup=False)
+        return
+    err.print("The run goes on.", style="bold")
+    err.print(f"  watch it   holdfast runs tail {stream.run_id}{option}")
+    err.print(f"  cancel it  holdfast runs cancel {stream.run_id}{option}")

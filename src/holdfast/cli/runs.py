@@ -1,0 +1,131 @@
+"""`holdfast runs`: list, show, tail and cancel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.json import JSON
+from rich.table import Table
+
+from holdfast.cli.client import Client
+from holdfast.cli.console import out, say
+from holdfast.cli.exit_codes import CommandError
+from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+from holdfast.cli.render import OUTCOME
+from holdfast.cli.run import watch
+
+app = typer.Typer(
+    help="Look at runs, and stop them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples(
+        "holdfast runs list --status running", "holdfast runs tail RUN_ID", "holdfast runs cancel RUN_ID --rollback"
+    ),
+)
+
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
+STYLES = {"running": "cyan", "pending": "dim"} | {status: style for status, (_, style, _) in OUTCOME.items()}
+
+
+@app.command("list", epilog=examples("holdfast runs list", "holdfast runs list --status error --limit 50 --json"))
+def list_runs(
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most this many.")] = 20,
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="STATUS", help="pending, running, success, error, timeout or interrupted."),
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List runs, newest first."""
+    query = {"limit": limit} | ({"status": status} if status else {})
+    with Client(url) as client:
+        found = client.request("GET", "/runs", params=query)
+    if as_json:
+        for run in found:
+            print(json.dumps(run, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("run", "status", "graph", "thread", "attempt", "created"):
+        table.add_column(heading, no_wrap=True)
+    for run in found:
+        text = str(run["status"])
+        style = STYLES.get(text, "")
+        table.add_row(
+            run["run_id"],
+            f"[{style}]{text}[/]" if style else text,
+            _graph(run),
+            run["thread_id"],
+            str(run.get("attempt", "")),
+            _age(run["created_at"]),
+        )
+    out.print(table if found else "No runs.", soft_wrap=True)
+
+
+@app.command(epilog=examples("holdfast runs show RUN_ID", "holdfast runs show RUN_ID --json | jq .status"))
+def show(run_id: RunId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Show one run."""
+    with Client(url) as client:
+        run = _existing(client, run_id)
+    if as_json:
+        print(json.dumps(run, ensure_ascii=False))
+    else:
+        out.print(JSON.from_data(run, ensure_ascii=False))
+
+
+@app.command(epilog=examples("holdfast runs tail RUN_ID", "holdfast runs tail RUN_ID --after 17"))
+def tail(
+    run_id: RunId,
+    after: Annotated[
+        str, typer.Option(metavar="EVENT_ID", help="Only what came after this event.", show_default="from the start")
+    ] = "-1",
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Watch a run from its first event to its end. The exit code tells how it ended."""
+    with Client(url) as client:
+        run = _existing(client, run_id)
+        stream = client.follow_run(run_id, notice=say, after=after)
+        stream.thread_id = run["thread_id"]
+        sys.exit(watch(client, stream, as_json=as_json, url=url))
+
+
+@app.command(epilog=examples("holdfast runs cancel RUN_ID", "holdfast runs cancel RUN_ID --rollback"))
+def cancel(
+    run_id: RunId,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Also remove the run and every checkpoint it wrote.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Cancel a run where it stands. Its checkpoints stay, unless it is rolled back."""
+    action = "rollback" if rollback else "interrupt"
+    with Client(url) as client:
+        run = _existing(client, run_id)
+        path = f"/threads/{run['thread_id']}/runs/{run_id}/cancel"
+        client.request("POST", path, params={"wait": "0", "action": action})
+    out.print(f"Asked the run to stop ({action}).")
+
+
+def _existing(client: Client, run_id: str) -> dict[str, Any]:
+    run = client.run(run_id)
+    if run is None:
+        raise CommandError(f"There is no run {run_id} at {client.url}.")
+    return run
+
+
+def _graph(run: dict[str, Any]) -> str:
+    metadata = run.get("metadata") or {}
+    return str(run.get("graph_id") or metadata.get("graph_id") or run["assistant_id"])
+
+
+def _age(moment: str) -> str:
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"

@@ -1,0 +1,42 @@
+"""`holdfast serve`: the same, supervised, for a container or a virtual machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.console import say
+from holdfast.cli.fleet import Ready, run_fleet
+from holdfast.cli.options import DEFAULT_CONFIG, Config, Host, Jobs, Port, examples
+
+EPILOG = examples(
+    "holdfast serve",
+    "holdfast serve --host 0.0.0.0 --workers 4 --jobs 20",
+    "DATABASE_URL=postgresql://db/holdfast holdfast serve",
+)
+
+
+def serve(
+    config: Config = DEFAULT_CONFIG,
+    host: Host = None,
+    port: Port = None,
+    workers: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many worker processes.")] = 1,
+    jobs: Jobs = None,
+) -> None:
+    """Start Holdfast for a container or a VM: a web process and N workers under one supervisor.
+
+    A child that dies is replaced. Nothing outlives the supervisor, not even SIGKILL.
+
+    SIGTERM lets runs finish or hands them back; a second one stops at once.
+
+    Without DATABASE_URL it brings its own Postgres, in .holdfast/
+    (HOLDFAST_DATA_DIR): put that on a volume.
+    """
+    overrides = {"host": host, "port": port, "jobs": jobs}
+
+    def announce(ready: Ready) -> None:
+        say(f"Holdfast is ready: {ready.url}, workers: {workers}, database: {ready.database}")
+
+    sys.exit(run_fleet(config, overrides, workers=workers, reload=False, announce=announce))

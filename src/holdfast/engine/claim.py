@@ -1,0 +1,80 @@
+"""Claiming: a worker takes as many ready runs as it has free slots.
+
+The cost does not depend on the backlog. Runs that wait behind another run of their thread are not in the index at
+all. Runs scheduled for later are, so the scan steps from priority to priority (a "loose" index scan, one probe
+each) and reads within each only what is due: one scan over `priority DESC, ready_at` would wade through every
+high-priority run that is due tomorrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+# A worker that was declared lost between two renewals must not take new runs.
+# `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
+# or behind it (its events have expired).
+CLAIM = """
+WITH RECURSIVE level(priority) AS (
+    (SELECT priority FROM run WHERE status = 'pending' AND ready_at IS NOT NULL ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT lower.priority FROM run lower
+            WHERE lower.status = 'pending' AND lower.ready_at IS NOT NULL AND lower.priority < level.priority
+            ORDER BY lower.priority DESC LIMIT 1)
+    FROM level WHERE level.priority IS NOT NULL
+), picked AS MATERIALIZED (
+    SELECT due.run_id FROM level CROSS JOIN LATERAL (
+        SELECT run_id FROM run
+        WHERE status = 'pending' AND ready_at IS NOT NULL AND priority = level.priority AND ready_at <= now()
+          AND graph_id = ANY(%(graphs)s)
+        ORDER BY ready_at LIMIT %(slots)s FOR NO KEY UPDATE SKIP LOCKED
+    ) AS due
+    WHERE EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')
+    LIMIT %(slots)s
+)
+UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
+               started_at = coalesce(run.started_at, now()), updated_at = now(),
+               first_seq = coalesce(run.first_seq, numbered.next_seq)
+FROM picked
+JOIN run claimed USING (run_id)
+JOIN thread ON thread.thread_id = claimed.thread_id
+CROSS JOIN LATERAL (
+    SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = claimed.thread_id
+                                      ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
+) AS numbered
+WHERE run.run_id = picked.run_id
+RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.progress,
+          run.kwargs, run.metadata, run.cancel_action, numbered.next_seq,
+          NOT thread.has_state AND run.fence = 1 AS fresh,
+          extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
+          extract(epoch FROM now() - run.ready_at)::float8 AS waited
+"""
+
+# Nothing is due now: how long until something is? Bounds a worker's sleep.
+NEXT_DUE = """
+SELECT extract(epoch FROM min(ready_at) - now())::float8 AS seconds FROM (
+    SELECT ready_at FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
+    ORDER BY priority DESC, ready_at LIMIT 1
+) AS next
+"""
+
+
+async def claim(
+    connection: AsyncConnection[DictRow], worker_id: UUID, slots: int, graphs: Sequence[str]
+) -> list[DictRow]:
+    """Take up to `slots` due runs of the given graphs, highest priority first, longest ready first.
+
+    Each is now `running`, owned by this worker, under a fence higher than any it had before.
+    """
+    cursor = await connection.execute(CLAIM, {"worker_id": worker_id, "slots": slots, "graphs": list(graphs)})
+    return await cursor.fetchall()
+
+
+async def seconds_until_due(connection: AsyncConnection[DictRow]) -> float | None:
+    """Seconds until a scheduled run is due, or None. Approximate across priorities; the slow poll corrects it."""
+    cursor = await connection.execute(NEXT_DUE)
+    row = await cursor.fetchone()
+    return None if row is None or row["seconds"] is None else max(0.0, row["seconds"])

@@ -1,0 +1,164 @@
+"""Creating a run: the one place where a thread decides who goes next.
+
+The thread row is locked first and looked behind in *later* statements. One statement would look with a snapshot
+taken before it had the lock, and two runs could both believe they are first. The statements are pipelined, so
+that the whole transaction costs one round trip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from uuid_utils.compat import uuid7
+
+from holdfast.db.connect import Database
+from holdfast.engine.cancel import CancelledRuns, cancel_locked
+from holdfast.engine.states import MultitaskStrategy
+from holdfast.errors import Conflict, NotFound
+
+RUN_COLUMNS = (
+    "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
+    "multitask_strategy, attempt, error, first_seq, priority"
+)
+
+# `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
+CREATE_THREAD = """
+INSERT INTO thread (thread_id, metadata, temporary, has_state)
+VALUES (%(thread_id)s, %(metadata)s::jsonb, %(temporary)s,
+        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = %(thread_id)s::uuid::text))
+ON CONFLICT (thread_id) DO NOTHING
+RETURNING thread_id
+"""
+
+LOCK_THREAD = "SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE"
+
+# The thread's head may be scheduled for later than the new run starts; then it steps back. A head that a worker
+# claims at this moment is waited for, seen to be running, and left alone.
+DEMOTE_LATER_HEAD = """
+UPDATE run SET ready_at = NULL
+WHERE thread_id = %(thread_id)s AND status = 'pending' AND ready_at IS NOT NULL
+  AND created_at > clock_timestamp() + make_interval(secs => %(after_seconds)s)
+"""
+
+INSERT_RUN = f"""
+WITH due AS (SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s) AS at)
+INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
+                 metadata, kwargs)
+SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
+       CASE WHEN NOT EXISTS (
+           SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
+             AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
+       ) THEN due.at END,
+       %(priority)s, %(multitask_strategy)s, %(metadata)s::jsonb, %(kwargs)s::json
+FROM thread, due
+WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
+  AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (
+           SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
+             AND other.status IN ('pending', 'running')))
+RETURNING {RUN_COLUMNS}, ready_at IS NOT NULL AS is_head
+"""
+
+MARK_BUSY = """
+UPDATE thread SET status = 'busy', updated_at = clock_timestamp(),
+       metadata = CASE WHEN metadata @> %(stamp)s::jsonb THEN metadata ELSE metadata || %(stamp)s::jsonb END
+WHERE thread_id = %(thread_id)s AND EXISTS (SELECT 1 FROM run WHERE run_id = %(run_id)s)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """All that a run is made of. `kwargs` is what the worker needs and clients may read back."""
+
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    multitask_strategy: MultitaskStrategy = "enqueue"
+    after_seconds: float = 0.0
+    priority: int = 0
+    create_thread: bool = False
+    temporary: bool = False
+    thread_metadata: dict[str, Any] = field(default_factory=dict)
+    run_id: UUID = field(default_factory=uuid7)
+
+
+@dataclass(frozen=True)
+class Created:
+    """A committed run, whether it is its thread's head, and what its strategy cancelled."""
+
+    run: DictRow
+    ready: bool
+    cancelled: CancelledRuns
+
+
+async def create_thread(
+    connection: AsyncConnection[DictRow],
+    thread_id: UUID,
+    metadata: dict[str, Any],
+    *,
+    temporary: bool = False,
+) -> bool:
+    """Create a thread; False when it exists already."""
+    cursor = await connection.execute(
+        CREATE_THREAD,
+        {"thread_id": thread_id, "metadata": orjson.dumps(metadata).decode(), "temporary": temporary},
+    )
+    return await cursor.fetchone() is not None
+
+
+async def create_run(database: Database, new: NewRun) -> Created:
+    """Create a run by its multitask strategy. When this returns, the run is committed.
+
+    Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
+    `reject` and the thread has an unfinished run; in both cases nothing has changed.
+    """
+    parameters = {
+        "run_id": new.run_id,
+        "thread_id": new.thread_id,
+        "assistant_id": new.assistant_id,
+        "graph_id": new.graph_id,
+        "after_seconds": new.after_seconds,
+        "priority": new.priority,
+        "multitask_strategy": new.multitask_strategy,
+        "metadata": orjson.dumps(new.metadata).decode(),
+        "kwargs": orjson.dumps(new.kwargs).decode(),
+        "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
+    }
+    cancelled = CancelledRuns()
+    async with database.transaction() as connection, connection.pipeline():
+        if new.create_thread:
+            await create_thread_pipelined(connection, new)
+        locked = await connection.execute(LOCK_THREAD, parameters)
+        if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
+            cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
+        await connection.execute(DEMOTE_LATER_HEAD, parameters)
+        inserted = await connection.execute(INSERT_RUN, parameters)
+        await connection.execute(MARK_BUSY, parameters)
+        thread = await locked.fetchone()
+        row = await inserted.fetchone()
+        if thread is None:
+            raise NotFound(f"Thread {new.thread_id} does not exist.")
+        if row is None:
+            raise Conflict(
+                f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "
+                "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
+            )
+    return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
+
+
+async def create_thread_pipelined(connection: AsyncConnection[DictRow], new: NewRun) -> None:
+    """Part of `create_run`: the thread, unless it is there already."""
+    await connection.execute(
+        CREATE_THREAD,
+        {
+            "thread_id": new.thread_id,
+            "metadata": orjson.dumps(new.thread_metadata).decode(),
+            "temporary": new.temporary,
+        },
+    )

@@ -1,0 +1,115 @@
+"""A worker's lease: registered once, renewed by one statement, resigned at the end.
+
+The database's clock decides. These are blocking statements because the heartbeat runs in an OS thread of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from psycopg import Connection
+from psycopg.rows import DictRow
+
+from holdfast.engine.states import CancelAction
+
+# Behind PgBouncer the server process seen here is borrowed and says nothing about the worker.
+REGISTER = """
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, lease_until, backend_pid, backend_start)
+VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s,
+        now() + make_interval(secs => %(lease)s),
+        CASE WHEN %(session)s THEN pg_backend_pid() END,
+        CASE WHEN %(session)s THEN (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END)
+"""
+
+# A new session after a reconnect is recorded in the same statement, so that the reaper never looks for the old one.
+RENEW = """
+WITH renewed AS (
+    UPDATE worker SET
+        lease_until = now() + make_interval(secs => %(lease)s), session_gone_at = NULL,
+        backend_pid = CASE WHEN %(session)s THEN pg_backend_pid() END,
+        backend_start = CASE WHEN NOT %(session)s THEN NULL
+            WHEN worker.backend_pid = pg_backend_pid() AND NOT %(reconnected)s THEN worker.backend_start
+            ELSE (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END
+    WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
+    RETURNING worker_id, status
+)
+SELECT renewed.status, cancel.run_id, cancel.fence, cancel.cancel_action
+FROM renewed LEFT JOIN run cancel
+    ON cancel.worker_id = renewed.worker_id AND cancel.status = 'running' AND cancel.cancel_action IS NOT NULL
+"""
+
+DRAIN = "UPDATE worker SET status = 'draining' WHERE worker_id = %(worker_id)s AND status = 'online'"
+
+RESIGN = """
+UPDATE worker SET status = 'offline', stopped_at = now() WHERE worker_id = %(worker_id)s AND status <> 'lost'
+"""
+
+
+@dataclass(frozen=True)
+class Registration:
+    worker_id: UUID
+    host: str
+    pid: int
+    version: str
+    capacity: int
+    graphs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CancelOrder:
+    run_id: UUID
+    fence: int
+    action: CancelAction
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop."""
+
+    status: str
+    cancels: list[CancelOrder]
+
+
+def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> None:
+    """Announce a worker. Its id was never used before and never will be again."""
+    connection.execute(
+        REGISTER,
+        {
+            "worker_id": worker.worker_id,
+            "host": worker.host,
+            "pid": worker.pid,
+            "version": worker.version,
+            "capacity": worker.capacity,
+            "graphs": list(worker.graphs),
+            "lease": lease,
+            "session": session,
+        },
+    )
+
+
+def renew(
+    connection: Connection[DictRow], worker_id: UUID, lease: float, *, session: bool, reconnected: bool
+) -> Renewal | None:
+    """Renew the lease. None: the worker has been declared lost and must drop everything it holds."""
+    rows = connection.execute(
+        RENEW, {"worker_id": worker_id, "lease": lease, "session": session, "reconnected": reconnected}
+    ).fetchall()
+    if not rows:
+        return None
+    return Renewal(
+        status=rows[0]["status"],
+        cancels=[
+            CancelOrder(row["run_id"], row["fence"], row["cancel_action"]) for row in rows if row["run_id"] is not None
+        ],
+    )
+
+
+def drain(connection: Connection[DictRow], worker_id: UUID) -> None:
+    """Show the worker as draining; it will claim nothing more."""
+    connection.execute(DRAIN, {"worker_id": worker_id})
+
+
+def resign(connection: Connection[DictRow], worker_id: UUID) -> None:
+    """The worker holds nothing any more and leaves."""
+    connection.execute(RESIGN, {"worker_id": worker_id})

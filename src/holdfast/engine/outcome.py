@@ -1,0 +1,76 @@
+"""How an attempt at a run ends, and the statements that make it so.
+
+All of them are written by the journal, for many runs at once, after it has locked the threads and verified the
+fences in the same transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.engine.states import DeadLetter, EndedStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The run is over. What it leaves behind is seen on the thread.
+
+    `resting` is the thread's status once nothing else is queued; `values` None keeps the values the thread had.
+    """
+
+    status: EndedStatus
+    resting: str
+    values: bytes | None = None
+    interrupts: dict[str, Any] | None = None
+    error: dict[str, str] | None = None
+    traceback: str | None = None
+    dead_letter: DeadLetter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """The run goes back to the queue: `after` seconds from now as a counted retry, or (None) to its old place."""
+
+    after: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolledBack:
+    """The run never happened: its row and its checkpoints are deleted."""
+
+
+Outcome = Ended | Released | RolledBack
+
+END_RUNS = """
+UPDATE run SET status = o.status, worker_id = NULL, ready_at = NULL, finished_at = now(), updated_at = now(),
+               error = o.error::jsonb, traceback = o.traceback, dead_letter = o.dead_letter
+FROM unnest(%(run_ids)s::uuid[], %(statuses)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
+            %(dead_letters)s::text[]) AS o(run_id, status, error, traceback, dead_letter)
+WHERE run.run_id = o.run_id AND run.status = 'running'
+"""
+
+END_THREADS = """
+UPDATE thread SET resting_status = o.resting, "values" = coalesce(o.values::jsonb, thread.values),
+                  interrupts = o.interrupts::jsonb, error = o.error::jsonb, last_seq = greatest(thread.last_seq, o.last_seq),
+                  has_state = true, state_updated_at = now()
+FROM unnest(%(thread_ids)s::uuid[], %(restings)s::text[], %(values)s::text[], %(interrupts)s::text[],
+            %(errors)s::text[], %(last_seqs)s::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)
+WHERE thread.thread_id = o.thread_id
+"""
+
+# A run handed back keeps its `ready_at`, and with it its place at the front of the queue.
+RELEASE_RUNS = """
+UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(),
+               ready_at = CASE WHEN o.after IS NULL THEN run.ready_at ELSE now() + make_interval(secs => o.after) END,
+               retries = run.retries + (o.after IS NOT NULL)::integer
+FROM unnest(%(run_ids)s::uuid[], %(afters)s::float8[]) AS o(run_id, after)
+WHERE run.run_id = o.run_id AND run.status = 'running'
+"""
+
+# The numbers of a rolled-back run's events stay used: `seq` never goes back.
+KEEP_NUMBERS = """
+UPDATE thread SET last_seq = greatest(thread.last_seq, o.last_seq)
+FROM unnest(%(thread_ids)s::uuid[], %(last_seqs)s::bigint[]) AS o(thread_id, last_seq)
+WHERE thread.thread_id = o.thread_id
+"""

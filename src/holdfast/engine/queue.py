@@ -1,0 +1,40 @@
+"""The statements that keep a thread's queue true, shared by every move that can change it.
+
+Whoever runs one of these holds the thread's row lock. Locks are taken in one order everywhere: threads, then runs,
+each in id order.
+"""
+
+from __future__ import annotations
+
+LOCK_THREADS = """
+SELECT thread_id FROM thread WHERE thread_id = ANY(%(thread_ids)s) ORDER BY thread_id FOR NO KEY UPDATE
+"""
+
+# The first waiting run of each thread becomes its head, unless the thread has one (running, or pending and ready).
+PROMOTE_NEXT = """
+UPDATE run SET ready_at = run.created_at
+FROM unnest(%(thread_ids)s::uuid[]) AS ended(thread_id)
+CROSS JOIN LATERAL (
+    SELECT waiting.run_id FROM run waiting
+    WHERE waiting.thread_id = ended.thread_id AND waiting.status = 'pending'
+    ORDER BY waiting.created_at, waiting.run_id LIMIT 1
+) AS first
+WHERE run.run_id = first.run_id AND run.status = 'pending' AND run.ready_at IS NULL
+  AND NOT EXISTS (SELECT 1 FROM run head WHERE head.thread_id = ended.thread_id
+                    AND head.status IN ('pending', 'running') AND head.ready_at IS NOT NULL)
+RETURNING run.run_id
+"""
+
+# `busy` while any run is unfinished, else what the last one left. A temporary thread disappears with its last run.
+SETTLE_THREAD = """
+UPDATE thread SET
+    status = CASE WHEN unfinished.any THEN 'busy' ELSE thread.resting_status END,
+    hidden_at = CASE WHEN thread.temporary AND NOT unfinished.any THEN coalesce(thread.hidden_at, now()) END,
+    updated_at = now()
+FROM unnest(%(thread_ids)s::uuid[]) AS settled(thread_id)
+CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT 1 FROM run WHERE run.thread_id = settled.thread_id
+                     AND run.status IN ('pending', 'running')) AS any
+) AS unfinished
+WHERE thread.thread_id = settled.thread_id
+"""

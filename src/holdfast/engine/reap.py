@@ -1,0 +1,119 @@
+"""Take-over: runs whose worker is gone return to the queue, under a higher fence.
+
+Level-triggered: each statement looks at how things are, so a pass that was missed or interrupted is made up by
+the next.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+
+# Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from
+# pg_stat_activity for the grace. The second is suspended while the server is young: every session is new then.
+WATCH_SESSIONS = """
+WITH seen AS (
+    SELECT worker.worker_id, worker.session_gone_at,
+           worker.backend_pid IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM pg_stat_activity session
+                           WHERE session.pid = worker.backend_pid AND session.backend_start = worker.backend_start)
+           AND pg_postmaster_start_time() < now() - make_interval(secs => %(young)s) AS gone
+    FROM worker WHERE status IN ('online', 'draining')
+)
+UPDATE worker SET session_gone_at = CASE WHEN seen.gone THEN now() END
+FROM seen
+WHERE worker.worker_id = seen.worker_id AND seen.gone IS DISTINCT FROM (worker.session_gone_at IS NOT NULL)
+RETURNING worker.worker_id, seen.gone
+"""
+
+LOST_WORKERS = """
+SELECT worker_id, host, pid, lease_until < now() AS lease_expired FROM worker
+WHERE status IN ('online', 'draining')
+  AND (lease_until < now() OR session_gone_at <= now() - make_interval(secs => %(grace)s))
+ORDER BY worker_id
+"""
+
+# Conditions are repeated under the row lock: a renewal that got in first keeps the worker.
+MARK_LOST = """
+UPDATE worker SET status = 'lost', stopped_at = now()
+WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
+  AND (lease_until < now() OR session_gone_at <= now() - make_interval(secs => %(grace)s))
+RETURNING worker_id
+"""
+
+# Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment,
+# or whose reaper died between two statements, is found here too.
+ORPHANS = """
+SELECT run.run_id, run.thread_id, run.worker_id FROM run
+LEFT JOIN worker USING (worker_id)
+WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
+ORDER BY run.thread_id, run.run_id LIMIT 1000
+"""
+
+# The place in the queue is kept. A run that has now taken down `max_crashes` workers is a poison run.
+RELEASE = """
+WITH held AS (
+    SELECT run.run_id, run.crashes + 1 >= %(max_crashes)s AS poison FROM run
+    LEFT JOIN worker USING (worker_id)
+    WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'running'
+      AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
+    ORDER BY run.run_id FOR NO KEY UPDATE OF run
+)
+UPDATE run SET
+    fence = run.fence + 1, crashes = run.crashes + 1, worker_id = NULL, updated_at = now(),
+    status = CASE WHEN held.poison THEN 'error' ELSE 'pending' END,
+    ready_at = CASE WHEN held.poison THEN NULL ELSE run.ready_at END,
+    finished_at = CASE WHEN held.poison THEN now() END,
+    dead_letter = CASE WHEN held.poison THEN 'poison' END,
+    error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
+        format('The run was stopped: %%s workers died while executing it.', run.crashes + 1)) END
+FROM held WHERE run.run_id = held.run_id
+RETURNING run.run_id, run.thread_id, run.status, run.attempt, run.crashes, run.error
+"""
+
+MARK_POISONED_THREADS = """
+UPDATE thread SET resting_status = 'error', has_state = true, error = run.error, state_updated_at = now()
+FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_id
+"""
+
+
+async def watch_workers(
+    connection: AsyncConnection[DictRow], *, grace: float, young: float
+) -> tuple[list[UUID], list[DictRow]]:
+    """Note whose session has gone or come back, and name the workers that are lost by now."""
+    watched = await connection.execute(WATCH_SESSIONS, {"young": young})
+    missing = [row["worker_id"] for row in await watched.fetchall() if row["gone"]]
+    lost = await connection.execute(LOST_WORKERS, {"grace": grace})
+    return missing, await lost.fetchall()
+
+
+async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:
+    """Declare a worker lost. From here on its renewals, its claims and its journal are refused."""
+    cursor = await connection.execute(MARK_LOST, {"worker_id": worker_id, "grace": grace})
+    return await cursor.fetchone() is not None
+
+
+async def release_orphans(database: Database, *, max_crashes: int) -> list[DictRow]:
+    """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now."""
+    async with database.connection() as connection:
+        orphans = await (await connection.execute(ORPHANS)).fetchall()
+    if not orphans:
+        return []
+    thread_ids = sorted({row["thread_id"] for row in orphans})
+    run_ids = [row["run_id"] for row in orphans]
+    async with database.transaction() as connection:
+        await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
+        cursor = await connection.execute(RELEASE, {"run_ids": run_ids, "max_crashes": max_crashes})
+        released = await cursor.fetchall()
+        poisoned = [row for row in released if row["status"] == "error"]
+        if poisoned:
+            await connection.execute(MARK_POISONED_THREADS, {"run_ids": [row["run_id"] for row in poisoned]})
+            ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
+            await connection.execute(PROMOTE_NEXT, ended)
+            await connection.execute(SETTLE_THREAD, ended)
+    return released

@@ -1,0 +1,53 @@
+"""Undoing a run: its row and everything it wrote into the thread's history."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+ERASE_CHECKPOINTS = """
+WITH erased AS (
+    DELETE FROM checkpoints
+    WHERE thread_id = %(thread_id)s::uuid::text AND metadata ->> 'run_id' = ANY(%(run_ids)s::uuid[]::text[])
+    RETURNING checkpoint_ns, checkpoint_id
+)
+DELETE FROM checkpoint_writes w USING erased
+WHERE w.thread_id = %(thread_id)s::uuid::text
+  AND w.checkpoint_ns = erased.checkpoint_ns AND w.checkpoint_id = erased.checkpoint_id
+"""
+
+# A Command writes onto the checkpoint it found: its update, its answer, and what the nodes it woke returned. The
+# nodes it woke are those whose interrupt stands there (idx -3); an answer has idx -4.
+ERASE_COMMAND_WRITES = """
+DELETE FROM checkpoint_writes w
+WHERE w.thread_id = %(thread_id)s::uuid::text
+  AND EXISTS (SELECT 1 FROM run WHERE run_id = ANY(%(run_ids)s) AND kwargs -> 'command' ->> 'resume' IS NOT NULL
+              OR run_id = ANY(%(run_ids)s) AND kwargs ->> 'command' IS NOT NULL AND progress > 0)
+  AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
+                         WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns)
+  AND w.idx <> -3
+  AND (w.task_id = '00000000-0000-0000-0000-000000000000'
+       OR EXISTS (SELECT 1 FROM checkpoint_writes asked
+                  WHERE asked.thread_id = w.thread_id AND asked.checkpoint_ns = w.checkpoint_ns
+                    AND asked.checkpoint_id = w.checkpoint_id AND asked.task_id = w.task_id AND asked.idx = -3))
+"""
+
+ERASE_UNUSED_BLOBS = """
+DELETE FROM checkpoint_blobs b
+WHERE b.thread_id = %(thread_id)s::uuid::text
+  AND NOT EXISTS (SELECT 1 FROM checkpoints c
+                  WHERE c.thread_id = b.thread_id AND c.checkpoint_ns = b.checkpoint_ns
+                    AND c.checkpoint -> 'channel_versions' ->> b.channel = b.version)
+"""
+
+ERASE_RUNS = "DELETE FROM run WHERE run_id = ANY(%(run_ids)s)"
+
+
+async def erase_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_ids: list[UUID]) -> None:
+    """Delete runs with all they wrote. The caller holds the locks of the thread and of the runs, and nobody else
+    can write in their name any more: they are pending, or the caller is their owner."""
+    parameters = {"thread_id": thread_id, "run_ids": run_ids}
+    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, ERASE_RUNS):
+        await connection.execute(statement, parameters)

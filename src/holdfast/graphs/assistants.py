@@ -1,0 +1,25 @@
+"""The assistant that every graph has by itself, with an id that is the same on every server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID, uuid5
+
+_NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
+
+
+def assistant_id(graph_id: str) -> UUID:
+    """Clients may have it hard-coded, so it never changes."""
+    return uuid5(_NAMESPACE, graph_id)
+
+
+def resolve_assistant(graph_ids: Iterable[str], assistant: str) -> str | None:
+    """The graph that a graph id, or the id of its assistant, names; None when there is none."""
+    known = list(graph_ids)
+    if assistant in known:
+        return assistant
+    try:
+        wanted = UUID(assistant)
+    except ValueError:
+        return None
+    return next((graph_id for graph_id in known if assistant_id(graph_id) == wanted), None)

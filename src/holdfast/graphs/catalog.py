@@ -1,0 +1,207 @@
+"""The graphs this process can run, by id: loaded and checked at start, opened for every use."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import MappingProxyType
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import structlog
+from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+from langgraph_sdk.auth.types import BaseUser
+from langgraph_sdk.runtime import AccessContext
+
+from holdfast.errors import NotFound
+from holdfast.graphs.assistants import assistant_id, resolve_assistant
+from holdfast.graphs.config import GraphTarget, ProjectConfig
+from holdfast.graphs.factories import Factory, entered, inspect_factory
+from holdfast.graphs.loading import Loaded, load_targets, prepare_environment
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+Graph: TypeAlias = Pregel[Any, Any, Any, Any]
+
+_EXPECTED = "expected a compiled graph, a StateGraph, or a function that returns one"
+
+
+class GraphCatalog:
+    """Every graph of one project. Safe to share between tasks; nothing changes after `load`."""
+
+    def __init__(self, config: ProjectConfig, loaded: Mapping[str, Loaded]) -> None:
+        """Raises ConfigError when one of `loaded` is not a graph, or does not compile."""
+        self._config = config
+        self._loaded = dict(loaded)
+        self._sources = {graph_id: _source(config, one) for graph_id, one in loaded.items()}
+        self._replaced: set[tuple[str, str]] = set()
+        self._fallback_store: InMemoryStore | None = None
+
+    @classmethod
+    def load(cls, config: ProjectConfig) -> GraphCatalog:
+        """Import and check every graph, so that a broken one fails here and not in a run.
+
+        Factories are not called, only their parameters are checked.
+        """
+        prepare_environment(config)
+        return cls(config, load_targets(config))
+
+    @property
+    def graph_ids(self) -> tuple[str, ...]:
+        """In the order of langgraph.json."""
+        return tuple(self._sources)
+
+    @property
+    def targets(self) -> Mapping[str, GraphTarget]:
+        return MappingProxyType(self._config.graphs)
+
+    @staticmethod
+    def assistant_id(graph_id: str) -> UUID:
+        """The id of a graph's own assistant: the same on every server."""
+        return assistant_id(graph_id)
+
+    def resolve(self, assistant: str) -> str | None:
+        """The graph that a graph id, or the UUID of its own assistant, names; None when there is none."""
+        return resolve_assistant(self._sources, assistant)
+
+    def open(
+        self,
+        graph_id: str,
+        *,
+        config: RunnableConfig,
+        access_context: AccessContext,
+        checkpointer: BaseCheckpointSaver[Any] | None = None,
+        store: BaseStore | None = None,
+        user: BaseUser | None = None,
+        context: object = None,
+    ) -> AbstractAsyncContextManager[Graph]:
+        """A compiled graph, ready to stream, that belongs to the caller for the length of the block.
+
+        `checkpointer` takes the place of any that the graph was compiled with, even when it is None; `store`
+        does so when given. A factory is called each time, and its context manager left with the block; it
+        cannot swallow what the block raises.
+
+        Raises NotFound for an unknown graph; on entering, ConfigError when a factory returns something else
+        than a graph, and whatever a factory raises.
+        """
+        source = self._sources.get(graph_id)
+        if source is None:
+            raise NotFound(f"Graph '{graph_id}' not found. Expected one of: {list(self._sources)}")
+        if isinstance(source, Factory):
+            return self._built(graph_id, source, config, access_context, checkpointer, store, user, context)
+        return _Opened(self._bound(graph_id, source, checkpointer, store))
+
+    @contextlib.asynccontextmanager
+    async def _built(
+        self,
+        graph_id: str,
+        factory: Factory,
+        config: RunnableConfig,
+        access_context: AccessContext,
+        checkpointer: BaseCheckpointSaver[Any] | None,
+        store: BaseStore | None,
+        user: BaseUser | None,
+        context: object,
+    ) -> AsyncIterator[Graph]:
+        runtime = None
+        if factory.wants_runtime:
+            lent = self._store() if store is None else store
+            runtime = factory.runtime(access_context=access_context, user=user, store=lent, context=context)
+        async with entered(factory.call(config, runtime)) as answer:
+            graph = answer.compile() if isinstance(answer, StateGraph) else answer
+            if not isinstance(graph, Pregel):
+                target = self._loaded[graph_id].target
+                raise self._config.error(
+                    target.key, f"the factory {target.spec} returned {_described(answer)}; {_EXPECTED}"
+                )
+            yield self._bound(graph_id, graph, checkpointer, store)
+
+    def _bound(
+        self,
+        graph_id: str,
+        graph: Graph,
+        checkpointer: BaseCheckpointSaver[Any] | None,
+        store: BaseStore | None,
+    ) -> Graph:
+        # A factory may hand out one graph to everybody, so the original is never changed. Not Pregel.copy():
+        # that validates the graph again (12 to 60 µs instead of 2) and forgets what compile() set afterwards,
+        # the serializer's allow-list and the mappers of `version="v2"` streams.
+        # Subgraphs are shared: they take the checkpointer and store from the run's config, not from here.
+        bound = copy.copy(graph)
+        # `True` means "the parent's" and is what compile() offers for subgraphs; there is nothing to replace.
+        if graph.checkpointer is not None and graph.checkpointer is not True:
+            self._warn_once("graph.checkpointer_replaced", graph_id, graph.checkpointer)
+        bound.checkpointer = checkpointer
+        if store is not None:
+            if graph.store is not None and graph.store is not store:
+                self._warn_once("graph.store_replaced", graph_id, graph.store)
+            bound.store = store
+        return bound
+
+    def _warn_once(self, event: str, graph_id: str, own: object) -> None:
+        if (event, graph_id) not in self._replaced:
+            self._replaced.add((event, graph_id))
+            log.warning(event, graph_id=graph_id, own="off" if own is False else type(own).__name__)
+
+    def _store(self) -> InMemoryStore:
+        if self._fallback_store is None:
+            self._fallback_store = InMemoryStore()
+        return self._fallback_store
+
+
+class _Opened(AbstractAsyncContextManager[Graph]):
+    """Nothing to clean up, and no generator to pay for."""
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    async def __aenter__(self) -> Graph:
+        return self._graph
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
+    target, value = loaded.target, loaded.value
+    if isinstance(value, Pregel):
+        return value
+    if isinstance(value, StateGraph):
+        try:
+            return value.compile()
+        except Exception as error:
+            raise config.error(
+                target.key, f"{target.spec} does not compile: {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+    managers = (AbstractAsyncContextManager, AbstractContextManager)
+    if isinstance(value, managers):
+        raise config.error(
+            target.key, f"{target.spec} is a context manager, good for one use; name the function that makes it"
+        )
+    # Classes can be called too, but what comes out of State() is no graph.
+    is_plain_class = inspect.isclass(value) and not issubclass(value, managers)
+    if not callable(value) or isinstance(value, Runnable) or is_plain_class:
+        raise config.error(target.key, f"{target.spec} is {_described(value)}; {_EXPECTED}")
+    try:
+        return inspect_factory(value)
+    except ValueError as error:
+        raise config.error(target.key, f"the factory {target.spec} cannot be used: {error}") from error
+
+
+def _described(value: object) -> str:
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,38 @@
+"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether every graph loads, as an exit status.
+
+Silent and 0 when everything does; otherwise the reason on stderr and 78 (EX_CONFIG). Run in a process of its
+own before a server starts, so that broken user code cannot leave half-imported modules behind in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
+
+EX_CONFIG = 78
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.graphs.check")
+    parser.add_argument("path", metavar="LANGGRAPH_JSON", type=Path)
+    try:
+        GraphCatalog.load(load_config(parser.parse_args(arguments).path, environ))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EX_CONFIG
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:], os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Graph modules may have started threads that never end; the answer is known, so do not wait for them.
+    os._exit(status)

@@ -1,0 +1,215 @@
+"""Importing user code: the only module that touches os.environ, sys.path and sys.modules."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import site
+import sys
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from holdfast.errors import ConfigError
+from holdfast.graphs.config import GraphTarget, ProjectConfig, suggestion
+from holdfast.graphs.dependencies import import_directories
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a target named: `value` is whatever the variable holds, of any type."""
+
+    target: GraphTarget
+    module: ModuleType
+    value: object
+
+
+def prepare_environment(config: ProjectConfig) -> None:
+    """Set the variables of `env` and make local dependencies importable. Calling it again changes nothing.
+
+    Variables that are already set win, so that an operator can override the file. Directories go to the front
+    of sys.path, where Python puts a script's own directory.
+
+    Raises ConfigError for a dependency that is missing or has the wrong version.
+    """
+    directories = [str(directory) for directory in import_directories(config)]
+    for name, value in config.env.items():
+        os.environ.setdefault(name, value)
+    _prepend(directories)
+
+
+def load_targets(config: ProjectConfig) -> dict[str, Loaded]:
+    """Import every target, each file once. `prepare_environment` comes first.
+
+    Raises ConfigError naming the graph and, when user code failed, the line that did.
+    """
+    # Files may have been written since Python last listed their directory.
+    importlib.invalidate_caches()
+    return {graph_id: _load(config, target) for graph_id, target in config.graphs.items()}
+
+
+def _prepend(directories: list[str]) -> None:
+    sys.path[:0] = [directory for directory in directories if directory not in sys.path]
+
+
+def _load(config: ProjectConfig, target: GraphTarget) -> Loaded:
+    if target.file is not None and not target.file.is_file():
+        raise config.error(target.key, f"{target.spec}: the file {target.file} does not exist")
+    try:
+        if target.file is not None:
+            module = _import_file(config, target.file.resolve())
+        else:
+            assert target.module is not None
+            module = importlib.import_module(target.module)
+    # SystemExit too: a script without a __main__ guard must not end the server without a word.
+    except (Exception, SystemExit) as error:
+        raise _import_error(config, target, error) from error
+    try:
+        value = getattr(module, target.attribute)
+    except AttributeError:
+        names = [name for name in vars(module) if not name.startswith("_")]
+        raise config.error(
+            target.key,
+            f"{target.spec}: {module.__file__ or module.__name__} has no {target.attribute!r}"
+            f"{suggestion(target.attribute, names)}",
+        ) from None
+    # A module may compute its variables in __getattr__.
+    except (Exception, SystemExit) as error:
+        raise _import_error(config, target, error) from error
+    return Loaded(target, module, value)
+
+
+def _import_file(config: ProjectConfig, file: Path) -> ModuleType:
+    """Import `file` under the name Python itself would give it, or else under a name of our own.
+
+    The name ends up in checkpoints, beside every value of a class the module defines. So it must be the same
+    on every machine (never made from an absolute path, if that can be helped), and the same that other user
+    code imports the module by, lest there be two copies of each class.
+    """
+    root, parts = _package_of(file)
+    top = file
+    if file.parent != root:
+        top = root / parts[0] / "__init__.py"
+        _prepend([str(root)])
+    if _finds(parts[0], top):
+        return importlib.import_module(".".join(parts))
+
+    own_name = _own_name(config, top)
+    if own_name not in sys.modules:
+        _execute(own_name, top)
+    return importlib.import_module(".".join([own_name, *parts[1:]]))
+
+
+def _package_of(file: Path) -> tuple[Path, list[str]]:
+    """The directory imports start from, and the dotted name of `file` below it."""
+    parts = [] if file.stem == "__init__" else [file.stem]
+    directory = file.parent
+    while (directory / "__init__.py").exists() and directory.parent != directory:
+        parts.insert(0, directory.name)
+        directory = directory.parent
+    return directory, parts
+
+
+def _finds(name: str, file: Path) -> bool:
+    """Whether `import name` gives this very file, not an installed or built-in module of the same name."""
+    if not name.isidentifier():
+        return False
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file
+
+
+def _own_name(config: ProjectConfig, file: Path) -> str:
+    try:
+        place = file.relative_to(config.directory.resolve()).as_posix()
+    except ValueError:
+        place = file.as_posix()
+    name = _mangled(place)
+    taken = sys.modules.get(name)
+    if taken is not None and taken.__file__ != str(file):
+        return _mangled(file.as_posix())
+    return name
+
+
+def _mangled(place: str) -> str:
+    words = re.sub(r"\W+", "_", place.removesuffix(".py").removesuffix("/__init__"))
+    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    return f"graph_module_{words.strip('_')}_{digest}"
+
+
+def _execute(name: str, file: Path) -> None:
+    is_package = file.name == "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        name, file, submodule_search_locations=[str(file.parent)] if is_package else None
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and get_type_hints look their module up while it is still executing.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+
+
+def _import_error(config: ProjectConfig, target: GraphTarget, error: BaseException) -> ConfigError:
+    place = _place(error)
+    if place is None and isinstance(error, ModuleNotFoundError) and _names_part_of(error.name, target.module):
+        return config.error(
+            target.key,
+            f"{target.spec}: there is no module {error.name!r}; it must be installed, "
+            f"or lie in {config.directory} or in a local dependency",
+        )
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    # Some libraries put pages into their messages; the first lines carry the cause.
+    summary = " ".join(summary.split())
+    if len(summary) > 500:
+        summary = summary[:500] + "…"
+    return config.error(target.key, f"importing {target.spec} failed{f' at {place}' if place else ''}\n  {summary}")
+
+
+def _names_part_of(missing: str | None, module: str | None) -> bool:
+    return bool(missing and module) and f"{module}.".startswith(f"{missing}.")
+
+
+def _place(error: BaseException) -> str | None:
+    """`file:line` of the user's code that failed; None when the failure is not in any."""
+    if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename).is_file():
+        return f"{error.filename}:{error.lineno}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
+    ]
+    installed = _installed_directories()
+    own = [
+        frame for frame in frames if not any(Path(frame.filename).is_relative_to(directory) for directory in installed)
+    ]
+    # The user's own deepest line says more than the depths of a library; a library's is better than none.
+    # The standard library's importlib is on the way to every import and says nothing.
+    for frame in reversed(own or frames):
+        if Path(frame.filename).parent.name != "importlib":
+            return f"{frame.filename}:{frame.lineno}"
+    return None
+
+
+def _installed_directories() -> list[Path]:
+    paths = sysconfig.get_paths()
+    found = {
+        paths["stdlib"],
+        paths["platstdlib"],
+        paths["purelib"],
+        paths["platlib"],
+        site.getusersitepackages(),
+    }
+    return [Path(path) for path in found]

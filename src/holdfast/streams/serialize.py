@@ -1,0 +1,63 @@
+"""What graphs produce, as JSON: exact where JSON can say it, readable where it cannot."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(bytes(value)).decode()
+    if isinstance(value, BaseException):
+        return {"error": type(value).__name__, "message": str(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, type):
+        return value.__name__
+    return str(value)
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON for anything. Never raises for what a graph can hold, short of circular references."""
+    try:
+        return orjson.dumps(value, _default, OPTIONS)
+    except (TypeError, ValueError):
+        # Integers past 64 bits and lone surrogates: slower, but the standard library can write both.
+        return json.dumps(value, default=_default, separators=(",", ":")).encode()
+
+
+def to_jsonb(data: bytes) -> str:
+    """The same JSON as text that a `jsonb` column accepts: NUL characters and lone surrogates, which it has no
+    room for, become U+FFFD."""
+    if b"\\u0000" not in data and b"\\ud" not in data:
+        return data.decode()
+    return orjson.dumps(_scrub(json.loads(data))).decode()
+
+
+def _scrub(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+    if isinstance(value, list):
+        return [_scrub(item) for item in value]
+    if isinstance(value, dict):
+        return {_scrub(key): _scrub(item) for key, item in value.items()}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(value)
+    return value

@@ -1,0 +1,41 @@
+"""What every loop does when the thing it depends on is away: wait with jitter, say so once, say once that it is
+back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class Backoff:
+    """An outage's memory. `failed` sleeps; `succeeded` ends the outage."""
+
+    def __init__(self, outage: str, recovered: str, *, base: float = 0.05, cap: float = 2.0) -> None:
+        self._outage = outage
+        self._recovered = recovered
+        self._base = base
+        self._cap = cap
+        self._failures = 0
+        self._since = 0.0
+
+    def note(self, error: BaseException) -> float:
+        """Record a failure, log the first, and return how long to wait."""
+        if self._failures == 0:
+            self._since = time.monotonic()
+            log.warning(self._outage, error=f"{type(error).__name__}: {error}".strip())
+        self._failures += 1
+        pause = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311
+
+    async def failed(self, error: BaseException) -> None:
+        await asyncio.sleep(self.note(error))
+
+    def succeeded(self) -> None:
+        if self._failures:
+            log.info(self._recovered, seconds=round(time.monotonic() - self._since, 3), failures=self._failures)
+            self._failures = 0

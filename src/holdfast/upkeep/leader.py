@@ -1,0 +1,75 @@
+"""Leadership: every process is a candidate, one at a time does the upkeep.
+
+The leader is whoever holds an advisory lock on a session of its own; when the process dies, so does the session, and
+the next candidate's try succeeds. Duties are small, idempotent and level-triggered, so that a change of leader in the
+middle of one costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database, open_session
+from holdfast.signals import Signals
+from holdfast.telemetry.backoff import Backoff
+from holdfast.upkeep.reaper import Reaper
+from holdfast.upkeep.sweeper import Sweeper
+
+log = structlog.get_logger(__name__)
+
+# Blocking on the lock would keep a snapshot open for as long, and vacuum from cleaning the queue; so it is tried.
+TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('holdfast upkeep ' || %s, 0)) AS leads"
+
+
+class Upkeep:
+    """Leads when it can, and does the duties while it leads."""
+
+    def __init__(self, database: Database, signals: Signals) -> None:
+        self._database = database
+        self._settings = database.settings
+        self._reaper = Reaper(database, signals)
+        self._sweeper = Sweeper(database)
+
+    async def run(self) -> None:
+        backoff = Backoff("upkeep.outage", "upkeep.recovered")
+        while True:
+            try:
+                if self._settings.session_url is None:
+                    # Behind PgBouncer nobody can hold a lock for long. Every process does the duties, seldom; they
+                    # are idempotent.
+                    await asyncio.sleep(self._settings.reaper_interval * random.uniform(5, 10))  # noqa: S311
+                    await self._pass()
+                else:
+                    async with await open_session(self._settings, "upkeep") as session:
+                        await self._lead(session, backoff)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                await backoff.failed(error)
+
+    async def _lead(self, session: AsyncConnection[DictRow], backoff: Backoff) -> None:
+        leads = False
+        while True:
+            async with asyncio.timeout(self._settings.database_timeout):
+                if leads:
+                    await session.execute(b"")  # The lock is ours for as long as the session lives. Does it?
+                else:
+                    row = await (await session.execute(TRY_LOCK, (self._settings.db_schema,))).fetchone()
+                    leads = row is not None and row["leads"]
+                    if leads:
+                        log.info("upkeep.leading")
+            backoff.succeeded()
+            pause = self._settings.reaper_interval
+            if leads:
+                pause = await self._pass() or pause
+            await asyncio.sleep(pause * random.uniform(0.9, 1.0))  # noqa: S311
+
+    async def _pass(self) -> float | None:
+        """All duties once. Returns when to come back, if sooner than usual."""
+        pause = await self._reaper.run()
+        await self._sweeper.run()
+        return pause

@@ -1,0 +1,267 @@
+"""One commit of the journal: what many runs wrote, as a handful of array statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import DictRow
+
+from holdfast.engine.outcome import (
+    END_RUNS,
+    END_THREADS,
+    KEEP_NUMBERS,
+    RELEASE_RUNS,
+    Ended,
+    Outcome,
+    Released,
+    RolledBack,
+)
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.rollback import erase_runs
+from holdfast.streams.serialize import to_jsonb
+
+# Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
+# pipelined transaction fail without a round trip in its middle. A run that somebody takes over at this moment is
+# waited for and re-read, and so counts as not held. `final` runs end here in a way that a rollback, asked for
+# meanwhile, must prevent.
+VERIFY = """
+WITH held AS (
+    SELECT run.run_id FROM run
+    JOIN unnest(%(run_ids)s::uuid[], %(fences)s::bigint[], %(finals)s::boolean[]) AS claim(run_id, fence, final)
+      ON run.run_id = claim.run_id AND run.fence = claim.fence AND run.status = 'running'
+     AND NOT (claim.final AND run.cancel_action IS NOT DISTINCT FROM 'rollback')
+    ORDER BY run.run_id FOR NO KEY UPDATE OF run
+)
+SELECT 1 / (CASE WHEN count(*) = %(count)s THEN 1 ELSE 0 END) FROM held
+"""
+
+# The same question, answered instead of enforced.
+INSPECT = """
+SELECT run_id, fence, status, cancel_action FROM run
+WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE
+"""
+
+INSERT_EVENTS = """
+INSERT INTO event (thread_id, seq, run_id, kind, namespace, data)
+SELECT * FROM unnest(%(thread_ids)b::uuid[], %(seqs)b::bigint[], %(run_ids)b::uuid[], %(kinds)b::text[],
+                     %(namespaces)b::text[], %(datas)b::bytea[])
+"""
+
+# After a commit whose answer never came: if it did happen, the events are there, written by this very fence.
+REPEAT_EVENTS = INSERT_EVENTS + "ON CONFLICT (thread_id, seq) DO NOTHING"
+
+PUT_BLOBS = """
+INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+SELECT * FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(channels)b::text[], %(versions)b::text[],
+                     %(types)b::text[], %(blobs)b::bytea[])
+ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
+"""
+
+PUT_CHECKPOINTS = """
+INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
+SELECT c.thread_id, c.checkpoint_ns, c.checkpoint_id, c.parent, c.checkpoint::jsonb, c.metadata::jsonb
+FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[], %(parents)b::text[],
+            %(checkpoints)b::text[], %(metadatas)b::text[])
+     AS c(thread_id, checkpoint_ns, checkpoint_id, parent, checkpoint, metadata)
+ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
+DO UPDATE SET checkpoint = EXCLUDED.checkpoint, metadata = EXCLUDED.metadata
+"""
+
+INSERT_WRITES = """
+INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
+SELECT * FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[], %(tasks)b::text[],
+                     %(paths)b::text[], %(indexes)b::integer[], %(channels)b::text[], %(types)b::text[],
+                     %(blobs)b::bytea[])
+ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+"""
+PUT_WRITES = INSERT_WRITES + "DO NOTHING"
+REPLACE_WRITES = INSERT_WRITES + "DO UPDATE SET channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob"
+
+MARK_PROGRESS = """
+UPDATE run SET progress = p.progress FROM unnest(%(run_ids)s::uuid[], %(progress)s::smallint[]) AS p(run_id, progress)
+WHERE run.run_id = p.run_id AND run.progress < p.progress
+"""
+
+BlobRow = tuple[str, str, str, str, str, bytes | None]
+CheckpointRow = tuple[str, str, str, str | None, str, str]
+WriteKey = tuple[str, str, str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EventEntry:
+    kind: str
+    namespace: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    blobs: list[BlobRow]
+    row: CheckpointRow
+
+
+@dataclass(frozen=True, slots=True)
+class WritesEntry:
+    """`replace`: a later write to the same place wins, else the first stays. The stock saver's rule."""
+
+    rows: list[tuple[WriteKey, tuple[str, str, str, bytes]]]
+    replace: bool
+    progress: int = 0
+
+
+Entry = EventEntry | CheckpointEntry | WritesEntry
+
+
+@dataclass(slots=True)
+class Portion:
+    """What one run contributes to a batch."""
+
+    run_id: UUID
+    thread_id: UUID
+    fence: int
+    first_seq: int
+    entries: list[Entry] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq - 1 + sum(type(entry) is EventEntry for entry in self.entries)
+
+
+def _columns(rows: list[Any], names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+EVENT_NAMES = ("thread_ids", "seqs", "run_ids", "kinds", "namespaces", "datas")
+BLOB_NAMES = ("thread_ids", "namespaces", "channels", "versions", "types", "blobs")
+CHECKPOINT_NAMES = ("thread_ids", "namespaces", "ids", "parents", "checkpoints", "metadatas")
+WRITE_NAMES = ("thread_ids", "namespaces", "ids", "tasks", "indexes", "paths", "channels", "types", "blobs")
+
+
+async def write_portions(
+    connection: AsyncConnection[DictRow], portions: list[Portion], *, verify: bool, repeat: bool
+) -> AsyncCursor[DictRow] | None:
+    """Write everything inside the transaction the caller has begun (and, if pipelined, without a round trip).
+
+    With `verify` the statements fail as a whole when any run is not held under its fence. Returns the cursor whose
+    rows, once the answers are in, are the waiting runs that became ready.
+    """
+    outcomes = [portion for portion in portions if portion.outcome is not None]
+    thread_ids = sorted({portion.thread_id for portion in outcomes})
+    if verify:
+        if outcomes:
+            await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
+        await connection.execute(VERIFY, _claims(portions))
+    await _write_entries(connection, portions, repeat=repeat)
+    return await _write_outcomes(connection, outcomes, thread_ids)
+
+
+def _claims(portions: list[Portion]) -> dict[str, Any]:
+    return {
+        "run_ids": [portion.run_id for portion in portions],
+        "fences": [portion.fence for portion in portions],
+        "finals": [isinstance(portion.outcome, Ended) for portion in portions],
+        "count": len(portions),
+    }
+
+
+async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Portion], *, repeat: bool) -> None:
+    events: list[tuple[UUID, int, UUID, str, str, bytes]] = []
+    blobs: dict[tuple[str, str, str, str], BlobRow] = {}
+    checkpoints: dict[tuple[str, str, str], CheckpointRow] = {}
+    # No statement may touch one row twice, so what a batch writes to one place is reduced to what would remain.
+    kept: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    progress: dict[UUID, int] = {}
+    for portion in portions:
+        seq = portion.first_seq
+        for entry in portion.entries:
+            if type(entry) is EventEntry:
+                events.append((portion.thread_id, seq, portion.run_id, entry.kind, entry.namespace, entry.data))
+                seq += 1
+            elif type(entry) is CheckpointEntry:
+                for blob in entry.blobs:
+                    blobs.setdefault(blob[:4], blob)
+                checkpoints[entry.row[:3]] = entry.row
+                if entry.row[1] == "":
+                    progress[portion.run_id] = 2
+            elif type(entry) is WritesEntry:
+                for key, row in entry.rows:
+                    if entry.replace:
+                        replaced[key] = row
+                    else:
+                        kept.setdefault(key, row)
+                if entry.progress:
+                    progress.setdefault(portion.run_id, entry.progress)
+    for key in replaced:
+        kept.pop(key, None)
+    if events:
+        await connection.execute(REPEAT_EVENTS if repeat else INSERT_EVENTS, _columns(events, EVENT_NAMES))
+    if blobs:
+        await connection.execute(PUT_BLOBS, _columns(list(blobs.values()), BLOB_NAMES))
+    if checkpoints:
+        await connection.execute(PUT_CHECKPOINTS, _columns(list(checkpoints.values()), CHECKPOINT_NAMES))
+    for statement, writes in ((PUT_WRITES, kept), (REPLACE_WRITES, replaced)):
+        if writes:
+            rows = [(*key, *row) for key, row in writes.items()]
+            await connection.execute(statement, _columns(rows, WRITE_NAMES))
+    if progress:
+        await connection.execute(MARK_PROGRESS, {"run_ids": list(progress.keys()), "progress": list(progress.values())})
+
+
+async def _write_outcomes(
+    connection: AsyncConnection[DictRow], outcomes: list[Portion], thread_ids: list[UUID]
+) -> AsyncCursor[DictRow] | None:
+    ended = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Ended)]
+    released = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Released)]
+    rolled_back = [portion for portion in outcomes if isinstance(portion.outcome, RolledBack)]
+    if ended:
+        errors = [None if end.error is None else to_jsonb(orjson.dumps(end.error)) for _, end in ended]
+        await connection.execute(
+            END_RUNS,
+            {
+                "run_ids": [portion.run_id for portion, _ in ended],
+                "statuses": [str(end.status) for _, end in ended],
+                "errors": errors,
+                "tracebacks": [None if end.traceback is None else end.traceback.replace("\0", "") for _, end in ended],
+                "dead_letters": [end.dead_letter for _, end in ended],
+            },
+        )
+        await connection.execute(
+            END_THREADS,
+            {
+                "thread_ids": [portion.thread_id for portion, _ in ended],
+                "restings": [end.resting for _, end in ended],
+                "values": [None if end.values is None else to_jsonb(end.values) for _, end in ended],
+                "interrupts": [to_jsonb(orjson.dumps(end.interrupts or {})) for _, end in ended],
+                "errors": errors,
+                "last_seqs": [portion.last_seq for portion, _ in ended],
+            },
+        )
+    if released:
+        await connection.execute(
+            RELEASE_RUNS,
+            {
+                "run_ids": [portion.run_id for portion, _ in released],
+                "afters": [release.after for _, release in released],
+            },
+        )
+    for portion in rolled_back:
+        await erase_runs(connection, portion.thread_id, [portion.run_id])
+    if rolled_back:
+        await connection.execute(
+            KEEP_NUMBERS,
+            {
+                "thread_ids": [portion.thread_id for portion in rolled_back],
+                "last_seqs": [portion.last_seq for portion in rolled_back],
+            },
+        )
+    if not ended and not rolled_back:
+        return None
+    promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids})
+    await connection.execute(SETTLE_THREAD, {"thread_ids": thread_ids})
+    return promoted

@@ -1,0 +1,181 @@
+"""The fenced checkpointer: the stock Postgres saver's schema and reads, with writes through the journal.
+
+Existing LangGraph checkpoint tables keep working, and the stock saver can read whatever this one wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import orjson
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_serializable_checkpoint_metadata,
+)
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from psycopg import AsyncCursor
+from psycopg.rows import DictRow, dict_row
+
+from holdfast.db.connect import Database
+from holdfast.worker.batch import BlobRow, CheckpointEntry, WritesEntry
+from holdfast.worker.journal import Lane
+
+NULL_TASK_ID = "00000000-0000-0000-0000-000000000000"
+
+
+class PooledSaver(AsyncPostgresSaver):
+    """The stock saver on Holdfast's pool, schema and PgBouncer rules included."""
+
+    def __init__(self, database: Database, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(cast(Any, database.pool), serde=serde)
+        self._database = database
+
+    @asynccontextmanager
+    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
+        async with self._database.connection() as connection:
+            if pipeline:
+                async with connection.pipeline(), connection.cursor(binary=True, row_factory=dict_row) as cursor:
+                    yield cursor
+            else:
+                async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
+                    yield cursor
+
+
+class JournalSaver(PooledSaver):
+    """The checkpointer of one attempt at a run.
+
+    - A write under a stale fence is refused: LeaseLost.
+    - With `wait` (durability "sync") a put returns when it is durable. Without, it returns when the journal has it:
+      the journal keeps the order, and the run's end is written after all of them.
+    - A read sees every write made before it.
+    - `fresh`: the thread is known to have had no checkpoint when the run began, so there is nothing to look for but
+      what this run wrote.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lane: Lane,
+        *,
+        wait: bool = False,
+        fresh: bool = False,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(database, serde=serde)
+        self._lane = lane
+        self._wait = wait
+        self._fresh = fresh
+        self._written_namespaces: set[str] = set()
+
+    @asynccontextmanager
+    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
+        await self._lane.flush()
+        async with super()._cursor(pipeline=pipeline) as cursor:
+            yield cursor
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        if self._fresh:
+            configurable = config["configurable"]
+            if (
+                configurable.get("checkpoint_ns", "") not in self._written_namespaces
+                and not configurable.get("checkpoint_id")
+                and configurable["thread_id"] == str(self._lane.thread_id)
+            ):
+                return None
+        return await super().aget_tuple(config)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        configurable = config["configurable"]
+        thread_id: str = configurable["thread_id"]
+        namespace: str = configurable.get("checkpoint_ns", "")
+        inline: dict[str, Any] = {}
+        blobs: list[BlobRow] = []
+        for channel, value in checkpoint["channel_values"].items():
+            if _fits_inline(value):
+                inline[channel] = value
+                continue
+            if isinstance(value, _DeltaSnapshot):
+                # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
+                inline[channel] = True
+            if channel in new_versions:
+                version = cast(str, new_versions[channel])
+                blobs.append((thread_id, namespace, channel, version, *self.serde.dumps_typed(value)))
+        row = (
+            thread_id,
+            namespace,
+            checkpoint["id"],
+            configurable.get("checkpoint_id"),
+            _json({**checkpoint, "channel_values": inline}),
+            _json(get_serializable_checkpoint_metadata(config, metadata)),
+        )
+        self._written_namespaces.add(namespace)
+        self._lane.checkpoint(CheckpointEntry(blobs, row))
+        await self._admit()
+        return {
+            "configurable": {
+                "thread_id": thread_id,
+                "checkpoint_ns": namespace,
+                "checkpoint_id": checkpoint["id"],
+            }
+        }
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        configurable = config["configurable"]
+        namespace: str = configurable.get("checkpoint_ns", "")
+        place = (configurable["thread_id"], namespace, configurable["checkpoint_id"], task_id)
+        rows = [
+            (
+                (*place, WRITES_IDX_MAP.get(channel, index)),
+                (task_path, channel, *self.serde.dumps_typed(value)),
+            )
+            for index, (channel, value) in enumerate(writes)
+        ]
+        # A Command's update and answer are stored under the null task, on the checkpoint the run found.
+        progress = 1 if task_id == NULL_TASK_ID and namespace == "" else 0
+        replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
+        self._lane.writes(WritesEntry(rows, replace, progress))
+        await self._admit()
+
+    async def _admit(self) -> None:
+        if self._wait:
+            await self._lane.flush()
+        else:
+            await self._lane.room()
+
+
+def _fits_inline(value: Any) -> bool:
+    """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
+    primitives do in the stock saver: text with NUL, numbers JSON has no word for or rounds."""
+    if value is None or isinstance(value, bool):
+        return True
+    if type(value) is str:
+        return "\0" not in value
+    if type(value) is int:
+        return -(2**53) <= value <= 2**53
+    return type(value) is float and math.isfinite(value)
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value)

@@ -1,0 +1,388 @@
+"""One attempt at a run: a pipeline of named stages.
+
+    announce → begin → stream → conclude → finish
+
+`announce` tells watchers that the run has started or been taken over. `begin` opens the graph and decides what to
+start from. `stream` runs it and journals its events. `conclude` turns the way it ended into an outcome. `finish`
+writes the outcome; only when that is durable does the attempt count as over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, assert_never
+from uuid import UUID
+
+import orjson
+import structlog
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+
+from holdfast.db.connect import Database
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.states import RunStatus
+from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.settings import Settings
+from holdfast.streams.serialize import to_json
+from holdfast.worker.checkpoints import JournalSaver
+from holdfast.worker.journal import Lane
+from holdfast.worker.messages import MessageModes
+from holdfast.worker.resume import CHECKPOINT, starting_input, waits_at_breakpoint
+from holdfast.worker.transient import is_transient, pause_before_retry
+
+log = structlog.get_logger(__name__)
+
+# LangGraph's own names for the modes clients ask for.
+GRAPH_MODES = {"messages-tuple": "messages"}
+# How long user code may take to react to being stopped before it is left behind.
+STOP_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A run as the claim returned it."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    fence: int
+    attempt: int
+    retries: int
+    progress: int
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any]
+    cancel_action: str | None
+    next_seq: int
+    fresh: bool
+    elapsed: float
+    waited: float
+
+
+class Attempt:
+    """A claimed run while this worker holds it. `stop` may be called at any time, by anybody, more than once."""
+
+    def __init__(self, run: Claimed, lane: Lane) -> None:
+        self.run = run
+        self.lane = lane
+        self._stopped: asyncio.Future[RunSignal] = asyncio.get_running_loop().create_future()
+        if run.cancel_action is not None:
+            self.stop(Cancelled(run.cancel_action))
+
+    def stop(self, signal: RunSignal) -> None:
+        """Interrupt the graph where it stands. The first signal decides, but a lost lease outranks all."""
+        if isinstance(signal, LeaseLost) and self.lane.failure is None:
+            self.lane.void()
+        if not self._stopped.done():
+            self._stopped.set_result(signal)
+
+    @property
+    def stopped(self) -> asyncio.Future[RunSignal]:
+        return self._stopped
+
+
+@dataclass
+class Progress:
+    """What the stage `stream` learned, for `conclude`."""
+
+    values: Any = None
+    seen_values: bool = False
+    paused: bool = False
+    state: StateSnapshot | None = None
+
+
+class Executor:
+    """Executes attempts. Holds nothing between them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        catalog: GraphCatalog,
+        *,
+        saver: Callable[..., BaseCheckpointSaver[Any]] = JournalSaver,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._catalog = catalog
+        self._saver = saver
+
+    async def execute(self, attempt: Attempt) -> Outcome | None:
+        """Run the pipeline. Returns the outcome once it is durable, or None when the run was not ours to end."""
+        run = attempt.run
+        progress = Progress()
+        async with AsyncExitStack() as stack:
+            try:
+                self._announce(attempt)
+                graph, config = await self._begin(attempt, stack)
+                failure = await self._stream(attempt, graph, config, progress)
+            except Exception as error:
+                graph, config, failure = None, None, error
+            for last_try in (False, False, True):
+                try:
+                    outcome = await self._conclude(attempt, graph, config, progress, failure)
+                    if outcome is None:
+                        return None
+                    await attempt.lane.finish(outcome)
+                except LeaseLost:
+                    log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
+                    return None
+                except (Cancelled, JournalFailed) as signal:
+                    # The end itself could not be written as it was: a rollback came first, or the last values cannot
+                    # be stored. Either way there is another end to write.
+                    if last_try:
+                        raise
+                    attempt.lane.discard()
+                    progress.values = None
+                    failure = signal
+                else:
+                    return outcome
+        return None
+
+    def _announce(self, attempt: Attempt) -> None:
+        run = attempt.run
+        attempt.lane.event("metadata", orjson.dumps({"run_id": str(run.run_id), "attempt": run.attempt}))
+
+    async def _begin(
+        self, attempt: Attempt, stack: AsyncExitStack
+    ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig]:
+        run = attempt.run
+        saver = self._saver(self._database, attempt.lane, wait=run.kwargs.get("durability") == "sync", fresh=run.fresh)
+        config = run_config(run)
+        graph = await stack.enter_async_context(
+            self._catalog.open(
+                run.graph_id,
+                config=config,
+                access_context="threads.create_run",
+                checkpointer=saver,
+                context=run.kwargs.get("context"),
+            )
+        )
+        return graph, config
+
+    async def _stream(
+        self, attempt: Attempt, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, progress: Progress
+    ) -> BaseException | None:
+        """Run the graph until it ends or is stopped. Returns what ended it, None if it came to its own end."""
+        remaining = self._settings.run_timeout - attempt.run.elapsed
+        task = asyncio.create_task(self._pump(attempt, graph, config, progress), name=f"run {attempt.run.run_id}")
+        waiting: set[asyncio.Future[Any]] = {task, attempt.stopped}
+        await asyncio.wait(waiting, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
+        signal: RunSignal | None = None
+        if attempt.stopped.done():
+            signal = attempt.stopped.result()
+        elif not task.done():
+            signal = RunTimeout(self._settings.run_timeout)
+        await _stop_task(task, attempt)
+        if attempt.lane.failure is not None:
+            return attempt.lane.failure
+        if signal is not None and (isinstance(signal, Cancelled) or not _succeeded(task)):
+            return signal
+        return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+    async def _pump(
+        self, attempt: Attempt, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, progress: Progress
+    ) -> None:
+        """The graph's stream, into the journal."""
+        run, lane = attempt.run, attempt.lane
+        kwargs = run.kwargs
+        if run.progress == CHECKPOINT:
+            progress.state = await waits_at_breakpoint(
+                graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
+            )
+            if progress.state is not None:
+                progress.paused = True
+                return
+        requested = frozenset(kwargs.get("stream_mode") or ["values"])
+        messages = MessageModes(requested)
+        async for namespace, mode, chunk in stream_graph(graph, config, run, requested):
+            if mode == "messages":
+                for kind, data in messages.events(chunk):
+                    lane.event(kind, data, namespace if kind == "messages" else "")
+            else:
+                if namespace == "" and mode == "values":
+                    progress.values, progress.seen_values = chunk, True
+                if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
+                    progress.paused = True
+                if mode in requested:
+                    lane.event(mode, to_json(chunk), namespace)
+            await lane.room()
+        if "values" not in requested and progress.seen_values:
+            # Whoever waits for the result finds it here.
+            lane.event("output", to_json(progress.values))
+
+    async def _conclude(
+        self,
+        attempt: Attempt,
+        graph: Pregel[Any, Any, Any, Any] | None,
+        config: RunnableConfig | None,
+        progress: Progress,
+        failure: BaseException | None,
+    ) -> Outcome | None:
+        """What the way an attempt ended means for the run. None: nothing may be written."""
+        if isinstance(failure, RunSignal) and not isinstance(failure, Retry):
+            match failure:
+                case LeaseLost():
+                    return None
+                case Drained():
+                    return Released()
+                case Cancelled(action="rollback"):
+                    return RolledBack()
+                case Cancelled():
+                    error = {"error": "UserInterrupt", "message": "The run was cancelled."}
+                    return await self._ended(RunStatus.INTERRUPTED, graph, config, progress, error)
+                case RunTimeout():
+                    error = describe(failure)
+                    attempt.lane.event("error", to_json(error))
+                    return await self._ended(RunStatus.TIMEOUT, graph, config, progress, error)
+                case JournalFailed():
+                    return self._failed(attempt, failure)
+                case _:
+                    assert_never(failure)  # type: ignore[arg-type]
+        if failure is None:
+            if progress.values is not None and not progress.paused:
+                return Ended(status=RunStatus.SUCCESS, resting="idle", values=to_json(progress.values))
+            return await self._ended(RunStatus.SUCCESS, graph, config, progress, None)
+        if is_transient(failure):
+            run = attempt.run
+            if run.retries < self._settings.max_retries:
+                pause = pause_before_retry(failure, run.retries, self._settings)
+                log.warning(
+                    "run.retrying",
+                    run_id=str(run.run_id),
+                    error=repr(failure),
+                    after=round(pause, 2),
+                    retry=run.retries + 1,
+                )
+                return Released(after=pause)
+            return self._failed(attempt, failure, exhausted=True)
+        return self._failed(attempt, failure)
+
+    def _failed(self, attempt: Attempt, failure: BaseException, *, exhausted: bool = False) -> Ended:
+        error = describe(failure)
+        attempt.lane.event("error", to_json(error))
+        return Ended(
+            status=RunStatus.ERROR,
+            resting="error",
+            error=error,
+            traceback="".join(traceback.format_exception(failure))[-20_000:],
+            dead_letter="retries_exhausted" if exhausted else None,
+        )
+
+    async def _ended(
+        self,
+        status: Any,
+        graph: Pregel[Any, Any, Any, Any] | None,
+        config: RunnableConfig | None,
+        progress: Progress,
+        error: dict[str, str] | None,
+    ) -> Ended:
+        """An end in the middle of the graph, or possibly so: the thread's head tells what is left to do."""
+        state = progress.state
+        if state is None and graph is not None and config is not None:
+            state = await graph.aget_state(config)
+        values = progress.values
+        if isinstance(values, dict):
+            values = {key: value for key, value in values.items() if key != "__interrupt__"}
+        if state is None:
+            resting = "idle"
+            interrupts: dict[str, Any] = {}
+        else:
+            resting = "interrupted" if state.next else "idle"
+            interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
+            if values is None and state.created_at is not None:
+                values = state.values
+        return Ended(
+            status=status,
+            resting=resting,
+            values=None if values is None else to_json(values),
+            interrupts=orjson.loads(to_json(interrupts)),
+            error=error,
+        )
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An error as clients see it."""
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def run_config(run: Claimed) -> RunnableConfig:
+    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own."""
+    given: dict[str, Any] = run.kwargs.get("config") or {}
+    identity = {
+        "run_id": str(run.run_id),
+        "thread_id": str(run.thread_id),
+        "graph_id": run.graph_id,
+        "assistant_id": str(run.assistant_id),
+    }
+    configurable = {**(given.get("configurable") or {}), **identity}
+    if run.progress == CHECKPOINT:
+        # Go on from the head, which this run has written, not from where it once branched off.
+        for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
+            configurable.pop(key, None)
+    config: dict[str, Any] = {
+        **given,
+        "configurable": configurable,
+        "metadata": {**(given.get("metadata") or {}), **run.metadata, **identity},
+        "run_id": run.run_id,
+        "run_name": given.get("run_name") or run.graph_id,
+    }
+    return config  # type: ignore[return-value]
+
+
+async def stream_graph(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, run: Claimed, requested: frozenset[str]
+) -> AsyncIterator[tuple[str, str, Any]]:
+    """The graph's stream as (namespace, mode, chunk)."""
+    kwargs = run.kwargs
+    before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
+    modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
+    if before or after or graph.interrupt_before_nodes or graph.interrupt_after_nodes:
+        # The only sign of a pause at a breakpoint.
+        modes.add("updates")
+    subgraphs = bool(kwargs.get("subgraphs"))
+    options: dict[str, Any] = {}
+    if run.kwargs.get("context") is not None:
+        options["context"] = run.kwargs["context"]
+    stream = graph.astream(
+        starting_input(kwargs, run.progress),
+        config,
+        stream_mode=sorted(modes),  # type: ignore[arg-type]
+        interrupt_before=before,
+        interrupt_after=after,
+        durability=kwargs.get("durability") or "async",
+        subgraphs=subgraphs,
+        **options,
+    )
+    async for item in stream:
+        if subgraphs:
+            namespace, mode, chunk = item
+            yield "|".join(namespace), mode, chunk
+        else:
+            mode, chunk = item
+            yield "", mode, chunk
+
+
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    """Whether the graph came to its own end before a stop reached it."""
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _stop_task(task: asyncio.Task[None], attempt: Attempt) -> None:
+    """Cancel user code and wait for it. Code that swallows the cancellation is asked again, then left behind with a
+    lane that writes nothing more."""
+    deadline = time.monotonic() + STOP_PATIENCE
+    while not task.done() and time.monotonic() < deadline:
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
+    if not task.done():
+        log.error("run.unstoppable", run_id=str(attempt.run.run_id), seconds=STOP_PATIENCE)
+        attempt.lane = await attempt.lane.supersede()

@@ -1,0 +1,373 @@
+"""The journal: everything a worker's runs make durable goes through here, and is fenced here.
+
+One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat.
+There is no timer; a batch grows for exactly as long as the previous commit takes.
+
+Guarantees:
+
+- What a run hands in is written in that order, whole or not at all with its neighbours in a batch.
+- Nothing is written for a run that is not held under its fence. Such a run is told LeaseLost.
+- A run whose data the database refuses fails alone.
+- While the database is away nothing is dropped; runs wait, and their buffers are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from uuid import UUID
+
+import orjson
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import open_session
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.queue import LOCK_THREADS
+from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
+from holdfast.settings import Settings
+from holdfast.telemetry.backoff import Backoff
+from holdfast.worker.batch import (
+    INSPECT,
+    CheckpointEntry,
+    Entry,
+    EventEntry,
+    Portion,
+    WritesEntry,
+    write_portions,
+)
+
+log = structlog.get_logger(__name__)
+
+# Called after each commit with (thread, last seq) of what became visible, and whether queued runs became ready.
+Announce = Callable[[list[tuple[UUID, int, bool]], bool], None]
+Waiters = Sequence[asyncio.Future[None]]
+# What was taken from a lane: what to write, who waits for it, and how many bytes it is.
+Item = tuple[Portion, Waiters, int]
+Group = dict["Lane", Item]
+
+
+class Lane:
+    """One run's way into the journal. All methods belong to the worker's event loop."""
+
+    def __init__(self, journal: Journal, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> None:
+        self.run_id = run_id
+        self.thread_id = thread_id
+        self.fence = fence
+        # The number of the next event that is not committed yet. Numbers are given at commit, so a refused batch
+        # leaves no gap.
+        self.next_seq = next_seq
+        # Why nothing more can be written, once that is so.
+        self.failure: RunSignal | None = None
+        self._journal = journal
+        self._entries: list[Entry] = []
+        self._outcome: Outcome | None = None
+        self._bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def event(self, kind: str, data: bytes, namespace: str = "") -> None:
+        """Append an event to the thread's log. It gets its number, and becomes visible, when it is committed."""
+        self._add(EventEntry(kind, namespace, data), len(data))
+
+    def checkpoint(self, entry: CheckpointEntry) -> None:
+        size = len(entry.row[4]) + len(entry.row[5]) + sum(len(blob[5] or b"") for blob in entry.blobs)
+        self._add(entry, size)
+
+    def writes(self, entry: WritesEntry) -> None:
+        self._add(entry, sum(len(row[3]) for _, row in entry.rows))
+
+    async def flush(self) -> None:
+        """Wait until everything handed in so far is durable. Raises what made that impossible."""
+        if self.failure is not None:
+            raise self.failure
+        if self._entries or self in self._journal.in_flight:
+            await self._wait()
+
+    async def room(self) -> None:
+        """Wait while too much of this run is still on its way to the database."""
+        while self._bytes > self._journal.settings.journal_buffer_bytes:
+            await self.flush()
+
+    async def finish(self, outcome: Outcome) -> None:
+        """Write the outcome after everything handed in before, and wait until it is durable.
+
+        Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
+        rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
+        """
+        if self.failure is not None:
+            raise self.failure
+        match outcome:
+            case Ended(status=status, error=error):
+                self.event("end", orjson.dumps({"status": str(status), "error": error}))
+            case RolledBack():
+                self.event("end", orjson.dumps({"status": "rolled_back", "error": None}))
+            case Released():
+                pass
+        self._outcome = outcome
+        await self._wait()
+
+    def discard(self) -> None:
+        """Forget what has not been committed, after a failure that was this run's own, so that its end can be
+        written."""
+        self._entries = []
+        self._outcome = None
+        self._bytes = 0
+        if not isinstance(self.failure, LeaseLost):
+            self.failure = None
+
+    def void(self) -> None:
+        """The lease is lost: write nothing more, and tell everybody who waits."""
+        self._fail(LeaseLost(f"run {self.run_id} is no longer held"))
+
+    async def supersede(self) -> Lane:
+        """A new lane for the same run; whoever still holds this one writes nothing more."""
+        await self.flush()
+        successor = Lane(self._journal, self.run_id, self.thread_id, self.fence, self.next_seq)
+        self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
+        return successor
+
+    def _add(self, entry: Entry, size: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if size > self._journal.settings.max_entry_bytes:
+            raise JournalFailed(
+                f"A value of {size} bytes was written, and MAX_ENTRY_BYTES is {self._journal.settings.max_entry_bytes}."
+            )
+        self._entries.append(entry)
+        self._bytes += size
+        self._journal.wake(self)
+
+    async def _wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        self._journal.wake(self)
+        await future
+
+    def _take(self) -> Item:
+        portion = Portion(self.run_id, self.thread_id, self.fence, self.next_seq, self._entries, self._outcome)
+        waiters, size = self._waiters, self._bytes
+        self._entries, self._outcome, self._waiters = [], None, []
+        return portion, waiters, size
+
+    def _committed(self, portion: Portion, waiters: Waiters, size: int) -> None:
+        self.next_seq = portion.last_seq + 1
+        self._bytes -= size
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _fail(self, failure: RunSignal, waiters: Waiters = ()) -> None:
+        if self.failure is None:
+            self.failure = failure
+        self._entries = []
+        self._outcome = None
+        self._bytes = 0
+        pending, self._waiters = [*waiters, *self._waiters], []
+        self._reject(pending)
+        self._journal.failed(self)
+
+    def _reject(self, waiters: Waiters) -> None:
+        assert self.failure is not None
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(self.failure)
+                # Whoever waited may have been cancelled meanwhile; an exception nobody fetches would be reported.
+                waiter.exception()
+
+
+class Journal:
+    """Writes for all runs of one worker. `failed_callback` is told of a lane that can write no more."""
+
+    def __init__(self, settings: Settings, announce: Announce, failed: Callable[[Lane], None]) -> None:
+        self.settings = settings
+        self.in_flight: set[Lane] = set()
+        self.commits = 0
+        self._announce = announce
+        self._on_failed = failed
+        self._dirty: dict[Lane, None] = {}
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._connection: AsyncConnection[DictRow] | None = None
+        self._backoff = Backoff("journal.outage", "journal.recovered")
+
+    def open_lane(self, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> Lane:
+        return Lane(self, run_id, thread_id, fence, next_seq)
+
+    def wake(self, lane: Lane) -> None:
+        self._dirty[lane] = None
+        self._wake.set()
+
+    def failed(self, lane: Lane) -> None:
+        self._dirty.pop(lane, None)
+        self._on_failed(lane)
+
+    async def run(self) -> None:
+        """Write until `close` is called and nothing waits any more."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._dirty:
+                    lanes, self._dirty = list(self._dirty), {}
+                    await self._write([lane for lane in lanes if lane.failure is None])
+                if self._closing:
+                    return
+        finally:
+            await self._disconnect()
+
+    def close(self) -> None:
+        """Let `run` return once everything handed in is written."""
+        self._closing = True
+        self._wake.set()
+
+    async def _write(self, lanes: list[Lane]) -> None:
+        taken = {lane: lane._take() for lane in lanes}
+        # A lane that only waits (its last entries are committed) has nothing to write.
+        writing = {lane: item for lane, item in taken.items() if item[0].entries or item[0].outcome is not None}
+        for lane, item in taken.items():
+            if lane not in writing:
+                lane._committed(*item)
+        self.in_flight = set(writing)
+        await self._settle(writing, repeat=False)
+        self.in_flight = set()
+
+    async def _settle(self, group: Group, *, repeat: bool) -> None:
+        """Bring a group to its end, whatever it takes: written, told that it is lost, or refused."""
+        inspect = False
+        while group:
+            try:
+                if inspect:
+                    await self._commit_held(group, repeat=repeat)
+                else:
+                    self._done(group, await self._commit([item[0] for item in group.values()], repeat=repeat))
+                self._backoff.succeeded()
+                return
+            except psycopg.errors.DivisionByZero:
+                await self._rollback()
+                inspect = True
+            except Exception as error:
+                if _is_refusal(error):
+                    await self._rollback()
+                    await self._isolate(group, error, repeat=repeat)
+                    return
+                # The commit may or may not have happened. The next try tells, whichever it was.
+                await self._disconnect()
+                repeat = True
+                await self._backoff.failed(error)
+            for lane in [lane for lane in group if lane.failure is not None]:
+                lane._reject(group.pop(lane)[1])
+
+    async def _isolate(self, group: Group, error: Exception, *, repeat: bool) -> None:
+        """The database refused something: write run by run, and let the culprit fail alone."""
+        if len(group) > 1:
+            for lane, item in group.items():
+                await self._settle({lane: item}, repeat=repeat)
+            return
+        for lane, (_, waiters, _) in group.items():
+            log.warning("journal.refused", run_id=str(lane.run_id), error=str(error))
+            lane._fail(JournalFailed(f"The database refused what the run wrote: {error}"), waiters)
+
+    def _done(self, group: Group, promoted: bool) -> None:
+        self.commits += 1
+        visible = []
+        for lane, (portion, waiters, size) in group.items():
+            if lane.failure is None:
+                lane._committed(portion, waiters, size)
+            else:
+                lane._reject(waiters)
+            if portion.last_seq >= portion.first_seq:
+                visible.append((portion.thread_id, portion.last_seq, portion.outcome is not None))
+        released = any(isinstance(item[0].outcome, Released) for item in group.values())
+        if visible or promoted or released:
+            self._announce(visible, promoted or released)
+
+    async def _commit(self, portions: list[Portion], *, repeat: bool) -> bool:
+        """One pipelined transaction: one round trip. Whether queued runs became ready."""
+        connection = await self._connected()
+        async with asyncio.timeout(self.settings.lease):
+            async with connection.pipeline():
+                await self._begin(connection)
+                promoted = await write_portions(connection, portions, verify=True, repeat=repeat)
+                await connection.execute("COMMIT")
+        return promoted is not None and promoted.rowcount > 0
+
+    async def _commit_held(self, group: Group, *, repeat: bool) -> None:
+        """Some run is not held: find out which, tell it, and write the others."""
+        connection = await self._connected()
+        threads = sorted({portion.thread_id for portion, _, _ in group.values() if portion.outcome is not None})
+        held: Group = {}
+        settled: Group = {}
+        refused: dict[Lane, RunSignal] = {}
+        promoted = None
+        async with asyncio.timeout(self.settings.lease):
+            await self._begin(connection)
+            if threads:
+                await connection.execute(LOCK_THREADS, {"thread_ids": threads})
+            cursor = await connection.execute(INSPECT, {"run_ids": [lane.run_id for lane in group]})
+            rows = {row["run_id"]: row for row in await cursor.fetchall()}
+            for lane, item in group.items():
+                verdict = _judge(item[0], rows.get(lane.run_id), repeat=repeat)
+                if verdict is None:
+                    held[lane] = item
+                elif isinstance(verdict, RunSignal):
+                    refused[lane] = verdict
+                else:
+                    settled[lane] = item
+            if held:
+                portions = [item[0] for item in held.values()]
+                promoted = await write_portions(connection, portions, verify=False, repeat=repeat)
+            await connection.execute("COMMIT")
+        for lane, verdict in refused.items():
+            lane._fail(verdict, group[lane][1])
+        self._done({**held, **settled}, promoted is not None and promoted.rowcount > 0)
+
+    async def _begin(self, connection: AsyncConnection[DictRow]) -> None:
+        await connection.execute("BEGIN")
+        if self.settings.session_url is None:
+            await connection.execute(f"SET LOCAL search_path TO {self.settings.db_schema}".encode())
+
+    async def _rollback(self) -> None:
+        if self._connection is not None:
+            try:
+                await self._connection.execute("ROLLBACK")
+            except (psycopg.Error, OSError):
+                await self._disconnect()
+
+    async def _connected(self) -> AsyncConnection[DictRow]:
+        if self._connection is None or self._connection.closed:
+            self._connection = await open_session(self.settings, "journal")
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error, OSError):
+                await connection.close()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the data is at fault, so that trying again cannot help. Class 54 (a limit of the server was exceeded)
+    counts as operational for psycopg."""
+    if isinstance(error, psycopg.OperationalError):
+        return (error.sqlstate or "").startswith("54")
+    return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))
+
+
+def _judge(portion: Portion, row: DictRow | None, *, repeat: bool) -> RunSignal | bool | None:
+    """What to do with one run of a batch that failed as a whole: None to write it, True if an earlier try has
+    written it already, or the signal to give it."""
+    lost = LeaseLost(f"run {portion.run_id} is no longer held")
+    if row is None:
+        # Only its owner deletes a started run, by a rollback; this may be that owner's second try.
+        return True if repeat and isinstance(portion.outcome, RolledBack) else lost
+    if row["fence"] != portion.fence:
+        return lost
+    if row["status"] != "running":
+        # The fence is ours, so it was us who moved it.
+        return True if repeat and portion.outcome is not None else lost
+    if isinstance(portion.outcome, Ended) and row["cancel_action"] == "rollback":
+        return Cancelled("rollback")
+    return None

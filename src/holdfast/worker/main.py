@@ -1,0 +1,301 @@
+"""A worker process: claims runs, executes them, keeps its lease, and leaves in good order.
+
+start:     migrated database → graphs → heartbeat registers → claim
+shutdown:  draining → no more claims → wait the grace → stop what is left and hand it back → flush → resign
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from uuid import UUID
+
+import orjson
+import psycopg
+import structlog
+import uvloop
+
+import holdfast
+from holdfast.db.connect import Database
+from holdfast.engine.claim import claim, seconds_until_due
+from holdfast.engine.lease import Registration, Renewal
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import ProjectConfig
+from holdfast.settings import Settings
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.logs import configure_logging
+from holdfast.upkeep.leader import Upkeep
+from holdfast.worker.executor import Attempt, Claimed, Executor
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.journal import Journal, Lane
+from holdfast.worker.watchdog import LoopWatchdog
+
+log = structlog.get_logger(__name__)
+
+# Not to be waited for longer than this once the grace is over: flush, resign, close.
+CLEANUP_TIMEOUT = 5.0
+
+
+class Worker:
+    """Everything one worker process does. `run` returns when the worker has left."""
+
+    def __init__(self, settings: Settings, catalog: GraphCatalog, *, upkeep: bool = True) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self.database = Database(settings, "worker")
+        self.signals = PostgresSignals(self.database)
+        self.journal = Journal(settings, self._announce, self._lane_failed)
+        self.executor = Executor(settings, self.database, catalog)
+        self._upkeep = Upkeep(self.database, self.signals) if upkeep else None
+        self._attempts: dict[UUID, Attempt] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker_id: UUID | None = None
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._draining = False
+        self.finished = 0
+        self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost)
+
+    def stop(self) -> None:
+        """Begin the shutdown; `run` returns when it is done."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        await self.database.open()
+        self.signals.listen("work", self._work_hint)
+        self.signals.listen("cancel", self._cancel_hint)
+        watchdog = LoopWatchdog(self._settings.blocked_loop)
+        journal = asyncio.create_task(self.journal.run(), name="journal")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self.signals.run(), name="signals"),
+                    tasks.create_task(self._watch_lease(), name="lease"),
+                    tasks.create_task(self._report(), name="stats"),
+                ]
+                if self._upkeep is not None:
+                    background.append(tasks.create_task(self._upkeep.run(), name="upkeep"))
+                self._heartbeat.start()
+                watchdog.start()
+                claiming = tasks.create_task(self._claim_loop(), name="claim")
+                await self._stopping.wait()
+                await self._drain(claiming)
+                self.journal.close()
+                await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
+                await self._heartbeat.resign(CLEANUP_TIMEOUT)
+                for task in background:
+                    task.cancel()
+        finally:
+            watchdog.stop()
+            journal.cancel()
+            with suppress(asyncio.CancelledError):
+                await journal
+            await self.database.close()
+
+    async def _drain(self, claiming: asyncio.Task[None]) -> None:
+        self._draining = True
+        self._heartbeat.drain()
+        claiming.cancel()
+        await asyncio.wait({claiming})
+        if self._tasks:
+            log.info("worker.draining", runs=len(self._tasks), grace=self._settings.drain_timeout)
+            await asyncio.wait(self._tasks, timeout=self._settings.drain_timeout)
+        for attempt in self._attempts.values():
+            attempt.stop(Drained("the worker is shutting down"))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # --- claiming ---------------------------------------------------------------------------------
+
+    async def _claim_loop(self) -> None:
+        backoff = Backoff("claim.outage", "claim.recovered")
+        while True:
+            worker_id = await self._heartbeat.registered()
+            if self._worker_id != worker_id:
+                self._worker_id = worker_id
+                log.info("worker.online", worker_id=str(worker_id), jobs=self._settings.jobs)
+            self._wake.clear()
+            free = self._settings.jobs - len(self._attempts)
+            pause = self._settings.poll_interval
+            if free > 0 and time.monotonic() < self._heartbeat.deadline:
+                try:
+                    async with self.database.connection() as connection:
+                        rows = await claim(connection, worker_id, free, self._catalog.graph_ids)
+                        if not rows:
+                            due = await seconds_until_due(connection)
+                            pause = pause if due is None else min(pause, due + 0.001)
+                except (psycopg.Error, OSError) as error:
+                    await backoff.failed(error)
+                    continue
+                backoff.succeeded()
+                for row in rows:
+                    self._start(worker_id, Claimed(**row))
+                if rows:
+                    continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    def _start(self, worker_id: UUID, run: Claimed) -> None:
+        lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
+        attempt = Attempt(run, lane)
+        self._attempts[run.run_id] = attempt
+        if worker_id != self._worker_id:
+            attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
+        log.info(
+            "run.claimed",
+            run_id=str(run.run_id),
+            graph=run.graph_id,
+            attempt=run.attempt,
+            waited=round(run.waited, 3),
+        )
+        task = asyncio.create_task(self._execute(attempt), name=f"attempt {run.run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _execute(self, attempt: Attempt) -> None:
+        run = attempt.run
+        started = time.monotonic()
+        outcome: Outcome | None = None
+        try:
+            outcome = await self.executor.execute(attempt)
+        except Exception:
+            # The run stays ours until the lease ends, and is then taken over: nothing is lost, but it must be seen.
+            log.exception("run.crashed", run_id=str(run.run_id))
+        finally:
+            if self._attempts.get(run.run_id) is attempt:
+                del self._attempts[run.run_id]
+            self.finished += 1
+            self._wake.set()
+        match outcome:
+            case Ended(status=status):
+                ended = str(status)
+            case Released(after=None):
+                ended = "handed back"
+            case Released(after=after):
+                ended = "retry"
+                asyncio.get_running_loop().call_later((after or 0) + 0.001, self._wake.set)
+            case RolledBack():
+                ended = "rolled back"
+            case None:
+                return
+        log.info("run.finished", run_id=str(run.run_id), outcome=ended, seconds=round(time.monotonic() - started, 3))
+
+    # --- what others tell us ----------------------------------------------------------------------
+
+    def _work_hint(self, payload: str | None) -> None:
+        if payload:
+            with suppress(ValueError):
+                asyncio.get_running_loop().call_later(float(payload) + 0.001, self._wake.set)
+        self._wake.set()
+
+    def _cancel_hint(self, payload: str | None) -> None:
+        if payload is None:
+            return
+        with suppress(ValueError, KeyError, TypeError):
+            order = orjson.loads(payload)
+            attempt = self._attempts.get(UUID(order["run_id"]))
+            if attempt is not None:
+                attempt.stop(Cancelled(order["action"]))
+
+    def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
+        for order in renewal.cancels:
+            attempt = self._attempts.get(order.run_id)
+            if attempt is not None and attempt.run.fence == order.fence:
+                attempt.stop(Cancelled(order.action))
+        if renewal.status == "draining" and not self._draining:
+            log.info("worker.drain_requested", worker_id=str(worker_id))
+            self.stop()
+
+    def _lost(self, worker_id: UUID) -> None:
+        """Declared lost, or cut off for longer than the lease. Whatever we hold belongs to others: drop it all, and
+        come back as somebody new."""
+        if worker_id != self._worker_id:
+            return
+        log.warning("worker.lost", worker_id=str(worker_id), runs=len(self._attempts))
+        self._worker_id = None
+        for attempt in list(self._attempts.values()):
+            attempt.stop(LeaseLost("the worker was declared lost"))
+        if not self._draining:
+            self._heartbeat.register_anew()
+
+    async def _watch_lease(self) -> None:
+        """The process's own clock ends the lease too, when no renewal comes through to say so."""
+        while True:
+            await asyncio.sleep(min(0.5, self._settings.lease / 10))
+            if self._worker_id is not None and time.monotonic() > self._heartbeat.deadline:
+                self._lost(self._worker_id)
+
+    # --- what we tell others ----------------------------------------------------------------------
+
+    def _announce(self, visible: list[tuple[UUID, int, bool]], ready: bool) -> None:
+        for start in range(0, len(visible), 100):
+            batch = [[str(thread_id), seq] for thread_id, seq, _ in visible[start : start + 100]]
+            self.signals.publish("events", orjson.dumps(batch).decode())
+        if ready:
+            self.signals.publish("work", "")
+            self._wake.set()
+
+    def _lane_failed(self, lane: Lane) -> None:
+        attempt = self._attempts.get(lane.run_id)
+        if attempt is not None and attempt.lane is lane:
+            assert isinstance(lane.failure, RunSignal)
+            attempt.stop(lane.failure)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.stats_interval)
+            log.info(
+                "worker.stats",
+                running=len(self._attempts),
+                capacity=self._settings.jobs,
+                finished=self.finished,
+                commits=self.journal.commits,
+            )
+
+    def _registration(self) -> Registration:
+        return Registration(
+            worker_id=UUID(int=0),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=holdfast.__version__,
+            capacity=self._settings.jobs,
+            graphs=tuple(self._catalog.graph_ids),
+        )
+
+
+async def _main(settings: Settings, catalog: GraphCatalog) -> None:
+    worker = Worker(settings, catalog)
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def on_signal() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            os._exit(130)
+        worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await worker.run()
+
+
+def run_worker(settings: Settings, project: ProjectConfig) -> int:
+    """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
+    configure_logging(settings, role="worker", pid=os.getpid())
+    if settings.redis_url is not None:
+        log.warning("signals.redis_unused", remedy="signals travel over Postgres in this version")
+    catalog = GraphCatalog.load(project)
+    try:
+        uvloop.run(_main(settings, catalog))
+    except* OperatorError as group:
+        raise group.exceptions[0] from None
+    return 0

@@ -1,0 +1,40 @@
+"""A supervisor of stand-ins: NUMBER BEHAVIOUR GRACE [DATA_DIR]. A line on stdin restarts the children."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from holdfast.cli.supervisor import Child, Supervisor
+from holdfast.db.embedded import EmbeddedPostgres
+
+
+def say(message: str) -> None:
+    os.write(1, f"{message}\n".encode())  # In one piece: the children write to the same pipe.
+
+
+def main() -> None:
+    number, behaviour, grace, *rest = sys.argv[1:]
+    postgres = EmbeddedPostgres(Path(rest[0]), say=say) if rest else None
+    if postgres is not None:
+        say(postgres.start())
+    command = [sys.executable, str(Path(__file__).with_name("stand_in.py")), behaviour]
+    children = [Child("stand-in", command)] * int(number)
+    supervisor = Supervisor(children, environ=os.environ, grace=float(grace), say=say, postgres=postgres)
+
+    def listen() -> None:
+        for _ in sys.stdin:
+            supervisor.restart("stand-in")
+
+    threading.Thread(target=listen, daemon=True).start()
+    code = supervisor.run()
+    if postgres is not None:
+        postgres.close()
+    say("supervisor ended")
+    os._exit(code)  # Not through the interpreter's own end: the listener is blocked in stdin.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What `dev` does when files change."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.reload import ProjectWatch
+from holdfast.graphs.config import load_config
+
+from .processes import DEADLINE
+
+
+class Watching:
+    """A project being watched, and what came of it, in order."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.loads = True
+        self._happened: queue.Queue[str] = queue.Queue()
+        self.watch = ProjectWatch(
+            load_config(directory / "langgraph.json"),
+            loads=lambda: self.loads,
+            restart=lambda name: self._happened.put(f"restart {name}"),
+            say=lambda text: self._happened.put(text),
+        )
+        self.watch.start()
+        assert self.watch.watching.wait(DEADLINE)
+
+    def next(self) -> str:
+        return self._happened.get(timeout=DEADLINE)
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    project = tmp_path / "project"
+    (project / ".venv").mkdir(parents=True)
+    (tmp_path / "library").mkdir()
+    document = {"dependencies": [".", "../library"], "graphs": {"g": "./graph.py:graph"}, "env": "dev.env"}
+    (project / "dev.env").write_text("A=1")
+    (project / "graph.py").write_text("graph = None")
+    (project / "langgraph.json").write_text(json.dumps(document))
+    watching = Watching(project)
+    yield watching
+    watching.watch.stop()
+
+
+def test_code_restarts_the_worker(watching: Watching) -> None:
+    (watching.directory / "graph.py").write_text("graph = 1")
+    assert watching.next() == "graph.py changed: restarting the worker"
+    assert watching.next() == "restart worker"
+
+
+def test_local_dependencies_count(watching: Watching) -> None:
+    (watching.directory.parent / "library" / "part.py").write_text("x = 1")
+    assert watching.next() == "part.py changed: restarting the worker"
+
+
+@pytest.mark.parametrize("name", ["langgraph.json", "dev.env"])
+def test_what_defines_the_project_restarts_the_web_process_too(watching: Watching, name: str) -> None:
+    file = watching.directory / name
+    file.write_text(file.read_text() + "\n")
+    assert watching.next().startswith(f"{name} changed")
+    assert {watching.next(), watching.next()} == {"restart web", "restart worker"}
+
+
+def test_code_that_does_not_load_waits_for_the_next_change(watching: Watching) -> None:
+    watching.loads = False
+    (watching.directory / "graph.py").write_text("graph =")
+    assert "graph.py changed, but the project does not load" in watching.next()
+    watching.loads = True
+    (watching.directory / "graph.py").write_text("graph = 2")
+    assert watching.next() == "graph.py changed: restarting the worker"
+
+
+def test_other_files_do_not_count(watching: Watching) -> None:
+    (watching.directory / "notes.txt").write_text("x")
+    (watching.directory / ".venv" / "module.py").write_text("x")
+    (watching.directory / "last.py").write_text("x")
+    assert watching.next() == "last.py changed: restarting the worker"

@@ -1,0 +1,70 @@
+"""One Postgres server for all tests, started here; a database for each, cloned from a migrated template."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from holdfast.db.connect import Database
+from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.db.migrate import migrate
+from holdfast.settings import Settings, load_settings
+
+SERVER = "HOLDFAST_TEST_SERVER"
+TEMPLATE = "holdfast_template"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that controls the session, before any xdist worker starts: they inherit the variable."""
+    if hasattr(config, "workerinput"):
+        return
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+    server = EmbeddedPostgres(directory)
+    url = server.start()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {TEMPLATE}")
+    migrate(load_settings({}, database_url=make_conninfo(url, dbname=TEMPLATE)))
+    os.environ[SERVER] = url
+
+    def stop() -> None:
+        server.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+    config.add_cleanup(stop)
+
+
+@pytest.fixture(scope="session")
+def server_url() -> str:
+    """The shared server; not to be stopped or restarted by a test."""
+    return os.environ[SERVER]
+
+
+@pytest.fixture
+def database_url(server_url: str) -> Iterator[str]:
+    """A migrated database of the test's own."""
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        yield make_conninfo(server_url, dbname=name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return load_settings({}, database_url=database_url)
+
+
+@pytest.fixture
+async def database(settings: Settings) -> AsyncIterator[Database]:
+    opened = Database(settings, "test")
+    await opened.open()
+    yield opened
+    await opened.close()
