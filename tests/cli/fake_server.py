@@ -101,8 +101,8 @@ def serving(script: Script) -> Iterator[str]:
             "created_at": "2026-01-02T03:04:05.000000+00:00",
             "updated_at": "2026-01-02T03:04:05.000000+00:00",
             "status": script.status if script.finished or script.status == "pending" else "running",
-            "metadata": {"graph_id": "echo"},
-            "kwargs": {},
+            "metadata": {},
+            "kwargs": {"config": {"configurable": {"graph_id": "echo"}}},
             "multitask_strategy": "enqueue",
             "attempt": 1,
         }

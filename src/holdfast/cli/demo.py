@@ -45,6 +45,7 @@ def demo(config: Config = Path("examples/langgraph.json")) -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True) as directory:
         play = Demonstration()
         overrides = {"data_dir": Path(directory), "port": 0, "log_level": "error", "drain_timeout": 3.0}
+        threading.Timer(LIMIT, play.give_up).start()
         play.tell("starting Postgres, one web process and two workers")
         code = run_fleet(config, overrides, workers=WORKERS, reload=False, announce=play.perform)
     sys.exit(code or play.verdict())

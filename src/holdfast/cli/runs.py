@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.json import JSON
-from rich.table import Table
+from rich.text import Text
 
 from holdfast.cli.client import Client
 from holdfast.cli.console import out, say
@@ -49,21 +49,16 @@ def list_runs(
         for run in found:
             print(json.dumps(run, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("run", "status", "graph", "thread", "attempt", "created"):
-        table.add_column(heading, no_wrap=True)
+    if not found:
+        say("No runs.")
+        return
+    # Not a rich table: it would shorten the ids, and ids are what one copies from here.
+    layout = "{:36}  {:11}  {:>7}  {:>10}  {}"
+    out.print(layout.format("run", "status", "attempt", "created", "graph"), style="bold")
     for run in found:
-        text = str(run["status"])
-        style = STYLES.get(text, "")
-        table.add_row(
-            run["run_id"],
-            f"[{style}]{text}[/]" if style else text,
-            _graph(run),
-            run["thread_id"],
-            str(run.get("attempt", "")),
-            _age(run["created_at"]),
-        )
-    out.print(table if found else "No runs.", soft_wrap=True)
+        attempt, status = str(run.get("attempt", "")), str(run["status"])
+        line = layout.format(run["run_id"], status, attempt, _age(run["created_at"]), _graph(run))
+        out.print(Text(line, style=STYLES.get(status, "")))
 
 
 @app.command(epilog=examples("holdfast runs show RUN_ID", "holdfast runs show RUN_ID --json | jq .status"))
@@ -119,8 +114,8 @@ def _existing(client: Client, run_id: str) -> dict[str, Any]:
 
 
 def _graph(run: dict[str, Any]) -> str:
-    metadata = run.get("metadata") or {}
-    return str(run.get("graph_id") or metadata.get("graph_id") or run["assistant_id"])
+    configurable = ((run.get("kwargs") or {}).get("config") or {}).get("configurable") or {}
+    return str(configurable.get("graph_id") or run["assistant_id"])
 
 
 def _age(moment: str) -> str:
