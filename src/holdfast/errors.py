@@ -1,22 +1,22 @@
 """Every error Holdfast raises on purpose, in one tree.
 
-    HoldfastError
-    ├── OperatorError             the installation is wrong: message names the setting, the value and the rule
-    │   ├── SettingsError         an environment variable or flag is out of range
-    │   ├── ConfigError           langgraph.json, or a graph it names, cannot be used
-    │   └── DatabaseError         the database cannot be reached, or is not one Holdfast can use
-    ├── RequestError              the caller must change something; carries its HTTP status
-    │   ├── InvalidRequest        422
-    │   ├── BadRequest            400
-    │   ├── NotFound              404
-    │   └── Conflict              409
-    └── RunSignal                 control flow out of user code; never shown to a client as it is
-        ├── LeaseLost             the fence is stale: drop the run, write nothing
-        ├── Cancelled             a client asked; carries the action (interrupt or rollback)
-        ├── Drained               the worker is shutting down; hand the run back
-        ├── RunTimeout            the run has used up its time
-        ├── JournalFailed         the database refused what the run wrote
-        └── Retry                 try again after a pause; may be raised by graph code
+HoldfastError
+├── OperatorError             the installation is wrong: message names the setting, the value and the rule
+│   ├── SettingsError         an environment variable or flag is out of range
+│   ├── ConfigError           langgraph.json, or a graph it names, cannot be used
+│   └── DatabaseError         the database cannot be reached, or is not one Holdfast can use
+├── RequestError              the caller must change something; carries its HTTP status
+│   ├── InvalidRequest        422
+│   ├── BadRequest            400
+│   ├── NotFound              404
+│   └── Conflict              409
+└── RunSignal                 control flow out of user code; never shown to a client as it is
+    ├── LeaseLost             the fence is stale: drop the run, write nothing
+    ├── Cancelled             a client asked; carries the action (interrupt or rollback)
+    ├── Drained               the worker is shutting down; hand the run back
+    ├── RunTimeout            the run has used up its time
+    ├── JournalFailed         the database refused what the run wrote
+    └── Retry                 try again after a pause; may be raised by graph code
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,10 +34,6 @@ class JsonRoute(APIRoute):
         return handle
 
 
-class BodyTooLargeError(Exception):
-    pass
-
-
 class BodyLimit:
     """Answers 413 to a body over the limit, declared or found, and treats every body as JSON."""
 
@@ -48,32 +45,23 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        declared = headers.get(b"content-length", b"0")
-        refusal = Json({"detail": f"The request body is larger than MAX_BODY_BYTES={self._limit}."}, status_code=413)
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        detail = f"The request body is larger than MAX_BODY_BYTES={self._limit}."
         if declared.isdigit() and int(declared) > self._limit:
-            await refusal(scope, receive, send)
+            await Json({"detail": detail}, status_code=413)(scope, receive, send)
             return
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"] + [
-            (b"content-type", b"application/json")
+        scope["headers"] = [
+            *((name, value) for name, value in scope["headers"] if name != b"content-type"),
+            (b"content-type", b"application/json"),
         ]
-        received, answered = 0, False
+        received = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise BodyTooLargeError
+                raise HTTPException(413, detail)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal answered
-            answered = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except BodyTooLargeError:
-            if not answered:
-                await refusal(scope, receive, send)
+        await self._app(scope, counted, send)

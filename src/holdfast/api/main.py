@@ -7,6 +7,7 @@ import os
 
 import structlog
 import uvicorn
+import uvloop
 
 from holdfast.api.app import build_app
 from holdfast.api.context import WebContext
@@ -35,8 +36,14 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_soon_threadsafe(self._hub.close)
         super().handle_exit(sig, frame)  # type: ignore[arg-type]
 
+    async def stop_when(self, event: asyncio.Event) -> None:
+        await event.wait()
+        self._hub.close()
+        self.should_exit = True
 
-async def _serve(settings: Settings, project: ProjectConfig) -> None:
+
+async def serve(settings: Settings, project: ProjectConfig, stop: asyncio.Event | None = None) -> None:
+    """Serve until a signal comes, or `stop` is set."""
     database = Database(settings, "web")
     signals = PostgresSignals(database)
     web = WebContext(settings, project, database, signals, Hub(database, signals))
@@ -63,6 +70,8 @@ async def _serve(settings: Settings, project: ProjectConfig) -> None:
                 tasks.create_task(web.hub.run(), name="hub"),
                 tasks.create_task(Upkeep(database, signals).run(), name="upkeep"),
             ]
+            if stop is not None:
+                background.append(tasks.create_task(server.stop_when(stop), name="stop"))
             await server.serve()
             for task in background:
                 task.cancel()
@@ -74,9 +83,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     """Serve until told to stop. Streams are closed; their clients resume where they were."""
     configure_logging(settings, role="web", pid=os.getpid())
     try:
-        import uvloop
-
-        uvloop.run(_serve(settings, project))
+        uvloop.run(serve(settings, project))
     except* OperatorError as group:
         raise group.exceptions[0] from None
     return 0

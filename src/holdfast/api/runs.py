@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -69,7 +70,8 @@ async def _create(web: WebContext, body: RunCreate, thread_id: UUID | None) -> D
     if thread_id is None and body.command is not None and body.command.resume is not None:
         raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     temporary = thread_id is None and body.on_completion != "keep"
-    metadata = {key: value for key, value in body.metadata.items() if key not in RESERVED_METADATA}
+    given = {key: value for key, value in body.metadata.items() if key not in RESERVED_METADATA}
+    metadata = {**given, "graph_id": graph_id, "assistant_id": str(assistant_id(graph_id))}
     new = NewRun(
         thread_id=thread_id or uuid7(),
         assistant_id=assistant_id(graph_id),
@@ -81,7 +83,7 @@ async def _create(web: WebContext, body: RunCreate, thread_id: UUID | None) -> D
         priority=body.priority,
         create_thread=thread_id is None or body.if_not_exists == "create",
         temporary=temporary,
-        thread_metadata=metadata,
+        thread_metadata=given,
     )
     created = await create_run(web.database, new)
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
@@ -189,7 +191,7 @@ def _cursor(last_event_id: str | None) -> int | None:
         raise InvalidRequest(f"Last-Event-ID '{last_event_id}' is not the id of an event: those are numbers.") from None
 
 
-Modes = Annotated[list[str], Query()]
+Modes = Annotated[Sequence[str], Query()]
 LastEventId = Annotated[str | None, Header()]
 
 
@@ -198,7 +200,7 @@ async def join_stream(
     web: Web,
     thread_id: UUID,
     run_id: UUID,
-    stream_mode: Modes = [],  # noqa: B006
+    stream_mode: Modes = (),
     cancel_on_disconnect: bool = False,
     last_event_id: LastEventId = None,
 ) -> Response:
@@ -212,7 +214,7 @@ async def join_stream(
 async def join_stream_by_id(
     web: Web,
     run_id: UUID,
-    stream_mode: Modes = [],
+    stream_mode: Modes = (),
     last_event_id: LastEventId = None,
 ) -> Response:
     async with web.database.connection() as connection:

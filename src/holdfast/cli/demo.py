@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,8 @@ SECONDS = 1.5
 KILL_AFTER = "s2"
 WORKERS = 2
 PATIENCE = 30.0
+LIMIT = 90.0
+"""Seconds after which something is wrong."""
 
 EPILOG = examples("holdfast demo --config examples/langgraph.json")
 
@@ -45,9 +48,12 @@ def demo(config: Config = Path("examples/langgraph.json")) -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True) as directory:
         play = Demonstration()
         overrides = {"data_dir": Path(directory), "port": 0, "log_level": "error", "drain_timeout": 3.0}
-        threading.Timer(LIMIT, play.give_up).start()
+        limit = threading.Timer(LIMIT, play.give_up)
+        limit.daemon = True
+        limit.start()
         play.tell("starting Postgres, one web process and two workers")
         code = run_fleet(config, overrides, workers=WORKERS, reload=False, announce=play.perform)
+        limit.cancel()
     sys.exit(code or play.verdict())
 
 
@@ -75,6 +81,10 @@ class Demonstration:
             complain(str(error))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def give_up(self) -> None:
+        complain(f"This should have been over within {LIMIT:g} seconds.")
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def verdict(self) -> ExitCode:
         """Say what was seen, and whether it is what Holdfast promises."""

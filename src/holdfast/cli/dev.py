@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from holdfast.cli.console import err
 from holdfast.cli.fleet import Ready, run_fleet
@@ -41,25 +45,32 @@ def announce(ready: Ready) -> None:
     url, graphs = ready.url, ready.project.graphs
     option = "" if url == DEFAULT_URL else f" --url {url}"
     graph = next((name for name in ("echo", *graphs) if name in graphs), "GRAPH")
-    given = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
-    body = json.dumps({"assistant_id": graph, "input": json.loads(given)})
+    given = {"messages": [{"role": "user", "content": "hello"}]}
+    body = {"assistant_id": graph, "input": given}
+    program = _program()
     lines = [
-        "",
-        f"[bold green]Holdfast is ready[/]  {url}",
-        f"  graphs    {', '.join(graphs)}",
-        f"  database  {ready.database}",
-        f"  docs      {url}/docs",
-        "",
-        "[bold]Try[/] (in another terminal)",
-        f"  [cyan]holdfast run {graph} --input '{_plain(given)}'{option}[/]",
-        f"  [cyan]curl -s {url}/runs/wait -H 'content-type: application/json' \\\\\n       -d '{_plain(body)}'[/]",
-        f"  [cyan]holdfast runs list{option}[/]",
-        "",
-        "[bold]Stop[/]: Ctrl-C; twice to stop at once",
-        "",
+        ("", ""),
+        (f"Holdfast is ready: {url}", "bold green"),
+        (f"  graphs    {', '.join(graphs)}", ""),
+        (f"  database  {ready.database}", ""),
+        (f"  docs      {url}/docs", ""),
+        ("", ""),
+        ("Try, in another terminal:", "bold"),
+        (f"  {program} run {graph} --input '{json.dumps(given)}'{option}", "cyan"),
+        (f"  curl -s {url}/runs/wait -H 'content-type: application/json' \\", "cyan"),
+        (f"       -d '{json.dumps(body)}'", "cyan"),
+        (f"  {program} runs list{option}", "cyan"),
+        ("", ""),
+        ("Stop with Ctrl-C; twice to stop at once.", "bold"),
+        ("", ""),
     ]
-    err.print("\n".join(lines))
+    # In one piece: the children write to the same terminal.
+    err.print(Text("\n").join(Text(text, style=style) for text, style in lines))
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+def _program() -> str:
+    """What to type for `holdfast` in another terminal, where the environment may not be active."""
+    own = Path(sys.executable).with_name("holdfast")
+    if shutil.which("holdfast") is not None or not own.exists():
+        return "holdfast"
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)

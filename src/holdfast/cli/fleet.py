@@ -53,19 +53,22 @@ def run_fleet(
     settings, project = prepare(config, **overrides)
     for warning in project.warnings:
         complain(warning)
-    overrides = {**overrides, "port": usable_port(settings)}
     for name, value in (defaults or {}).items():
         variables = environment_names(Settings.model_fields[name])
         if not any(variable in {**project.env, **os.environ} for variable in variables):
-            overrides[name] = value
-    if not graphs_load(config):
-        return ExitCode.CONFIG
+            overrides = {**overrides, name: value}
     with ExitStack() as stack:
         postgres, database = None, "DATABASE_URL"
         if settings.database_url is None:
-            database = str(settings.data_dir.absolute() / "postgres")
             postgres = stack.enter_context(EmbeddedPostgres(settings.data_dir, say=say))
-            overrides["database_url"] = postgres.start()
+            postgres.claim()  # Before the port is tried: of two in one directory, the second learns of the first.
+            database = str(postgres.data_dir / "postgres")
+        overrides = {**overrides, "port": usable_port(settings)}
+        if not graphs_load(config):
+            return ExitCode.CONFIG
+        if postgres is not None:
+            # What was said about PgBouncer was not said about this one.
+            overrides |= {"database_url": postgres.start(), "direct_database_url": "", "pgbouncer": False}
         environ = child_environment(overrides)
         settings = load_settings({**project.env, **environ})
         if (code := _migrate(config, environ)) != ExitCode.OK:

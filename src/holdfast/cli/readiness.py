@@ -11,7 +11,8 @@ from holdfast.errors import SettingsError
 from holdfast.settings import Settings
 
 PROBE_INTERVAL = 0.1
-PATIENCE = 60.0
+PATIENCE = 600
+"""Probes without an answer before something seems wrong: about a minute."""
 
 
 def local_address(host: str) -> str:
@@ -62,7 +63,7 @@ def when_ready(host: str, port: int, then: Callable[[], None], otherwise: Callab
         tries = 0
         while not answers(host, port):
             tries += 1
-            if tries * PROBE_INTERVAL == PATIENCE:
+            if tries == PATIENCE:
                 otherwise()
             if given_up.wait(PROBE_INTERVAL):
                 return

@@ -21,16 +21,21 @@ EPILOG = examples(
     """holdfast run echo --input '{"messages": [{"role": "user", "content": "hello"}]}'""",
     "holdfast run steps --input @input.json --stream-mode values",
     "echo '{}' | holdfast run steps --input - --json",
-    "holdfast run echo --input @more.json --thread 0197a3c2-6a5e-7d3c-9d3e-0f1a2b3c4d5e",
+    "holdfast run echo --input @more.json --thread THREAD_ID",
+    """holdfast run ask --thread THREAD_ID --resume '"yes"'""",
 )
 
 
 def run(
     graph: Annotated[str, typer.Argument(metavar="GRAPH", help="A graph of langgraph.json, or an assistant's id.")],
     given: Annotated[
-        str,
+        str | None,
         typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="The input: JSON, a file, or - for stdin."),
-    ],
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|@FILE|-", help="Instead of an input: the answer a thread is waiting for."),
+    ] = None,
     thread: Annotated[
         str | None, typer.Option(metavar="ID", help="Continue this thread; it is created if need be.")
     ] = None,
@@ -45,9 +50,12 @@ def run(
 
     A dropped connection is resumed where it broke off. Ctrl-C stops watching; the run goes on.
     """
+    if (given is None) == (resume is None) or (resume is not None and thread is None):
+        raise typer.BadParameter("Give --input, or --resume with --thread.")
     body: dict[str, Any] = {
         "assistant_id": graph,
-        "input": read_input(given),
+        **({"input": read_json(given, "--input")} if given is not None else {}),
+        **({"command": {"resume": read_json(resume, "--resume")}} if resume is not None else {}),
         "stream_mode": stream_mode or DEFAULT_MODES,
         "stream_resumable": True,
         "on_disconnect": "continue",
@@ -59,7 +67,7 @@ def run(
         sys.exit(watch(client, stream, as_json=as_json, url=url))
 
 
-def read_input(given: str) -> Any:
+def read_json(given: str, option: str) -> Any:
     """The JSON the option stands for."""
     try:
         if given == "-":
@@ -68,9 +76,9 @@ def read_input(given: str) -> Any:
             given = Path(given[1:]).read_text("utf-8")
         return json.loads(given)
     except OSError as error:
-        raise typer.BadParameter(f"{given[1:]}: {error.strerror}", param_hint="--input") from None
+        raise typer.BadParameter(f"{given[1:]}: {error.strerror}", param_hint=option) from None
     except ValueError as error:
-        raise typer.BadParameter(f"not valid JSON: {error}", param_hint="--input") from None
+        raise typer.BadParameter(f"not valid JSON: {error}", param_hint=option) from None
 
 
 def watch(client: Client, stream: RunStream, *, as_json: bool, url: str) -> ExitCode:

@@ -115,7 +115,7 @@ def _existing(client: Client, run_id: str) -> dict[str, Any]:
 
 def _graph(run: dict[str, Any]) -> str:
     configurable = ((run.get("kwargs") or {}).get("config") or {}).get("configurable") or {}
-    return str(configurable.get("graph_id") or run["assistant_id"])
+    return str(run.get("graph_id") or configurable.get("graph_id") or run["assistant_id"])
 
 
 def _age(moment: str) -> str:

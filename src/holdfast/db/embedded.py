@@ -61,14 +61,20 @@ class EmbeddedPostgres:
         assert self._guard is not None
         return self._guard.pid
 
+    def claim(self) -> None:
+        """Take the data directory. Raises DatabaseError naming the process that has it. `start` does this too."""
+        if "lock" in self._fds:
+            return
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._fds["lock"] = _lock(self.data_dir)
+        except OSError as error:
+            raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
+
     def start(self) -> str:
         """Start Postgres and return its URL. Raises DatabaseError, and then leaves nothing behind."""
         try:
-            try:
-                self.data_dir.mkdir(parents=True, exist_ok=True)
-                self._fds["lock"] = _lock(self.data_dir)
-            except OSError as error:
-                raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
+            self.claim()
             self._fds["hold_read"], self._fds["hold_write"] = os.pipe()
             return self._start_guard()
         except BaseException:

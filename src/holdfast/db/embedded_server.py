@@ -29,6 +29,8 @@ SUPERUSER = "postgres"
 ACCOUNT = "pgserver"
 PORT = 5432  # Only part of the socket's name: nothing listens on the network.
 
+LONGEST_SOCKET_DIR = 85  # Bytes: the name of a socket has at most 103 on some systems, its last part included.
+
 START_TIMEOUT = 600.0  # Recovery after a crash replays the log, and may take minutes.
 STOP_TIMEOUT = 60.0
 
@@ -174,10 +176,11 @@ class Server:
 
     def _socket_dir(self) -> Path:
         """The data directory, or a private one elsewhere when its path is too long for a socket's name."""
-        if len(os.fsencode(self.pgdata / f".s.PGSQL.{PORT}")) <= 100:
-            return self.pgdata
-        name = hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]
-        place = Path(tempfile.gettempdir()) / f"holdfast-{name}"
+        name = f"holdfast-{hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]}"
+        places = (self.pgdata, Path(tempfile.gettempdir()) / name, Path("/tmp") / name)  # noqa: S108
+        place = next((place for place in places if len(os.fsencode(place)) <= LONGEST_SOCKET_DIR), places[-1])
+        if place == self.pgdata:
+            return place
         place.mkdir(mode=0o700, exist_ok=True)
         owner = place.lstat()
         if not stat.S_ISDIR(owner.st_mode) or owner.st_uid not in {os.geteuid(), self._owner()}:

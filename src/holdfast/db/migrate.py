@@ -23,12 +23,12 @@ class Migration:
 
 def migrations() -> list[Migration]:
     """All migrations of this version, in order."""
-    found = []
-    for file in resources.files("holdfast.db").joinpath("migrations").iterdir():
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
-            found.append(Migration(int(match[1]), file.name.removesuffix(".sql"), file.read_text("utf-8")))
-    found.sort(key=lambda migration: migration.number)
-    return found
+    found = [
+        Migration(int(match[1]), file.name.removesuffix(".sql"), file.read_text("utf-8"))
+        for file in resources.files("holdfast.db").joinpath("migrations").iterdir()
+        if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
+    ]
+    return sorted(found, key=lambda migration: migration.number)
 
 
 def migrate(settings: Settings) -> list[str]:

@@ -52,7 +52,8 @@ WHERE run.run_id = o.run_id AND run.status = 'running'
 
 END_THREADS = """
 UPDATE thread SET resting_status = o.resting, "values" = coalesce(o.values::jsonb, thread.values),
-                  interrupts = o.interrupts::jsonb, error = o.error::jsonb, last_seq = greatest(thread.last_seq, o.last_seq),
+                  interrupts = o.interrupts::jsonb, error = o.error::jsonb,
+                  last_seq = greatest(thread.last_seq, o.last_seq),
                   has_state = true, state_updated_at = now()
 FROM unnest(%(thread_ids)s::uuid[], %(restings)s::text[], %(values)s::text[], %(interrupts)s::text[],
             %(errors)s::text[], %(last_seqs)s::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)

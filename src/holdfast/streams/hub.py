@@ -28,7 +28,7 @@ RECENT = 1000
 POLL_BATCH = 2000
 
 
-class HubClosed(Exception):  # noqa: N818
+class HubClosed(Exception):
     """The process stops serving streams."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.streams.log import LogEvent
 
 HEARTBEAT = b": heartbeat\r\n\r\n"
@@ -28,7 +30,7 @@ def _base(kind: str) -> str:
     return kind.split("/", 1)[0]
 
 
-def select_modes(modes: list[str]) -> frozenset[str] | None:
+def select_modes(modes: Sequence[str]) -> frozenset[str] | None:
     """The filter for a list of requested modes; None for no filter."""
     if not modes:
         return None
