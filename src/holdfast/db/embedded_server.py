@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -155,9 +156,12 @@ class Server:
                 self._process.send_signal(number)
             try:
                 self._process.wait(patience)
-                return
+                break
             except subprocess.TimeoutExpired:
                 continue
+        if (place := self._socket_dir()) != self.pgdata:
+            with suppress(OSError):
+                place.rmdir()
 
     def _answers(self) -> bool:
         import psycopg

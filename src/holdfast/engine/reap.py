@@ -14,28 +14,26 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 
-# Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from
-# pg_stat_activity for the grace. The second is suspended while the server is young: every session is new then.
-WATCH_SESSIONS = """
+# Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from pg_stat_activity
+# for the grace. The second is suspended while the server is young: every session is new then. One statement, because
+# the leader asks every second: it notes who is missing or back, and names who is missing now or lost.
+WATCH_WORKERS = """
 WITH seen AS (
-    SELECT worker.worker_id, worker.session_gone_at,
+    SELECT worker_id, host, pid, session_gone_at, lease_until < now() AS expired,
            worker.backend_pid IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM pg_stat_activity session
                            WHERE session.pid = worker.backend_pid AND session.backend_start = worker.backend_start)
            AND pg_postmaster_start_time() < now() - make_interval(secs => %(young)s) AS gone
     FROM worker WHERE status IN ('online', 'draining')
+), noted AS (
+    UPDATE worker SET session_gone_at = CASE WHEN seen.gone THEN now() END
+    FROM seen
+    WHERE worker.worker_id = seen.worker_id AND seen.gone IS DISTINCT FROM (worker.session_gone_at IS NOT NULL)
 )
-UPDATE worker SET session_gone_at = CASE WHEN seen.gone THEN now() END
-FROM seen
-WHERE worker.worker_id = seen.worker_id AND seen.gone IS DISTINCT FROM (worker.session_gone_at IS NOT NULL)
-RETURNING worker.worker_id, seen.gone
-"""
-
-LOST_WORKERS = """
-SELECT worker_id, host, pid, lease_until < now() AS lease_expired FROM worker
-WHERE status IN ('online', 'draining')
-  AND (lease_until < now() OR session_gone_at <= now() - make_interval(secs => %(grace)s))
-ORDER BY worker_id
+SELECT worker_id, host, pid, expired,
+       expired OR gone AND session_gone_at <= now() - make_interval(secs => %(grace)s) AS lost,
+       %(grace)s::float8 - coalesce(extract(epoch FROM now() - session_gone_at)::float8, 0) AS grace_left
+FROM seen WHERE expired OR gone ORDER BY worker_id
 """
 
 # Conditions are repeated under the row lock: a renewal that got in first keeps the worker.
@@ -82,14 +80,11 @@ FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_i
 """
 
 
-async def watch_workers(
-    connection: AsyncConnection[DictRow], *, grace: float, young: float
-) -> tuple[list[UUID], list[DictRow]]:
-    """Note whose session has gone or come back, and name the workers that are lost by now."""
-    watched = await connection.execute(WATCH_SESSIONS, {"young": young})
-    missing = [row["worker_id"] for row in await watched.fetchall() if row["gone"]]
-    lost = await connection.execute(LOST_WORKERS, {"grace": grace})
-    return missing, await lost.fetchall()
+async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, young: float) -> list[DictRow]:
+    """The workers whose session is missing or whose lease has expired; `lost` says which are lost by now, and
+    `grace_left` how many seconds the others have."""
+    cursor = await connection.execute(WATCH_WORKERS, {"grace": grace, "young": young})
+    return await cursor.fetchall()
 
 
 async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:

@@ -44,7 +44,8 @@ class Upkeep:
                     # Behind PgBouncer nobody can hold a lock for long. Every process does the duties, seldom; they
                     # are idempotent.
                     await asyncio.sleep(self._settings.reaper_interval * random.uniform(5, 10))  # noqa: S311
-                    await self._pass()
+                    async with self._database.connection() as connection:
+                        await self._pass(connection)
                 else:
                     async with await open_session(self._settings, "upkeep") as session:
                         await self._lead(session, backoff)
@@ -54,22 +55,23 @@ class Upkeep:
     async def _lead(self, session: AsyncConnection[DictRow], backoff: Backoff) -> None:
         leads = False
         while True:
-            async with asyncio.timeout(self._settings.database_timeout):
-                if leads:
-                    await session.execute(b"")  # The lock is ours for as long as the session lives. Does it?
-                else:
+            pause = self._settings.reaper_interval * random.uniform(0.9, 1.0)  # noqa: S311
+            if not leads:
+                async with asyncio.timeout(self._settings.database_timeout):
                     row = await (await session.execute(TRY_LOCK, (self._settings.db_schema,))).fetchone()
-                    leads = row is not None and row["leads"]
-                    if leads:
-                        log.info("upkeep.leading")
-            backoff.succeeded()
-            pause = self._settings.reaper_interval
+                leads = row is not None and row["leads"]
+                if leads:
+                    log.info("upkeep.leading")
             if leads:
-                pause = await self._pass() or pause
-            await asyncio.sleep(pause * random.uniform(0.9, 1.0))  # noqa: S311
+                # Through the session that holds the lock: when it is gone, so is the lead.
+                wanted = await self._pass(session)
+                pause = pause if wanted is None else max(0.0, wanted) + 0.01
+            backoff.succeeded()
+            await asyncio.sleep(pause)
 
-    async def _pass(self) -> float | None:
-        """All duties once. Returns when to come back, if sooner than usual."""
-        pause = await self._reaper.run()
-        await self._sweeper.run()
+    async def _pass(self, connection: AsyncConnection[DictRow]) -> float | None:
+        """All duties once. Returns when to come back, if that matters."""
+        async with asyncio.timeout(self._settings.database_timeout * 3):
+            pause = await self._reaper.run(connection)
+            await self._sweeper.run()
         return pause

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
+
+# Seconds between two looks for runs that nobody holds.
+RELEASE_INTERVAL = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -16,27 +23,32 @@ class Reaper:
         self._database = database
         self._signals = signals
         self._settings = database.settings
-        self._first = True
+        self._release_due = 0.0
 
-    async def run(self) -> float | None:
+    async def run(self, connection: AsyncConnection[DictRow]) -> float | None:
         """One look. Returns when to look again, if a worker is missing and its grace is running."""
         settings = self._settings
-        async with self._database.connection() as connection:
-            missing, lost = await watch_workers(connection, grace=settings.session_grace, young=settings.lease)
-            gone = [row for row in lost if await mark_lost(connection, row["worker_id"], grace=settings.session_grace)]
+        found = await watch_workers(connection, grace=settings.session_grace, young=settings.lease)
+        gone = [
+            worker
+            for worker in found
+            if worker["lost"] and await mark_lost(connection, worker["worker_id"], grace=settings.session_grace)
+        ]
         for worker in gone:
             log.warning(
                 "worker.declared_lost",
                 worker_id=str(worker["worker_id"]),
                 host=worker["host"],
                 pid=worker["pid"],
-                reason="its lease expired" if worker["lease_expired"] else "its session is gone",
+                reason="its lease expired" if worker["expired"] else "its session is gone",
             )
-        if gone or self._first:
-            # A leader before us may have died between declaring a worker lost and releasing its runs.
-            self._first = False
+        if gone:
+            self._release_due = 0.0
+        if time.monotonic() >= self._release_due:
             await self._release()
-        return settings.session_grace + 0.01 if missing else None
+            # Now and then without a reason, too: a worker may have claimed in the moment it was declared lost.
+            self._release_due = time.monotonic() + (settings.reaper_interval if gone else RELEASE_INTERVAL)
+        return min((worker["grace_left"] for worker in found if not worker["lost"]), default=None)
 
     async def _release(self) -> None:
         while released := await release_orphans(self._database, max_crashes=self._settings.max_crashes):

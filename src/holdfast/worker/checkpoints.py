@@ -164,14 +164,15 @@ class JournalSaver(PooledSaver):
 
 def _fits_inline(value: Any) -> bool:
     """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
-    primitives do in the stock saver: text with NUL, numbers JSON has no word for or rounds."""
+    primitives do in the stock saver: text with NUL, floats that `jsonb` has no word for or gives back as integers.
+    Integers are exact there at any size, which they are not in the blobs."""
     if value is None or isinstance(value, bool):
         return True
     if type(value) is str:
         return "\0" not in value
-    if type(value) is int:
-        return -(2**53) <= value <= 2**53
-    return type(value) is float and math.isfinite(value)
+    if type(value) is float:
+        return -1e15 < value < 1e15 and (value != 0.0 or math.copysign(1.0, value) > 0.0)
+    return type(value) is int
 
 
 def _json(value: Any) -> str:

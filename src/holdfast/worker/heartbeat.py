@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -115,7 +116,7 @@ class Heartbeat:
     def _beat(self, connection: Connection[DictRow], *, reconnected: bool) -> bool:
         """One renewal, and whatever was asked for since the last. False: the thread's work is done."""
         session = self._settings.session_url is not None
-        with connection.transaction():
+        with nullcontext() if session else connection.transaction():
             if not session:
                 connection.execute(f"SET LOCAL search_path TO {self._settings.db_schema}".encode())
             with self._lock:
