@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test check format clean
+.PHONY: help run demo test services check format docs bench-engine clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -28,8 +28,16 @@ run: $(RUN_STAMP) ## start Holdfast with the graphs in examples/ (Ctrl-C stops i
 demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch another finish it
 	@$(BIN)/holdfast demo --config $(CONFIG)
 
-test: $(DEV_STAMP) ## run the tests
+test: $(DEV_STAMP) services ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+# PgBouncer is in no package index. Without it, and without the right to install it, its tests are skipped with a
+# line that says so; in CI they fail.
+services:
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || test "$$(id -u)" != 0 || { \
+		echo "Installing pgbouncer, which the tests of that mode need"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer >/dev/null; \
+		service pgbouncer stop >/dev/null 2>&1 || true; }
 
 check: $(DEV_STAMP) ## lint, formatting, types, import direction
 	$(BIN)/ruff check .
@@ -40,6 +48,12 @@ check: $(DEV_STAMP) ## lint, formatting, types, import direction
 format: $(DEV_STAMP) ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
+	$(BIN)/python -m holdfast.settings_reference > docs/configuration.md
+
+bench-engine: $(DEV_STAMP) ## measure the engine's figures (docs/performance.md)
+	$(BIN)/python -m bench engine
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

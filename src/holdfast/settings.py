@@ -25,6 +25,11 @@ def _names(*names: str) -> AliasChoices:
     return AliasChoices(f"HOLDFAST_{names[0]}", *names)
 
 
+def _only_ours(name: str) -> AliasChoices:
+    """For words too common to take from an environment that others write to as well."""
+    return AliasChoices(f"HOLDFAST_{name}")
+
+
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -42,12 +47,12 @@ class Settings(BaseSettings):
         None,
         validation_alias=_names("DIRECT_DATABASE_URL"),
         description="A connection past PgBouncer, for what needs a session (LISTEN, the heartbeat, leadership). "
-        "Unset: DATABASE_URL is used, or, with PGBOUNCER, waiting turns to polling and a lost worker is noticed "
+        "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is noticed "
         "only when its lease expires.",
     )
     pgbouncer: bool = Field(
         False,
-        validation_alias=_names("PGBOUNCER"),
+        validation_alias=_only_ours("PGBOUNCER"),
         description="DATABASE_URL leads through PgBouncer in transaction mode: no prepared statements, no session "
         "state outside a transaction. Costs some speed.",
     )
@@ -82,7 +87,7 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         Path(".holdfast"),
-        validation_alias=_names("DATA_DIR"),
+        validation_alias=_only_ours("DATA_DIR"),
         description="Where the embedded Postgres keeps its data and its log.",
     )
     redis_url: str | None = Field(
@@ -95,7 +100,7 @@ class Settings(BaseSettings):
     # --- web --------------------------------------------------------------------------------------
     host: str = Field(
         "127.0.0.1",
-        validation_alias=_names("HOST"),
+        validation_alias=_only_ours("HOST"),
         description="The address the web process listens on. 0.0.0.0 lets everybody who reaches this machine in.",
     )
     port: int = Field(
@@ -155,7 +160,7 @@ class Settings(BaseSettings):
         3,
         ge=1,
         le=1000,
-        validation_alias=_names("MAX_CRASHES"),
+        validation_alias=_only_ours("MAX_CRASHES"),
         description="How many workers a run may take down before it is put with the dead letters.",
     )
     lease: Seconds = Field(
@@ -252,7 +257,7 @@ class Settings(BaseSettings):
     )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
-        validation_alias=_names("LOG_FORMAT"),
+        validation_alias=_only_ours("LOG_FORMAT"),
         description="`auto` is readable on a terminal and JSON elsewhere.",
     )
 

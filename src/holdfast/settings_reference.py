@@ -1,0 +1,50 @@
+"""Prints docs/configuration.md from the settings themselves: `python -m holdfast.settings_reference`."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
+
+from holdfast.settings import Settings, environment_names
+
+INTRODUCTION = """# Configuration
+
+Every setting is an environment variable; the common ones are flags as well (`holdfast dev --help`). Where several
+names are given they mean the same, and the first that is set wins: the later ones are those operators know from
+LangGraph and Aegra. A value out of range is refused at start, with the name, the value and the rule.
+
+The project itself (graphs, their dependencies and environment) is described by `langgraph.json`.
+
+This page is generated from the settings (`make docs`).
+"""
+
+
+def _range(field: FieldInfo) -> str:
+    low = next((f"{item.ge:,}" for item in field.metadata if isinstance(item, Ge)), None)
+    above = next((f"more than {item.gt:,}" for item in field.metadata if isinstance(item, Gt)), None)
+    high = next((f"{item.le:,}" for item in field.metadata if isinstance(item, Le)), None)
+    choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    if choices:
+        return ", ".join(choices)
+    start = low or above
+    if start and high:
+        return f"{start} to {high}" if low else f"{start}, at most {high}"
+    return f"at least {low}" if low else above or ""
+
+
+def _row(field: FieldInfo) -> str:
+    names = "<br>".join(f"`{name}`" for name in environment_names(field))
+    default = "" if field.default is None else f"`{field.default}`"
+    return f"| {names} | {default} | {_range(field)} | {field.description} |"
+
+
+def reference() -> str:
+    """The whole page."""
+    rows = "\n".join(_row(field) for field in Settings.model_fields.values())
+    return f"{INTRODUCTION}\n| Variable | Default | Range | Meaning |\n| --- | --- | --- | --- |\n{rows}\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
