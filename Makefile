@@ -20,7 +20,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
 
 run: $(RUN_STAMP) ## start Holdfast with the graphs in examples/ (Ctrl-C stops it)
 	@$(BIN)/holdfast dev --config $(CONFIG) --port $(PORT)

@@ -179,10 +179,12 @@ class Server:
         return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self._socket_dir()), safe='')}&port={PORT}"
 
     def _socket_dir(self) -> Path:
-        """The data directory, or a private one elsewhere when its path is too long for a socket's name."""
+        """The data directory, or a private one elsewhere when its path does not suit a socket."""
         name = f"holdfast-{hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]}"
         places = (self.pgdata, Path(tempfile.gettempdir()) / name, Path("/tmp") / name)  # noqa: S108
-        place = next((place for place in places if len(os.fsencode(place)) <= LONGEST_SOCKET_DIR), places[-1])
+        # To a client a comma separates hosts; to the server a quote would end the name.
+        fits = (p for p in places if len(os.fsencode(p)) <= LONGEST_SOCKET_DIR and not {",", '"'} & set(str(p)))
+        place = next(fits, places[-1])
         if place == self.pgdata:
             return place
         place.mkdir(mode=0o700, exist_ok=True)

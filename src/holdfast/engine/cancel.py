@@ -44,6 +44,8 @@ WITH ended AS (
 )
 UPDATE thread SET
     has_state = thread.has_state OR per_thread.started,
+    last_seq = greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = thread.thread_id
+                                          ORDER BY seq DESC LIMIT 1)),
     resting_status = CASE WHEN per_thread.midway THEN 'interrupted' ELSE thread.resting_status END,
     error = CASE WHEN per_thread.midway
                  THEN '{"error": "UserInterrupt", "message": "The run was cancelled."}'::jsonb ELSE thread.error END

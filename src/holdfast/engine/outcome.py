@@ -68,10 +68,3 @@ UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(),
 FROM unnest(%(run_ids)s::uuid[], %(afters)s::float8[]) AS o(run_id, after)
 WHERE run.run_id = o.run_id AND run.status = 'running'
 """
-
-# The numbers of a rolled-back run's events stay used: `seq` never goes back.
-KEEP_NUMBERS = """
-UPDATE thread SET last_seq = greatest(thread.last_seq, o.last_seq)
-FROM unnest(%(thread_ids)s::uuid[], %(last_seqs)s::bigint[]) AS o(thread_id, last_seq)
-WHERE thread.thread_id = o.thread_id
-"""

@@ -74,8 +74,26 @@ FROM held WHERE run.run_id = held.run_id
 RETURNING run.run_id, run.thread_id, run.status, run.attempt, run.crashes, run.error
 """
 
+# Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
+# thread is locked and the fence raised, so the numbers are ours to give.
+TELL_POISONED = """
+INSERT INTO event (thread_id, seq, run_id, kind, data)
+SELECT run.thread_id, numbered.last + told.place, run.run_id, told.kind, convert_to(told.data::text, 'UTF8')
+FROM run JOIN thread USING (thread_id)
+CROSS JOIN LATERAL (
+    SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = run.thread_id
+                                      ORDER BY seq DESC LIMIT 1)) AS last
+) AS numbered
+CROSS JOIN LATERAL (
+    VALUES (1, 'error', run.error), (2, 'end', jsonb_build_object('status', run.status, 'error', run.error))
+) AS told(place, kind, data)
+WHERE run.run_id = ANY(%(run_ids)s)
+"""
+
 MARK_POISONED_THREADS = """
-UPDATE thread SET resting_status = 'error', has_state = true, error = run.error, state_updated_at = now()
+UPDATE thread SET resting_status = 'error', has_state = true, error = run.error, state_updated_at = now(),
+                  last_seq = greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = thread.thread_id
+                                                        ORDER BY seq DESC LIMIT 1))
 FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_id
 """
 
@@ -107,6 +125,7 @@ async def release_orphans(database: Database, *, max_crashes: int) -> list[DictR
         released = await cursor.fetchall()
         poisoned = [row for row in released if row["status"] == "error"]
         if poisoned:
+            await connection.execute(TELL_POISONED, {"run_ids": [row["run_id"] for row in poisoned]})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": [row["run_id"] for row in poisoned]})
             ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
             await connection.execute(PROMOTE_NEXT, ended)

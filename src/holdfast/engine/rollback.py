@@ -42,6 +42,13 @@ WHERE b.thread_id = %(thread_id)s::uuid::text
                     AND c.checkpoint -> 'channel_versions' ->> b.channel = b.version)
 """
 
+# The events stay, for whoever watches the thread, and so do their numbers: `seq` never goes back.
+KEEP_NUMBERS = """
+UPDATE thread SET last_seq = greatest(last_seq, (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s
+                                                 ORDER BY seq DESC LIMIT 1))
+WHERE thread_id = %(thread_id)s
+"""
+
 ERASE_RUNS = "DELETE FROM run WHERE run_id = ANY(%(run_ids)s)"
 
 
@@ -49,5 +56,5 @@ async def erase_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_
     """Delete runs with all they wrote. The caller holds the locks of the thread and of the runs, and nobody else
     can write in their name any more: they are pending, or the caller is their owner."""
     parameters = {"thread_id": thread_id, "run_ids": run_ids}
-    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, ERASE_RUNS):
+    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_NUMBERS, ERASE_RUNS):
         await connection.execute(statement, parameters)

@@ -166,7 +166,8 @@ class Hub:
         if run_id in self._ended:
             event, feed = self._ended[run_id]
             event.set()
-            feed.wake()
+            # Its last events were committed with its end, or before: whoever stops watching must have read them.
+            feed.hint(None)
 
     async def run(self) -> None:
         """The slow poll behind the hints."""

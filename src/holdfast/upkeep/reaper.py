@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import orjson
 import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
@@ -60,4 +61,6 @@ class Reaper:
                     attempt=run["attempt"],
                     crashes=run["crashes"],
                 )
+            if poisoned := [str(run["run_id"]) for run in released if run["status"] == "error"]:
+                self._signals.publish("events", orjson.dumps({"ended": poisoned}).decode())
             self._signals.publish("work", "")

@@ -29,8 +29,8 @@ WITH doomed AS (
 DELETE FROM thread USING doomed WHERE thread.thread_id = doomed.thread_id
 """
 
-# Events of runs that ended long ago; `last_seq` on the thread keeps the numbering from starting again. The events of a
-# run that was rolled back go with the next run of the thread that expires.
+# Events of runs that ended long ago, and with them those of runs of the same thread that were rolled back;
+# `last_seq` on the thread keeps the numbering from starting again.
 SWEEP_EVENTS = """
 WITH expired AS (
     SELECT run.run_id, run.thread_id FROM run
@@ -39,8 +39,10 @@ WITH expired AS (
 ), forgotten AS (
     UPDATE run SET first_seq = NULL FROM expired WHERE run.run_id = expired.run_id
 )
-DELETE FROM event USING expired WHERE event.thread_id = expired.thread_id AND event.run_id = expired.run_id
-RETURNING event.seq
+DELETE FROM event USING (SELECT DISTINCT thread_id FROM expired) AS quiet
+WHERE event.thread_id = quiet.thread_id AND event.created_at < now() - make_interval(secs => %(ttl)s)
+  AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id
+                    AND (run.finished_at IS NULL OR run.finished_at >= now() - make_interval(secs => %(ttl)s)))
 """
 
 FORGET_WORKERS = """

@@ -13,7 +13,6 @@ from psycopg.rows import DictRow
 from holdfast.engine.outcome import (
     END_RUNS,
     END_THREADS,
-    KEEP_NUMBERS,
     RELEASE_RUNS,
     Ended,
     Outcome,
@@ -252,14 +251,6 @@ async def _write_outcomes(
         )
     for portion in rolled_back:
         await erase_runs(connection, portion.thread_id, [portion.run_id])
-    if rolled_back:
-        await connection.execute(
-            KEEP_NUMBERS,
-            {
-                "thread_ids": [portion.thread_id for portion in rolled_back],
-                "last_seqs": [portion.last_seq for portion in rolled_back],
-            },
-        )
     if not ended and not rolled_back:
         return None
     promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids})

@@ -81,7 +81,10 @@ class Heartbeat:
     async def resign(self, timeout: float) -> None:
         """Leave, and end the thread. Bounded: a database that is away will see the lease expire."""
         self._command("resign")
-        await asyncio.to_thread(self._thread.join, timeout)
+        # Not by `to_thread`: user code may be blocking every thread there is.
+        deadline = time.monotonic() + timeout
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
     def _command(self, command: str) -> None:
         with self._lock:

@@ -35,12 +35,15 @@ from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Claimed, Executor
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
+from holdfast.worker.threads import NodeThreads
 from holdfast.worker.watchdog import LoopWatchdog
 
 log = structlog.get_logger(__name__)
 
 # Not to be waited for longer than this once the grace is over: flush, resign, close.
 CLEANUP_TIMEOUT = 5.0
+# Nor a thread that user code blocks, longer than this once everything is handed back.
+THREAD_PATIENCE = 1.0
 
 
 class Worker:
@@ -272,6 +275,7 @@ class Worker:
 
 
 async def _main(settings: Settings, catalog: GraphCatalog) -> None:
+    threads = NodeThreads(settings.jobs)
     worker = Worker(settings, catalog)
     loop = asyncio.get_running_loop()
     asked = 0
@@ -286,6 +290,10 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     await worker.run()
+    if busy := await threads.end(THREAD_PATIENCE):
+        # The interpreter would wait for them, and the deploy with it. Their runs go on elsewhere already.
+        log.warning("worker.threads_left", threads=busy)
+        os._exit(0)
 
 
 def run_worker(settings: Settings, project: ProjectConfig) -> int:

@@ -31,14 +31,15 @@ class LoopWatchdog:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._threshold / 2):
+        # Asked ten times within the threshold, so that whatever blocks for longer is always caught.
+        while not self._stop.wait(self._threshold * 0.1):
             self._answered.clear()
             asked = time.monotonic()
             try:
                 self._loop.call_soon_threadsafe(self._answered.set)
             except RuntimeError:
                 return  # The loop is closed.
-            if self._answered.wait(self._threshold) or self._stop.is_set():
+            if self._answered.wait(self._threshold * 0.9) or self._stop.is_set():
                 continue
             log.warning(
                 "loop.blocked",
