@@ -49,6 +49,8 @@ async def post(database: Database, graph_id: str, input: Any = None, thread_id: 
             **new,
         ),
     )
+    async with database.connection() as connection:
+        await connection.execute("SELECT pg_notify(%s, '')", (f"{database.settings.db_schema}_work",))
     run_id: UUID = created.run["run_id"]
     return run_id
 
