@@ -47,13 +47,13 @@ class Settings(BaseSettings):
         None,
         validation_alias=_names("DIRECT_DATABASE_URL"),
         description="A connection past PgBouncer, for what needs a session (LISTEN, the heartbeat, leadership). "
-        "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is noticed "
-        "only when its lease expires.",
+        "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is "
+        "noticed only when its lease expires.",
     )
     pgbouncer: bool = Field(
         False,
         validation_alias=_only_ours("PGBOUNCER"),
-        description="DATABASE_URL leads through PgBouncer in transaction mode: no prepared statements, no session "
+        description="DATABASE_URL leads through PgBouncer in transaction mode: nothing is prepared, no session "
         "state outside a transaction. Costs some speed.",
     )
     db_schema: str = Field(

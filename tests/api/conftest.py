@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from holdfast.api.main import serve
+from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
 from tests.support.servers import free_port
@@ -25,7 +26,7 @@ def settings(database_url: str) -> Settings:
 async def web(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server that has no worker: runs stay queued."""
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(settings, load_config(EXAMPLES), stop))
+    task = asyncio.create_task(serve(settings, GraphCatalog.load(load_config(EXAMPLES)), stop))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
         async with asyncio.timeout(20):
             while True:

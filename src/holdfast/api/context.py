@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.states import CancelAction
-from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hub import Hub
@@ -23,7 +23,7 @@ from holdfast.streams.hub import Hub
 @dataclass
 class WebContext:
     settings: Settings
-    project: ProjectConfig
+    catalog: GraphCatalog
     database: Database
     signals: Signals
     hub: Hub

@@ -13,6 +13,7 @@ from holdfast.api.app import build_app
 from holdfast.api.context import WebContext
 from holdfast.db.connect import Database
 from holdfast.errors import OperatorError
+from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
@@ -42,11 +43,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(settings: Settings, project: ProjectConfig, stop: asyncio.Event | None = None) -> None:
+async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
     """Serve until a signal comes, or `stop` is set."""
     database = Database(settings, "web")
     signals = PostgresSignals(database)
-    web = WebContext(settings, project, database, signals, Hub(database, signals))
+    web = WebContext(settings, catalog, database, signals, Hub(database, signals))
     await database.open()
     server = _Server(
         uvicorn.Config(
@@ -82,8 +83,9 @@ async def serve(settings: Settings, project: ProjectConfig, stop: asyncio.Event 
 def run_web(settings: Settings, project: ProjectConfig) -> int:
     """Serve until told to stop. Streams are closed; their clients resume where they were."""
     configure_logging(settings, role="web", pid=os.getpid())
+    catalog = GraphCatalog.load(project)
     try:
-        uvloop.run(serve(settings, project))
+        uvloop.run(serve(settings, catalog))
     except* OperatorError as group:
         raise group.exceptions[0] from None
     return 0

@@ -18,7 +18,7 @@ from holdfast.api.streaming import locations, stream_response, wait_response
 from holdfast.api.threads import RESERVED_METADATA
 from holdfast.engine.create import NewRun, create_run
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.graphs.assistants import assistant_id, resolve_assistant
+from holdfast.graphs.assistants import assistant_id
 from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread, present
 from holdfast.streams.sse import select_modes
@@ -57,12 +57,12 @@ def _kwargs(body: RunCreate, *, temporary: bool) -> dict[str, Any]:
 
 
 async def _create(web: WebContext, body: RunCreate, thread_id: UUID | None) -> DictRow:
-    graph_id = resolve_assistant(web.project.graphs, body.assistant_id)
+    graph_id = web.catalog.resolve(body.assistant_id)
     if graph_id is None:
         try:
             UUID(body.assistant_id)
         except ValueError:
-            known = ", ".join(web.project.graphs)
+            known = ", ".join(web.catalog.graph_ids)
             raise InvalidRequest(f"Assistant '{body.assistant_id}' is neither a UUID nor one of: {known}.") from None
         raise NotFound(f"Assistant {body.assistant_id} does not exist.")
     if body.webhook is not None:

@@ -53,6 +53,20 @@ RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, 
           extract(epoch FROM now() - run.ready_at)::float8 AS waited
 """
 
+# A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
+# nobody else would ever look for such a run. Nothing has been executed: that costs the run neither its place nor a
+# crash. The fence rises, as whenever a run changes hands.
+RETURN_STRAYS = """
+WITH stray AS (
+    SELECT run_id FROM run
+    WHERE worker_id = %(worker_id)s AND status = 'running' AND run_id <> ALL(%(held)s::uuid[])
+    ORDER BY run_id FOR NO KEY UPDATE
+)
+UPDATE run SET status = 'pending', worker_id = NULL, fence = run.fence + 1, updated_at = now()
+FROM stray WHERE run.run_id = stray.run_id
+RETURNING run.run_id
+"""
+
 # Nothing is due now: how long until something is? Bounds a worker's sleep.
 NEXT_DUE = """
 SELECT extract(epoch FROM min(ready_at) - now())::float8 AS seconds FROM (
@@ -71,6 +85,12 @@ async def claim(
     """
     cursor = await connection.execute(CLAIM, {"worker_id": worker_id, "slots": slots, "graphs": list(graphs)})
     return await cursor.fetchall()
+
+
+async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[UUID]:
+    """Give back the runs this worker owns without knowing it: all but those it holds. Not while it is claiming."""
+    cursor = await connection.execute(RETURN_STRAYS, {"worker_id": worker_id, "held": list(held)})
+    return [row["run_id"] for row in await cursor.fetchall()]
 
 
 async def seconds_until_due(connection: AsyncConnection[DictRow]) -> float | None:

@@ -80,6 +80,17 @@ ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
 PUT_WRITES = INSERT_WRITES + "DO NOTHING"
 REPLACE_WRITES = INSERT_WRITES + "DO UPDATE SET channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob"
 
+# An answer that a node has taken is taken. LangGraph forgets it in memory only, and the next attempt would give it to
+# the next question as well.
+TAKE_ANSWERS = """
+DELETE FROM checkpoint_writes USING unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[],
+                                           %(tasks)b::text[], %(indexes)b::integer[])
+    AS taken(thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+WHERE checkpoint_writes.thread_id = taken.thread_id AND checkpoint_writes.checkpoint_ns = taken.checkpoint_ns
+  AND checkpoint_writes.checkpoint_id = taken.checkpoint_id AND checkpoint_writes.task_id = taken.task_id
+  AND checkpoint_writes.idx = taken.idx
+"""
+
 MARK_PROGRESS = """
 UPDATE run SET progress = p.progress FROM unnest(%(run_ids)s::uuid[], %(progress)s::smallint[]) AS p(run_id, progress)
 WHERE run.run_id = p.run_id AND run.progress < p.progress
@@ -99,17 +110,24 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
+    """`progress`: how far the run has come once this is durable; see `worker/resume.py`."""
+
     blobs: list[BlobRow]
     row: CheckpointRow
+    progress: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WritesEntry:
-    """`replace`: a later write to the same place wins, else the first stays. The stock saver's rule."""
+    """`replace`: a later write to the same place wins, else the first stays. The stock saver's rule.
+
+    `takes`: the place of the answer that these writes show to have been taken.
+    """
 
     rows: list[tuple[WriteKey, tuple[str, str, str, bytes]]]
     replace: bool
     progress: int = 0
+    takes: WriteKey | None = None
 
 
 Entry = EventEntry | CheckpointEntry | WritesEntry
@@ -175,6 +193,7 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     # No statement may touch one row twice, so what a batch writes to one place is reduced to what would remain.
     kept: dict[WriteKey, tuple[str, str, str, bytes]] = {}
     replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    taken: set[WriteKey] = set()
     progress: dict[UUID, int] = {}
     for portion in portions:
         seq = portion.first_seq
@@ -186,16 +205,19 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
                 for blob in entry.blobs:
                     blobs.setdefault(blob[:4], blob)
                 checkpoints[entry.row[:3]] = entry.row
-                if entry.row[1] == "":
-                    progress[portion.run_id] = 2
+                progress[portion.run_id] = max(entry.progress, progress.get(portion.run_id, 0))
             elif type(entry) is WritesEntry:
                 for key, row in entry.rows:
+                    taken.discard(key)
                     if entry.replace:
                         replaced[key] = row
                     else:
                         kept.setdefault(key, row)
-                if entry.progress:
-                    progress.setdefault(portion.run_id, entry.progress)
+                if entry.takes is not None:
+                    replaced.pop(entry.takes, None)
+                    kept.pop(entry.takes, None)
+                    taken.add(entry.takes)
+                progress[portion.run_id] = max(entry.progress, progress.get(portion.run_id, 0))
     for key in replaced:
         kept.pop(key, None)
     if events:
@@ -208,8 +230,11 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
         if writes:
             rows = [(*key, *row) for key, row in writes.items()]
             await connection.execute(statement, _columns(rows, WRITE_NAMES))
-    if progress:
-        await connection.execute(MARK_PROGRESS, {"run_ids": list(progress.keys()), "progress": list(progress.values())})
+    if taken:
+        await connection.execute(TAKE_ANSWERS, _columns(list(taken), WRITE_NAMES[:5]))
+    advanced = {run_id: reached for run_id, reached in progress.items() if reached}
+    if advanced:
+        await connection.execute(MARK_PROGRESS, {"run_ids": list(advanced), "progress": list(advanced.values())})
 
 
 async def _write_outcomes(

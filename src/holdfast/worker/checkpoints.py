@@ -21,35 +21,20 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     get_serializable_checkpoint_metadata,
 )
-from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.checkpoint.serde.types import RESUME, _DeltaSnapshot
 from psycopg import AsyncCursor
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.worker.batch import BlobRow, CheckpointEntry, WritesEntry
+from holdfast.resources.checkpoints import PooledSaver
+from holdfast.worker.batch import BlobRow, CheckpointEntry, WriteKey, WritesEntry
 from holdfast.worker.journal import Lane
+from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING
+
+__all__ = ["JournalSaver", "PooledSaver"]
 
 NULL_TASK_ID = "00000000-0000-0000-0000-000000000000"
-
-
-class PooledSaver(AsyncPostgresSaver):
-    """The stock saver on Holdfast's pool, schema and PgBouncer rules included."""
-
-    def __init__(self, database: Database, serde: SerializerProtocol | None = None) -> None:
-        super().__init__(cast(Any, database.pool), serde=serde)
-        self._database = database
-
-    @asynccontextmanager
-    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
-        async with self._database.connection() as connection:
-            if pipeline:
-                async with connection.pipeline(), connection.cursor(binary=True, row_factory=dict_row) as cursor:
-                    yield cursor
-            else:
-                async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
-                    yield cursor
 
 
 class JournalSaver(PooledSaver):
@@ -77,6 +62,7 @@ class JournalSaver(PooledSaver):
         self._wait = wait
         self._fresh = fresh
         self._written_namespaces: set[str] = set()
+        self._has_head = False
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
@@ -93,7 +79,10 @@ class JournalSaver(PooledSaver):
                 and configurable["thread_id"] == str(self._lane.thread_id)
             ):
                 return None
-        return await super().aget_tuple(config)
+        found = await super().aget_tuple(config)
+        if found is not None and found.config["configurable"].get("checkpoint_ns", "") == "":
+            self._has_head = True
+        return found
 
     async def aput(
         self,
@@ -126,7 +115,10 @@ class JournalSaver(PooledSaver):
             _json(get_serializable_checkpoint_metadata(config, metadata)),
         )
         self._written_namespaces.add(namespace)
-        self._lane.checkpoint(CheckpointEntry(blobs, row))
+        # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.
+        reached = CHECKPOINT if namespace == "" and checkpoint["channel_versions"] else NOTHING
+        self._has_head = self._has_head or namespace == ""
+        self._lane.checkpoint(CheckpointEntry(blobs, row, reached))
         await self._admit()
         return {
             "configurable": {
@@ -149,10 +141,16 @@ class JournalSaver(PooledSaver):
             )
             for index, (channel, value) in enumerate(writes)
         ]
-        # A Command's update and answer are stored under the null task, on the checkpoint the run found.
-        progress = 1 if task_id == NULL_TASK_ID and namespace == "" else 0
+        # A Command's update and answer are stored under the null task, on the checkpoint the run found. On a thread
+        # without one they hang in the air, and the Command has to be given again.
+        command = task_id == NULL_TASK_ID and namespace == ""
+        reached = COMMAND_WRITES if command and self._has_head else NOTHING
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
-        self._lane.writes(WritesEntry(rows, replace, progress))
+        takes: WriteKey | None = None
+        if task_id != NULL_TASK_ID and any(channel == RESUME for channel, _ in writes):
+            head = configurable["checkpoint_id"] if namespace == "" else configurable["checkpoint_map"][""]
+            takes = (configurable["thread_id"], "", head, NULL_TASK_ID, WRITES_IDX_MAP[RESUME])
+        self._lane.writes(WritesEntry(rows, replace, reached, takes))
         await self._admit()
 
     async def _admit(self) -> None:

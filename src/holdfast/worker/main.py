@@ -21,7 +21,7 @@ import uvloop
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.engine.claim import claim, seconds_until_due
+from holdfast.engine.claim import claim, return_strays, seconds_until_due
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
@@ -63,6 +63,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._draining = False
+        self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
         self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost)
 
@@ -114,6 +115,11 @@ class Worker:
             attempt.stop(Drained("the worker is shutting down"))
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._worker_id is not None:
+            # The claim that was interrupted may have been made.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLEANUP_TIMEOUT):
+                    await self._return_strays(self._worker_id)
 
     # --- claiming ---------------------------------------------------------------------------------
 
@@ -127,6 +133,8 @@ class Worker:
             self._wake.clear()
             free = self._settings.jobs - len(self._attempts)
             pause = self._settings.poll_interval
+            if time.monotonic() >= self._strays_due:
+                await self._return_strays(worker_id)
             if free > 0 and time.monotonic() < self._heartbeat.deadline:
                 try:
                     async with self.database.connection() as connection:
@@ -135,6 +143,7 @@ class Worker:
                             due = await seconds_until_due(connection)
                             pause = pause if due is None else min(pause, due + 0.001)
                 except (psycopg.Error, OSError) as error:
+                    self._strays_due = 0.0
                     await backoff.failed(error)
                     continue
                 backoff.succeeded()
@@ -145,6 +154,18 @@ class Worker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    async def _return_strays(self, worker_id: UUID) -> None:
+        """After a claim that may have been made although it failed; and now and then, for runs left by a defect."""
+        try:
+            async with self.database.connection() as connection:
+                strays = await return_strays(connection, worker_id, list(self._attempts))
+        except (psycopg.Error, OSError):
+            return  # Still due. The claim that follows will wait and say so.
+        self._strays_due = time.monotonic() + self._settings.lease
+        if strays:
+            log.warning("worker.strays_returned", run_ids=[str(run_id) for run_id in strays])
+            self.signals.publish("work", "")
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
@@ -170,7 +191,7 @@ class Worker:
         try:
             outcome = await self.executor.execute(attempt)
         except Exception:
-            # The run stays ours until the lease ends, and is then taken over: nothing is lost, but it must be seen.
+            # The run goes back with the next strays: nothing is lost, but it must be seen.
             log.exception("run.crashed", run_id=str(run.run_id))
         finally:
             if self._attempts.get(run.run_id) is attempt:
