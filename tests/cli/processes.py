@@ -46,6 +46,13 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
+def processes_in(directory: Path) -> list[int]:
+    """The processes whose current directory is `directory`."""
+    return [
+        process.info["pid"] for process in psutil.process_iter(["pid", "cwd"]) if process.info["cwd"] == str(directory)
+    ]
+
+
 def postmaster(data_dir: Path) -> int:
     """The process id of the embedded Postgres, or 0."""
     try:

@@ -130,6 +130,17 @@ def test_input_from_a_file_and_from_stdin(tmp_path: Path) -> None:
     assert script.requests("POST").count("/threads") == 1, "a thread that is given is not made"
 
 
+def test_resume_answers_a_thread() -> None:
+    script = Script([METADATA])
+    with serving(script) as url:
+        done = command(url, "run", "ask", "--thread", THREAD, "--resume", '"yes"')
+        alone = command(url, "run", "ask", "--resume", '"yes"')
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert script.seen[0][3]["command"] == {"resume": "yes"}
+    assert "input" not in script.seen[0][3]
+    assert alone.returncode == ExitCode.USAGE
+
+
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_go_on() -> None:
     script = Script([METADATA], status="pending")
     with serving(script) as url, Program(holdfast("run", "steps", "--input", "{}", "--url", url)) as program:

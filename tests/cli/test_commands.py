@@ -10,14 +10,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.cli.exit_codes import MEANING, ExitCode
 from holdfast.cli.fleet import child_environment
 from holdfast.settings import load_settings
 
-from .processes import holdfast, processes_naming
+from .processes import holdfast, processes_in, processes_naming
 
 COMMANDS = [
     ["dev"],
@@ -166,5 +165,5 @@ def refused(done: subprocess.CompletedProcess[str], says: str, project: Path) ->
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    left = [pid for pid in processes_naming("holdfast") if psutil.Process(pid).cwd() == str(project)]
-    assert not left
+    assert not processes_in(project)
+    assert not processes_naming(str(project))

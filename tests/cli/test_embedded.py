@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.embedded_server import log_path
@@ -175,10 +176,13 @@ def test_an_initialisation_that_was_cut_short_is_done_again(postgres: EmbeddedPo
     assert not half_made.exists()
 
 
-@pytest.mark.parametrize("name", ["with a space, and a comma", "very-long-" * 11])
+@pytest.mark.parametrize("name", ["with a space", "with, a comma", 'with "quotes"', "very-long-" * 11])
 def test_any_path_will_do(tmp_path: Path, name: str) -> None:
     with EmbeddedPostgres(tmp_path / name) as server:
-        assert works(server.start())
+        url = server.start()
+        assert works(url)
+    socket_dir = Path(str(conninfo_to_dict(url)["host"]))
+    assert socket_dir == tmp_path / name / "postgres" or not socket_dir.exists(), "one made for the socket is removed"
 
 
 def test_variables_of_other_servers_do_not_matter(postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:

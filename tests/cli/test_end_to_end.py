@@ -38,7 +38,7 @@ def started(role: str, data_dir: Path, *arguments: str | Path) -> Iterator[tuple
     """A running server and its URL. At the end it must be gone, with everything that belongs to it."""
     environ = {"HOLDFAST_DATA_DIR": str(data_dir), "COLUMNS": "300"}
     with Program(holdfast(role, "--port", "0", *arguments), environ=environ) as program:
-        yield program, program.expect(r"Holdfast is ready:? +(http://[\w.:]+)")[1]
+        yield program, program.expect(r"Holdfast is ready: (http://[\w.:]+)")[1]
     wait_for(lambda: not processes_naming(str(data_dir)), "everything has ended")
 
 
@@ -87,9 +87,9 @@ def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_second_server_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    with started("serve", tmp_path, "--config", EXAMPLES) as (program, _):
+    with started("serve", tmp_path, "--config", EXAMPLES) as (program, url):
         environ = {**os.environ, "HOLDFAST_DATA_DIR": str(tmp_path)}
-        command = holdfast("serve", "--port", "0", "--config", EXAMPLES)
+        command = holdfast("serve", "--port", url.rpartition(":")[2], "--config", EXAMPLES)
         second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
         assert second.returncode == ExitCode.CONFIG
         assert f"in use by another Holdfast (process {program.pid})" in second.stderr
@@ -104,7 +104,7 @@ def test_dev_says_what_to_try_and_takes_up_new_code(tmp_path: Path) -> None:
 
     with started("dev", data_dir, "--config", config) as (program, url):
         program.expect(rf"holdfast run g --input '\{{.*\}}' --url {url}")
-        program.expect("Ctrl-C; twice to stop at once")
+        program.expect("Stop with Ctrl-C; twice to stop at once")
 
         def answers(word: str) -> bool:
             return word in client(url, "run", "g", "--input", "{}").stdout

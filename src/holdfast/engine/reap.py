@@ -15,15 +15,16 @@ from holdfast.db.connect import Database
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 
 # Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from pg_stat_activity
-# for the grace. The second is suspended while the server is young: every session is new then. One statement, because
-# the leader asks every second: it notes who is missing or back, and names who is missing now or lost.
+# for the grace. The second holds only for a session that began under this very server: when Postgres restarts, all of
+# them are gone, and each worker gets the time of its lease to come back. One statement, because the leader asks every
+# second: it notes who is missing or back, and names who is missing now or lost.
 WATCH_WORKERS = """
 WITH seen AS (
     SELECT worker_id, host, pid, session_gone_at, lease_until < now() AS expired,
            worker.backend_pid IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM pg_stat_activity session
                            WHERE session.pid = worker.backend_pid AND session.backend_start = worker.backend_start)
-           AND pg_postmaster_start_time() < now() - make_interval(secs => %(young)s) AS gone
+           AND worker.backend_start >= pg_postmaster_start_time() AS gone
     FROM worker WHERE status IN ('online', 'draining')
 ), noted AS (
     UPDATE worker SET session_gone_at = CASE WHEN seen.gone THEN now() END
@@ -98,10 +99,10 @@ FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_i
 """
 
 
-async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, young: float) -> list[DictRow]:
+async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float) -> list[DictRow]:
     """The workers whose session is missing or whose lease has expired; `lost` says which are lost by now, and
     `grace_left` how many seconds the others have."""
-    cursor = await connection.execute(WATCH_WORKERS, {"grace": grace, "young": young})
+    cursor = await connection.execute(WATCH_WORKERS, {"grace": grace})
     return await cursor.fetchall()
 
 

@@ -29,7 +29,7 @@ class Reaper:
     async def run(self, connection: AsyncConnection[DictRow]) -> float | None:
         """One look. Returns when to look again, if a worker is missing and its grace is running."""
         settings = self._settings
-        found = await watch_workers(connection, grace=settings.session_grace, young=settings.lease)
+        found = await watch_workers(connection, grace=settings.session_grace)
         gone = [
             worker
             for worker in found

@@ -43,6 +43,8 @@ class JournalSaver(PooledSaver):
     - A write under a stale fence is refused: LeaseLost.
     - With `wait` (durability "sync") a put returns when it is durable. Without, it returns when the journal has it:
       the journal keeps the order, and the run's end is written after all of them.
+    - With `hold` (durability "exit") nothing is written before `release`, and then all at once: a crash between two
+      writes of an ending run would leave a state that no run was ever in.
     - A read sees every write made before it.
     - `fresh`: the thread is known to have had no checkpoint when the run began, so there is nothing to look for but
       what this run wrote.
@@ -54,18 +56,21 @@ class JournalSaver(PooledSaver):
         lane: Lane,
         *,
         wait: bool = False,
+        hold: bool = False,
         fresh: bool = False,
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(database, serde=serde)
         self._lane = lane
         self._wait = wait
+        self._held: list[CheckpointEntry | WritesEntry] | None = [] if hold else None
         self._fresh = fresh
         self._written_namespaces: set[str] = set()
         self._has_head = False
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
+        self.release()
         await self._lane.flush()
         async with super()._cursor(pipeline=pipeline) as cursor:
             yield cursor
@@ -118,8 +123,7 @@ class JournalSaver(PooledSaver):
         # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.
         reached = CHECKPOINT if namespace == "" and checkpoint["channel_versions"] else NOTHING
         self._has_head = self._has_head or namespace == ""
-        self._lane.checkpoint(CheckpointEntry(blobs, row, reached))
-        await self._admit()
+        await self._hand_in(CheckpointEntry(blobs, row, reached))
         return {
             "configurable": {
                 "thread_id": thread_id,
@@ -141,19 +145,37 @@ class JournalSaver(PooledSaver):
             )
             for index, (channel, value) in enumerate(writes)
         ]
-        # A Command's update and answer are stored under the null task, on the checkpoint the run found. On a thread
-        # without one they hang in the air, and the Command has to be given again.
-        command = task_id == NULL_TASK_ID and namespace == ""
+        # A Command's update and answer are stored under the null task, on the checkpoint the run found; what is held
+        # back comes with them, whatever it is. On a thread without a checkpoint they hang in the air, and the Command
+        # has to be given again.
+        command = namespace == "" and (task_id == NULL_TASK_ID or self._held is not None)
         reached = COMMAND_WRITES if command and self._has_head else NOTHING
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         takes: WriteKey | None = None
         if task_id != NULL_TASK_ID and any(channel == RESUME for channel, _ in writes):
-            head = configurable["checkpoint_id"] if namespace == "" else configurable["checkpoint_map"][""]
+            parents = configurable.get("checkpoint_map") or {}
+            head = configurable["checkpoint_id"] if namespace == "" else parents.get("", "")
             takes = (configurable["thread_id"], "", head, NULL_TASK_ID, WRITES_IDX_MAP[RESUME])
-        self._lane.writes(WritesEntry(rows, replace, reached, takes))
-        await self._admit()
+        await self._hand_in(WritesEntry(rows, replace, reached, takes))
 
-    async def _admit(self) -> None:
+    def release(self) -> None:
+        """Hand in what was held back, as one."""
+        if self._held:
+            held, self._held = self._held, []
+            for entry in held:
+                self._enter(entry)
+
+    def _enter(self, entry: CheckpointEntry | WritesEntry) -> None:
+        if isinstance(entry, CheckpointEntry):
+            self._lane.checkpoint(entry)
+        else:
+            self._lane.writes(entry)
+
+    async def _hand_in(self, entry: CheckpointEntry | WritesEntry) -> None:
+        if self._held is not None:
+            self._held.append(entry)
+            return
+        self._enter(entry)
         if self._wait:
             await self._lane.flush()
         else:

@@ -155,7 +155,10 @@ class Executor:
         self, attempt: Attempt, stack: AsyncExitStack
     ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig]:
         run = attempt.run
-        saver = self._saver(self._database, attempt.lane, wait=run.kwargs.get("durability") == "sync", fresh=run.fresh)
+        durability = run.kwargs.get("durability")
+        saver = self._saver(
+            self._database, attempt.lane, wait=durability == "sync", hold=durability == "exit", fresh=run.fresh
+        )
         config = run_config(run)
         graph = await stack.enter_async_context(
             self._catalog.open(
@@ -194,7 +197,7 @@ class Executor:
         """The graph's stream, into the journal."""
         run, lane = attempt.run, attempt.lane
         kwargs = run.kwargs
-        if run.progress == CHECKPOINT:
+        if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
             )
@@ -203,18 +206,22 @@ class Executor:
                 return
         requested = frozenset(kwargs.get("stream_mode") or ["values"])
         messages = MessageModes(requested)
-        async for namespace, mode, chunk in stream_graph(graph, config, run, requested):
-            if mode == "messages":
-                for kind, data in messages.events(chunk):
-                    lane.event(kind, data, namespace if kind == "messages" else "")
-            else:
-                if namespace == "" and mode == "values":
-                    progress.values, progress.seen_values = chunk, True
-                if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
-                    progress.paused = True
-                if mode in requested:
-                    lane.event(mode, to_json(chunk), namespace)
-            await lane.room()
+        try:
+            async for namespace, mode, chunk in stream_graph(graph, config, run, requested):
+                if mode == "messages":
+                    for kind, data in messages.events(chunk):
+                        lane.event(kind, data, namespace if kind == "messages" else "")
+                else:
+                    if namespace == "" and mode == "values":
+                        progress.values, progress.seen_values = chunk, True
+                    if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
+                        progress.paused = True
+                    if mode in requested:
+                        lane.event(mode, to_json(chunk), namespace)
+                await lane.room()
+        finally:
+            if isinstance(graph.checkpointer, JournalSaver):
+                graph.checkpointer.release()
         if "values" not in requested and progress.seen_values:
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.values))
@@ -353,7 +360,7 @@ async def stream_graph(
     if run.kwargs.get("context") is not None:
         options["context"] = run.kwargs["context"]
     stream = graph.astream(
-        starting_input(kwargs, run.progress),
+        await starting_input(graph, config, kwargs, run.progress, run.attempt),
         config,
         stream_mode=sorted(modes),  # type: ignore[arg-type]
         interrupt_before=before,

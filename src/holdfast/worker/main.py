@@ -119,7 +119,8 @@ class Worker:
             # The claim that was interrupted may have been made.
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLEANUP_TIMEOUT):
-                    await self._return_strays(self._worker_id)
+                    while not await self._return_strays(self._worker_id):
+                        await asyncio.sleep(0.1)
 
     # --- claiming ---------------------------------------------------------------------------------
 
@@ -155,17 +156,18 @@ class Worker:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
-    async def _return_strays(self, worker_id: UUID) -> None:
+    async def _return_strays(self, worker_id: UUID) -> bool:
         """After a claim that may have been made although it failed; and now and then, for runs left by a defect."""
         try:
             async with self.database.connection() as connection:
                 strays = await return_strays(connection, worker_id, list(self._attempts))
         except (psycopg.Error, OSError):
-            return  # Still due. The claim that follows will wait and say so.
+            return False  # Still due. The claim that follows will wait and say so.
         self._strays_due = time.monotonic() + self._settings.lease
         if strays:
             log.warning("worker.strays_returned", run_ids=[str(run_id) for run_id in strays])
             self.signals.publish("work", "")
+        return True
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.types import All, Command, Send, StateSnapshot
 
@@ -31,52 +32,101 @@ def build_command(command: dict[str, Any]) -> Command[Any]:
     )
 
 
-def starting_input(kwargs: dict[str, Any], progress: int) -> Any:
+async def starting_input(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, kwargs: dict[str, Any], progress: int, attempt: int
+) -> Any:
     """The graph's input for this attempt. None means: go on from the thread's head."""
     command = kwargs.get("command")
+    if progress == CHECKPOINT:
+        return None
+    if command is None:
+        return kwargs.get("input") if progress == NOTHING else None
+    resume = command.get("resume")
+    by_id = _is_resume_map(resume)
+    if by_id and attempt > 1:
+        waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+        resume = {key: answer for key, answer in resume.items() if key in waiting}
     if progress == NOTHING:
-        return kwargs.get("input") if command is None else build_command(command)
-    if progress == COMMAND_WRITES and command is not None and _is_resume_map(command.get("resume")):
-        # Answers by interrupt id are not stored with the Command's other writes; they have to be given again, alone.
-        return Command(resume=command["resume"])
-    return None
+        return build_command({**command, "resume": resume})
+    if resume is None:
+        return None
+    # The Command is stored, but for answers by interrupt id. An empty answer says that this is a resume: with None,
+    # a run that names its checkpoint would be taken for a fork, and forget the answers it has.
+    return Command(resume=resume if by_id else {})
 
 
 def _is_resume_map(resume: Any) -> bool:
     return isinstance(resume, dict) and bool(resume) and all(isinstance(key, str) and len(key) == 32 for key in resume)
 
 
+def _waiting_interrupts(state: StateSnapshot) -> set[str]:
+    """The questions that still wait, as the innermost graphs know them. A node that took an answer, and asked
+    something else before the crash, would take the same answer again for the next question."""
+    waiting: set[str] = set()
+    for task in state.tasks:
+        if isinstance(task.state, StateSnapshot) and task.state.tasks:
+            waiting |= _waiting_interrupts(task.state)
+        else:
+            waiting |= {interrupt.id for interrupt in task.interrupts}
+    return waiting
+
+
 async def waits_at_breakpoint(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     run_id: str,
-    before: All | list[str] | None,
-    after: All | list[str] | None,
+    before: All | Sequence[str] | None,
+    after: All | Sequence[str] | None,
 ) -> StateSnapshot | None:
     """The thread's state, if an earlier attempt of this run came to a static breakpoint and was lost before it could
     say so. Going on from there would walk through the breakpoint: LangGraph takes a resume for the consent."""
-    stops_before: All | Sequence[str] = before or graph.interrupt_before_nodes
-    stops_after: All | Sequence[str] = after or graph.interrupt_after_nodes
-    if not stops_before and not stops_after:
+    before, after = before or graph.interrupt_before_nodes, after or graph.interrupt_after_nodes
+    nested = {
+        path: (child.interrupt_before_nodes, child.interrupt_after_nodes)
+        for path, child in graph.get_subgraphs(recurse=True)
+        if child.interrupt_before_nodes or child.interrupt_after_nodes
+    }
+    if not before and not after and not nested:
         return None
-    state = await graph.aget_state(config)
+    saver = graph.checkpointer
+    assert isinstance(saver, BaseCheckpointSaver)
+    state = await graph.aget_state(config, subgraphs=bool(nested))
+    levels = [("", state)]
+    while levels:
+        path, level = levels.pop()
+        stops_before, stops_after = nested.get(path, ((), ())) if path else (before, after)
+        if await _stopped(saver, level, run_id, stops_before, stops_after):
+            return state
+        levels += [
+            (f"{path}|{task.name}" if path else task.name, task.state)
+            for task in level.tasks
+            if isinstance(task.state, StateSnapshot)
+        ]
+    return None
+
+
+async def _stopped(
+    saver: BaseCheckpointSaver[Any],
+    state: StateSnapshot,
+    run_id: str,
+    before: All | Sequence[str],
+    after: All | Sequence[str],
+) -> bool:
+    """Whether this run brought one graph to the place it is in, and that place is a breakpoint."""
     metadata = state.metadata or {}
     if not state.next or metadata.get("run_id") != run_id or metadata.get("source") == "fork":
-        return None
-    if _stops(stops_before, set(state.next)):
-        return state
-    if stops_after and metadata.get("source") == "loop" and state.parent_config is not None:
-        saver = graph.checkpointer
-        assert saver is not None
-        assert not isinstance(saver, bool)
-        head = await saver.aget_tuple(state.config)
-        parent = await saver.aget_tuple(state.parent_config)
-        if head is not None and parent is not None:
-            seen, earlier = head.checkpoint["versions_seen"], parent.checkpoint["versions_seen"]
-            executed = {node for node in seen if seen[node] != earlier.get(node) and not node.startswith("__")}
-            if _stops(stops_after, executed):
-                return state
-    return None
+        return False
+    if _stops(before, set(state.next)):
+        return True
+    if not after or metadata.get("source") != "loop":
+        return False
+    head = await saver.aget_tuple(state.config)
+    # With durability "exit" the parent is where the run began, or missing. That does as well: had an earlier step
+    # executed such a node, the run would have stopped there.
+    parent = None if state.parent_config is None else await saver.aget_tuple(state.parent_config)
+    seen = {} if head is None else head.checkpoint["versions_seen"]
+    earlier = {} if parent is None else parent.checkpoint["versions_seen"]
+    return _stops(after, {node for node in seen if seen[node] != earlier.get(node) and not node.startswith("__")})
 
 
 def _stops(at: All | Sequence[str], nodes: set[str]) -> bool:

@@ -1,0 +1,106 @@
+"""What the resources' requests have in common: searching, paging, selecting, and metadata that may be kept.
+
+class AssistantSearch(Search):
+    sort_by: Literal["name", ...] | None = None
+    select: list[Literal["name", ...]] | None = None
+
+found, headers = page(await search_assistants(connection, limit=body.fetch, ...), body)
+return Json([only(present(row), body.select) for row in found], headers=headers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from holdfast.api.bodies import Body
+from holdfast.errors import InvalidRequest
+
+# Set by the server alone.
+RESERVED_METADATA = frozenset({"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"})
+RESERVED_CONFIGURABLE = frozenset(
+    {
+        "langgraph_auth_user",
+        "langgraph_auth_user_id",
+        "langgraph_auth_permissions",
+        "langgraph_request_id",
+        "__langsmith_project__",
+        "__langsmith_example_id__",
+        "__request_start_time_ms__",
+        "__after_seconds__",
+        "__otel_traceparent__",
+        "__otel_tracestate__",
+        "__dd_trace_headers__",
+        "__pregel_node_finished",
+        "__context_provided__",
+    }
+)
+# Postgres counts in 64 bits; nobody pages this far.
+LAST_OFFSET = 2**53
+
+SortOrder = Literal["asc", "desc"]
+Row = TypeVar("Row", bound=Mapping[str, Any])
+
+
+class NullsAreAbsent(Body):
+    """A body in which an explicit null is the same as leaving the field out: some clients send them, most strip them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class Page(NullsAreAbsent):
+    """Which part of a list."""
+
+    limit: int = Field(10, ge=1, le=1000)
+    offset: int = Field(0, ge=0, le=LAST_OFFSET)
+
+    @property
+    def fetch(self) -> int:
+        """How many rows to ask the database for: one more than is shown tells whether there is another page."""
+        return self.limit + 1
+
+
+class Search(Page):
+    """A search. Each resource adds its own filters, and what `sort_by` and `select` may name."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict, description="What the metadata must contain.")
+    sort_order: SortOrder | None = None
+
+
+def page(rows: Sequence[Row], asked: Page) -> tuple[Sequence[Row], dict[str, str]]:
+    """The rows to show of those that `asked.fetch` found, and the headers that say what else there is.
+
+    The total is exact on the last page and a lower bound before it: counting what nobody looks at would make the
+    first page as slow as reading everything. `POST …/count` counts.
+    """
+    shown = rows[: asked.limit]
+    end = asked.offset + len(shown)
+    if len(rows) <= asked.limit:
+        return shown, {"x-pagination-total": str(end)}
+    return shown, {"x-pagination-total": str(end + 1), "x-pagination-next": str(end)}
+
+
+def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]:
+    """The selected fields of an object; all of them when nothing is selected."""
+    return dict(row) if fields is None else {field: row[field] for field in dict.fromkeys(fields) if field in row}
+
+
+def clean_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's metadata without the keys that only the server sets. Raises InvalidRequest for a key with a NUL."""
+    return _without(metadata, RESERVED_METADATA, "metadata")
+
+
+def clean_configurable(configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for `config.configurable` and `context`."""
+    return _without(configurable, RESERVED_CONFIGURABLE, "configurable")
+
+
+def _without(given: Mapping[str, Any], reserved: frozenset[str], where: str) -> dict[str, Any]:
+    if any("\0" in key for key in given):
+        raise InvalidRequest(f"{where}: a key holds a NUL character, which cannot be stored.")
+    return {key: value for key, value in given.items() if key not in reserved}
