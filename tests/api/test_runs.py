@@ -302,9 +302,12 @@ async def test_deleting_a_thread_ends_everything_in_it(client: httpx.AsyncClient
     run = (await client.post(runs, json={"assistant_id": "steps", "input": {"seconds": 3600}})).json()
     path = f"{runs}/{run['run_id']}"
     await until(client, path, status="running")
-    watching = asyncio.create_task(stream(client, "GET", f"{path}/stream"))
-    assert (await client.delete(f"/threads/{thread_id}")).status_code == 204
-    await watching
+    deleted = 0
+    async with client.stream("GET", f"{path}/stream") as response:
+        async for frame in frames(response):
+            if frame.event == "metadata":
+                deleted = (await client.delete(f"/threads/{thread_id}")).status_code
+    assert deleted == 204
     for gone in (f"/threads/{thread_id}", path):
         assert (await client.get(gone)).status_code == 404
     # The worker's slot is free again.

@@ -10,7 +10,7 @@ from psycopg_pool import PoolTimeout
 from starlette.middleware.cors import CORSMiddleware
 
 import holdfast
-from holdfast.api import runs, threads
+from holdfast.api import assistants, commands, events, runs, state, threads
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import BodyLimit
 from holdfast.api.errors import Json, install_error_handlers
@@ -47,6 +47,10 @@ def build_app(web: WebContext) -> FastAPI:
     async def info() -> Response:
         return Json({"version": holdfast.__version__, "langgraph_py_version": version("langgraph"), "flags": {}})
 
+    app.include_router(assistants.router)
     app.include_router(threads.router)
+    app.include_router(state.router)
     app.include_router(runs.router)
+    app.include_router(commands.router)
+    app.include_router(events.router)
     return app

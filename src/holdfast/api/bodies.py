@@ -26,12 +26,6 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class ThreadCreate(Body):
-    thread_id: UUID | None = None
-    metadata: Mapping = Field(default_factory=dict)
-    if_exists: Literal["raise", "do_nothing"] | None = None
-
-
 class Command(Body):
     model_config = ConfigDict(extra="forbid")
 

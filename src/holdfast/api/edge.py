@@ -14,14 +14,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.errors import Json
 
+# Levels of nesting in a request body.
+DEEPEST = 200
+
 
 class JsonRequest(Request):
     """Parses with orjson, which refuses what JSON does not allow (NaN, lone surrogates) and is quick."""
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = orjson.loads(await self.body())
+            body = await self.body()
+            self._json = orjson.loads(body)
+            if body.count(b"{") + body.count(b"[") > DEEPEST:
+                _refuse_too_deep(self._json)
         return self._json
+
+
+def _refuse_too_deep(value: Any) -> None:
+    """orjson reads deeper nesting than it writes (254), and what is read here is written later, inside of something."""
+    for _ in range(254 - DEEPEST):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise HTTPException(422, f"The request body is nested deeper than {DEEPEST} levels.") from None
 
 
 class JsonRoute(APIRoute):

@@ -45,7 +45,7 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 class NullsAreAbsent(Body):
-    """A body in which an explicit null is the same as leaving the field out: some clients send them, most strip them."""
+    """A body in which an explicit null says as little as leaving the field out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,8 +56,8 @@ class NullsAreAbsent(Body):
 class Page(NullsAreAbsent):
     """Which part of a list."""
 
-    limit: int = Field(10, ge=1, le=1000)
-    offset: int = Field(0, ge=0, le=LAST_OFFSET)
+    limit: int = Field(default=10, ge=1, le=1000)
+    offset: int = Field(default=0, ge=0, le=LAST_OFFSET)
 
     @property
     def fetch(self) -> int:

@@ -15,6 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
+from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hub import Hub
@@ -65,6 +66,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
         web.hub,
     )
     try:
+        await ensure_system_assistants(database, catalog)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(signals.run(), name="signals"),

@@ -14,11 +14,11 @@ from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
+from holdfast.api.listing import clean_configurable, clean_metadata
 from holdfast.api.streaming import locations, stream_response, wait_response
-from holdfast.api.threads import RESERVED_METADATA
 from holdfast.engine.create import NewRun, create_run
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.graphs.assistants import assistant_id
+from holdfast.resources.assistants import inherit, resolve_assistant_row
 from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread, present
 from holdfast.streams.sse import select_modes
@@ -56,28 +56,41 @@ def _kwargs(body: RunCreate, *, temporary: bool) -> dict[str, Any]:
     }
 
 
-async def _create(web: WebContext, body: RunCreate, thread_id: UUID | None) -> DictRow:
-    graph_id = web.catalog.resolve(body.assistant_id)
-    if graph_id is None:
-        try:
-            UUID(body.assistant_id)
-        except ValueError:
-            known = ", ".join(web.catalog.graph_ids)
-            raise InvalidRequest(f"Assistant '{body.assistant_id}' is neither a UUID nor one of: {known}.") from None
-        raise NotFound(f"Assistant {body.assistant_id} does not exist.")
+async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> DictRow:
+    """Create the run that a request describes, and tell the workers. `protocol`: for the thread-centric protocol, whose
+    events are more than the modes a client of v1 can ask for."""
+    async with web.database.connection() as connection:
+        assistant = await resolve_assistant_row(connection, web.catalog, body.assistant_id)
+    graph_id = assistant["graph_id"]
+    if graph_id not in web.catalog.graph_ids:
+        raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
     if body.webhook is not None:
         raise InvalidRequest("webhook: this version does not deliver webhooks; leave it out.")
     if thread_id is None and body.command is not None and body.command.resume is not None:
         raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     temporary = thread_id is None and body.on_completion != "keep"
-    given = {key: value for key, value in body.metadata.items() if key not in RESERVED_METADATA}
-    metadata = {**given, "graph_id": graph_id, "assistant_id": str(assistant_id(graph_id))}
+    given = clean_metadata(body.metadata)
+    kwargs = _kwargs(body, temporary=temporary)
+    if protocol:
+        kwargs["protocol"] = True
+    if "configurable" in kwargs["config"]:
+        kwargs["config"]["configurable"] = clean_configurable(kwargs["config"]["configurable"])
+    if kwargs["context"] is not None:
+        kwargs["context"] = clean_configurable(kwargs["context"])
+    kwargs = inherit(assistant, kwargs)
+    metadata = {
+        **clean_metadata(kwargs["config"].get("metadata") or {}),
+        **given,
+        "graph_id": graph_id,
+        "assistant_id": str(assistant["assistant_id"]),
+    }
     new = NewRun(
         thread_id=thread_id or uuid7(),
-        assistant_id=assistant_id(graph_id),
+        assistant_id=assistant["assistant_id"],
         graph_id=graph_id,
-        kwargs=_kwargs(body, temporary=temporary),
+        kwargs=kwargs,
         metadata=metadata,
+        assistant_metadata=assistant["metadata"],
         multitask_strategy=body.multitask_strategy or "enqueue",
         after_seconds=body.after_seconds,
         priority=body.priority,
@@ -103,38 +116,38 @@ def _present_run(run: DictRow) -> dict[str, Any]:
 
 @router.post("/threads/{thread_id}/runs")
 async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
-    run = await _create(web, body, thread_id)
+    run = await create_from(web, body, thread_id)
     return Json(_present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
 @router.post("/threads/{thread_id}/runs/stream")
 async def stream(web: Web, thread_id: UUID, body: RunCreate) -> Response:
-    run = await _create(web, body, thread_id)
+    run = await create_from(web, body, thread_id)
     return stream_response(web, run, after=None, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
 @router.post("/threads/{thread_id}/runs/wait")
 async def wait(web: Web, thread_id: UUID, body: RunCreate) -> Response:
-    run = await _create(web, body, thread_id)
+    run = await create_from(web, body, thread_id)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
 @router.post("/runs")
 async def create_stateless(web: Web, body: RunCreate) -> Response:
-    run = await _create(web, body, None)
+    run = await create_from(web, body, None)
     return Json(_present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
 
 
 @router.post("/runs/stream")
 async def stream_stateless(web: Web, body: RunCreate) -> Response:
-    run = await _create(web, body, None)
+    run = await create_from(web, body, None)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 
 
 @router.post("/runs/wait")
 async def wait_stateless(web: Web, body: RunCreate) -> Response:
-    run = await _create(web, body, None)
+    run = await create_from(web, body, None)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 

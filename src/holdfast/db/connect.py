@@ -42,9 +42,16 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
         "tcp_user_timeout": timeout * 1000,
     }
     if not (settings.pgbouncer and not session):
-        # All hot statements have an index to use. A plan made while a table was still empty would
-        # read it whole, and stay cached after it has grown.
-        parameters["options"] = f"-c search_path={settings.db_schema} -c enable_seqscan=off"
+        options = {
+            "search_path": settings.db_schema,
+            # All hot statements have an index to use. A plan made while a table was still empty would read it whole,
+            # and stay cached after it has grown.
+            "enable_seqscan": "off",
+            # A process that is stopped in the middle of a transaction must not keep its locks: whoever takes over
+            # its runs waits for them.
+            "idle_in_transaction_session_timeout": f"{settings.lease * 1000:.0f}",
+        }
+        parameters["options"] = " ".join(f"-c {name}={value}" for name, value in options.items())
     try:
         return make_conninfo(url, **parameters)
     except psycopg.ProgrammingError as error:

@@ -20,7 +20,7 @@ from holdfast.engine.states import CancelAction
 
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
-SELECT run_id, thread_id, status, worker_id FROM run
+SELECT run_id, thread_id, status, worker_id, cancel_action FROM run
 WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
   AND (%(run_ids)s::uuid[] IS NULL OR run_id = ANY(%(run_ids)s))
 ORDER BY run_id FOR NO KEY UPDATE
@@ -69,14 +69,17 @@ async def cancel_locked(
     cursor = await connection.execute(LOCK_UNFINISHED, {"thread_id": thread_id, "run_ids": run_ids})
     rows = await cursor.fetchall()
     requested = [row for row in rows if row["status"] == "running"]
-    pending = [row["run_id"] for row in rows if row["status"] == "pending"]
+    pending = [row for row in rows if row["status"] == "pending"]
+    # A rollback that was promised while the run was running is kept, even if the run has lost its worker since.
+    erased = [row["run_id"] for row in pending if "rollback" in (action, row["cancel_action"])]
+    ended = [row["run_id"] for row in pending if row["run_id"] not in erased]
     if requested:
         await connection.execute(REQUEST_CANCEL, {"run_ids": [row["run_id"] for row in requested], "action": action})
-    if pending and action == "rollback":
-        await erase_runs(connection, thread_id, pending)
-    elif pending:
-        await connection.execute(END_PENDING, {"run_ids": pending})
-    return CancelledRuns(ended=pending, requested=requested)
+    if erased:
+        await erase_runs(connection, thread_id, erased)
+    if ended:
+        await connection.execute(END_PENDING, {"run_ids": ended})
+    return CancelledRuns(ended=[*ended, *erased], requested=requested)
 
 
 async def cancel_runs(

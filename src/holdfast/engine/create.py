@@ -37,16 +37,25 @@ RETURNING thread_id
 
 LOCK_THREAD = "SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE"
 
-# The thread's head may be scheduled for later than the new run starts; then it steps back. A head that a worker
-# claims at this moment is waited for, seen to be running, and left alone.
-DEMOTE_LATER_HEAD = """
-UPDATE run SET ready_at = NULL
+# The thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
+# waited for, and seen to be running by the statement after this one; any other is out of the claim's reach from here.
+LOCK_LATER_HEAD = """
+SELECT run_id FROM run
 WHERE thread_id = %(thread_id)s AND status = 'pending' AND ready_at IS NOT NULL
   AND created_at > clock_timestamp() + make_interval(secs => %(after_seconds)s)
+FOR NO KEY UPDATE
 """
 
+# A head that is due later than the new run steps back for it. Both are decided by one reading of the clock: with two,
+# a head due between them would step back for a run that then waits for it, and the thread would stand still.
 INSERT_RUN = f"""
-WITH due AS (SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s) AS at)
+WITH due AS MATERIALIZED (
+    SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s) AS at
+), demoted AS (
+    UPDATE run SET ready_at = NULL FROM due
+    WHERE run.thread_id = %(thread_id)s AND run.status = 'pending' AND run.ready_at IS NOT NULL
+      AND run.created_at > due.at
+)
 INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
                  metadata, kwargs)
 SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
@@ -54,7 +63,8 @@ SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
              AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
        ) THEN due.at END,
-       %(priority)s, %(multitask_strategy)s, %(metadata)s::jsonb, %(kwargs)s::json
+       %(priority)s, %(multitask_strategy)s,
+       %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json
 FROM thread, due
 WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
   AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (
@@ -72,13 +82,17 @@ WHERE thread_id = %(thread_id)s AND EXISTS (SELECT 1 FROM run WHERE run_id = %(r
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """All that a run is made of. `kwargs` is what the worker needs and clients may read back."""
+    """All that a run is made of. `kwargs` is what the worker needs and clients may read back.
+
+    The run's metadata is the assistant's, under the thread's, under `metadata`.
+    """
 
     thread_id: UUID
     assistant_id: UUID
     graph_id: str
     kwargs: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
+    assistant_metadata: dict[str, Any] = field(default_factory=dict)
     multitask_strategy: MultitaskStrategy = "enqueue"
     after_seconds: float = 0.0
     priority: int = 0
@@ -127,6 +141,7 @@ async def create_run(database: Database, new: NewRun) -> Created:
         "priority": new.priority,
         "multitask_strategy": new.multitask_strategy,
         "metadata": orjson.dumps(new.metadata).decode(),
+        "assistant_metadata": orjson.dumps(new.assistant_metadata).decode(),
         "kwargs": orjson.dumps(new.kwargs).decode(),
         "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
     }
@@ -137,7 +152,7 @@ async def create_run(database: Database, new: NewRun) -> Created:
         locked = await connection.execute(LOCK_THREAD, parameters)
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
-        await connection.execute(DEMOTE_LATER_HEAD, parameters)
+        await connection.execute(LOCK_LATER_HEAD, parameters)
         inserted = await connection.execute(INSERT_RUN, parameters)
         await connection.execute(MARK_BUSY, parameters)
         thread = await locked.fetchone()

@@ -13,6 +13,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.rollback import erase_runs
 
 # Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from pg_stat_activity
 # for the grace. The second holds only for a session that began under this very server: when Postgres restarts, all of
@@ -72,7 +73,7 @@ UPDATE run SET
     error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
         format('The run was stopped: %%s workers died while executing it.', run.crashes + 1)) END
 FROM held WHERE run.run_id = held.run_id
-RETURNING run.run_id, run.thread_id, run.status, run.attempt, run.crashes, run.error
+RETURNING run.run_id, run.thread_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action
 """
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
@@ -126,6 +127,10 @@ async def release_orphans(database: Database, *, max_crashes: int) -> list[DictR
         released = await cursor.fetchall()
         poisoned = [row for row in released if row["status"] == "error"]
         if poisoned:
+            for row in poisoned:
+                if row["cancel_action"] == "rollback":
+                    # Nobody will take the run up again, so the rollback that was asked for happens here.
+                    await erase_runs(connection, row["thread_id"], [row["run_id"]])
             await connection.execute(TELL_POISONED, {"run_ids": [row["run_id"] for row in poisoned]})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": [row["run_id"] for row in poisoned]})
             ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}

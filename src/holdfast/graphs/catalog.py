@@ -63,6 +63,11 @@ class GraphCatalog:
     def targets(self) -> Mapping[str, GraphTarget]:
         return MappingProxyType(self._config.graphs)
 
+    def name(self, graph_id: str) -> str:
+        """What a graph calls itself. Its id when it was given no name, or is built anew for each use."""
+        source = self._sources[graph_id]
+        return source.name if isinstance(source, Pregel) and source.name != Pregel.name else graph_id
+
     @staticmethod
     def assistant_id(graph_id: str) -> UUID:
         """The id of a graph's own assistant: the same on every server."""

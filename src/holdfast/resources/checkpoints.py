@@ -1,15 +1,25 @@
-"""Reading checkpoints, and writing them where no run is under way."""
+"""Checkpoints where no run is under way: reading them, and writing them inside somebody's transaction."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    get_serializable_checkpoint_metadata,
+)
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from psycopg import AsyncCursor
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.json import Jsonb
 
 from holdfast.db.connect import Database
 
@@ -30,3 +40,68 @@ class PooledSaver(AsyncPostgresSaver):
             else:
                 async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
                     yield cursor
+
+
+class TransactionSaver(PooledSaver):
+    """The saver of a transaction that its caller has begun: everything it writes is committed with the rest, or
+    nothing is."""
+
+    def __init__(self, database: Database, connection: AsyncConnection[DictRow]) -> None:
+        super().__init__(database)
+        self._connection = connection
+
+    @asynccontextmanager
+    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
+        async with self._connection.cursor(binary=True, row_factory=dict_row) as cursor:
+            yield cursor
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        configurable = config["configurable"]
+        thread_id: str = configurable["thread_id"]
+        namespace: str = configurable.get("checkpoint_ns", "")
+        inline: dict[str, Any] = {}
+        blobs: list[tuple[str, str, str, str, str, bytes]] = []
+        for channel, value in checkpoint["channel_values"].items():
+            if fits_inline(value):
+                inline[channel] = value
+                continue
+            if isinstance(value, _DeltaSnapshot):
+                # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
+                inline[channel] = True
+            if channel in new_versions:
+                version = cast(str, new_versions[channel])
+                blobs.append((thread_id, namespace, channel, version, *self.serde.dumps_typed(value)))
+        async with self._cursor() as cursor:
+            if blobs:
+                await cursor.executemany(self.UPSERT_CHECKPOINT_BLOBS_SQL, blobs)
+            await cursor.execute(
+                self.UPSERT_CHECKPOINTS_SQL,
+                (
+                    thread_id,
+                    namespace,
+                    checkpoint["id"],
+                    configurable.get("checkpoint_id"),
+                    Jsonb({**checkpoint, "channel_values": inline}),
+                    Jsonb(get_serializable_checkpoint_metadata(config, metadata)),
+                ),
+            )
+        return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
+
+
+def fits_inline(value: Any) -> bool:
+    """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
+    primitives do in the stock saver: text with NUL, floats that `jsonb` has no word for or gives back as integers.
+    Integers are exact there at any size, which they are not in the blobs."""
+    if value is None or isinstance(value, bool):
+        return True
+    if type(value) is str:
+        return "\0" not in value
+    if type(value) is float:
+        return -1e15 < value < 1e15 and (value != 0.0 or math.copysign(1.0, value) > 0.0)
+    return type(value) is int

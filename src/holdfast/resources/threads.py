@@ -1,20 +1,88 @@
-"""Threads: reading and deleting them. Creating one is part of the engine, because runs do it too."""
+"""Threads: reading, searching, changing and deleting them. Creating one is part of the engine, because runs do it
+too."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
-from uuid import UUID
+from typing import Any, Literal
+from uuid import UUID, uuid4
 
+import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.errors import NotFound
+from holdfast.errors import Conflict, NotFound
 
-GET = """
-SELECT thread_id, created_at, updated_at, state_updated_at, metadata, config, status, "values", interrupts, error
-FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+TtlStrategy = Literal["delete", "keep_latest"]
+
+COLUMNS = (
+    "thread_id",
+    "created_at",
+    "updated_at",
+    "state_updated_at",
+    "metadata",
+    "config",
+    "status",
+    "values",
+    "interrupts",
+    "error",
+)
+ALL_COLUMNS = ", ".join(f'"{column}"' for column in COLUMNS)
+
+GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
+
+# Whatever happens in the thread moves its end away; the column is only brought up to date when it comes.
+GET_TTL = """
+SELECT ttl_strategy AS strategy, ttl_minutes,
+       greatest(expires_at, updated_at + ttl_minutes * interval '1 minute') AS expires_at
+FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND ttl_minutes IS NOT NULL
+"""
+
+CHANGE = f"""
+UPDATE thread SET
+    metadata = metadata || %(metadata)s::jsonb,
+    updated_at = now(),
+    ttl_minutes = coalesce(%(minutes)s::float8, ttl_minutes),
+    ttl_strategy = coalesce(%(strategy)s::text, ttl_strategy),
+    expires_at = coalesce(now() + %(minutes)s::float8 * interval '1 minute', expires_at)
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+RETURNING {ALL_COLUMNS}
+"""
+
+# One statement sees one moment: no checkpoint without its blobs, whatever a run writes meanwhile. What waits for an
+# answer waits in the copy too; everything else rests, for the copy has no runs. Its events begin with its own.
+COPY = f"""
+WITH source AS (
+    SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+), checkpoint AS (
+    INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
+    SELECT %(copy_id)s::uuid::text, c.checkpoint_ns, c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint,
+           CASE WHEN c.metadata ? 'thread_id'
+                THEN c.metadata || jsonb_build_object('thread_id', %(copy_id)s::uuid::text) ELSE c.metadata END
+    FROM source JOIN checkpoints c ON c.thread_id = source.thread_id::text
+), blob AS (
+    INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+    SELECT %(copy_id)s::uuid::text, b.checkpoint_ns, b.channel, b.version, b.type, b.blob
+    FROM source JOIN checkpoint_blobs b ON b.thread_id = source.thread_id::text
+), write AS (
+    INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type,
+                                   blob)
+    SELECT %(copy_id)s::uuid::text, w.checkpoint_ns, w.checkpoint_id, w.task_id, w.task_path, w.idx, w.channel, w.type,
+           w.blob
+    FROM source JOIN checkpoint_writes w ON w.thread_id = source.thread_id::text
+)
+INSERT INTO thread (thread_id, status, resting_status, metadata, config, "values", interrupts, has_state,
+                    ttl_minutes, ttl_strategy, expires_at)
+SELECT %(copy_id)s, CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
+       CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
+       metadata, config, "values", CASE WHEN status = 'interrupted' THEN interrupts ELSE '{{}}'::jsonb END,
+       has_state OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = source.thread_id::text),
+       ttl_minutes, ttl_strategy, now() + ttl_minutes * interval '1 minute'
+FROM source
+RETURNING {ALL_COLUMNS}
 """
 
 LOCK_FOR_DELETE = """
@@ -40,12 +108,114 @@ DELETE_REST = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a thread must be like to be found. Each that is left out lets all pass."""
+
+    ids: Sequence[UUID] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: str | None = None
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Only the conditions that were asked for: `OR … IS NULL` would keep the planner from the index on metadata.
+        A thread without values contains none."""
+        conditions, parameters = ["hidden_at IS NULL"], dict[str, Any]()
+        if self.ids is not None:
+            conditions.append("thread_id = ANY(%(ids)s)")
+            parameters["ids"] = list(self.ids)
+        if self.metadata:
+            conditions.append("metadata @> %(metadata)s::jsonb")
+            parameters["metadata"] = orjson.dumps(self.metadata).decode()
+        if self.values:
+            conditions.append('"values" @> %(values)s::jsonb')
+            parameters["values"] = orjson.dumps(self.values).decode()
+        if self.status is not None:
+            conditions.append("status = %(status)s")
+            parameters["status"] = self.status
+        return " AND ".join(conditions), parameters
+
+
 async def get_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow:
     """A thread, or NotFound."""
     cursor = await connection.execute(GET, {"thread_id": thread_id})
     row = await cursor.fetchone()
     if row is None:
         raise NotFound(f"Thread {thread_id} does not exist.")
+    return row
+
+
+async def get_ttl(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow | None:
+    """A thread's time to live and when it ends if nothing happens before; None for a thread that stays."""
+    return await (await connection.execute(GET_TTL, {"thread_id": thread_id})).fetchone()
+
+
+async def change_thread(
+    connection: AsyncConnection[DictRow],
+    thread_id: UUID,
+    metadata: Mapping[str, Any],
+    ttl: tuple[float, TtlStrategy] | None,
+) -> DictRow:
+    """Merge keys into a thread's metadata, and set its time to live in minutes. Raises NotFound."""
+    minutes, strategy = ttl or (None, None)
+    cursor = await connection.execute(
+        CHANGE,
+        {
+            "thread_id": thread_id,
+            "metadata": orjson.dumps(metadata).decode(),
+            "minutes": minutes,
+            "strategy": strategy,
+        },
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        raise NotFound(f"Thread {thread_id} does not exist.")
+    return row
+
+
+async def search_threads(
+    connection: AsyncConnection[DictRow],
+    filters: Filters,
+    *,
+    columns: Sequence[str],
+    extract: Mapping[str, tuple[str, Sequence[str]]],
+    sort_by: str,
+    descending: bool,
+    limit: int,
+    offset: int,
+) -> list[DictRow]:
+    """Threads with the given columns. `extract` names a place in one of the documents for each alias; what is there,
+    or null, is in `extracted`. Column names are the caller's, never a client's."""
+    where, parameters = filters.where()
+    selected = [f'"{column}"' for column in columns]
+    places = []
+    for number, (alias, (document, path)) in enumerate(extract.items()):
+        places.append(f'%(alias{number})s::text, "{document}" #> %(path{number})s::text[]')
+        parameters |= {f"alias{number}": alias, f"path{number}": list(path)}
+    if places:
+        selected.append(f"jsonb_build_object({', '.join(places)}) AS extracted")
+    direction = "DESC" if descending else "ASC"
+    statement = (
+        f"SELECT {', '.join(selected)} FROM thread WHERE {where} "
+        f'ORDER BY "{sort_by}" {direction}, thread_id {direction} LIMIT %(limit)s OFFSET %(offset)s'
+    )
+    cursor = await connection.execute(statement.encode(), {**parameters, "limit": limit, "offset": offset})
+    return await cursor.fetchall()
+
+
+async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+    where, parameters = filters.where()
+    cursor = await connection.execute(f"SELECT count(*) FROM thread WHERE {where}".encode(), parameters)
+    row = await cursor.fetchone()
+    return 0 if row is None else int(row["count"])
+
+
+async def copy_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow:
+    """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist."""
+    cursor = await connection.execute(COPY, {"thread_id": thread_id, "copy_id": uuid4()})
+    row = await cursor.fetchone()
+    if row is None:
+        raise Conflict(f"Thread {thread_id} does not exist, so it cannot be copied.")
     return row
 
 

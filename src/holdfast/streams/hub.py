@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
@@ -115,45 +115,57 @@ class Hub:
             if feed.watchers == 0:
                 del self._feeds[thread_id]
 
+    async def thread_events(self, thread_id: UUID, after: int, *, tick: float) -> AsyncIterator[list[LogEvent]]:
+        """A thread's events after a cursor, as they become visible, run after run; never ends by itself.
+
+        Yields an empty list about every `tick` seconds, regularly, also while events flow. Survives an outage of the
+        database. Raises HubClosed when the process is going away: the watcher goes on elsewhere, from its cursor.
+        """
+        with self.watch(thread_id, after) as feed:
+            async for events in self._follow(feed, after, tick, lambda: False):
+                yield events
+
     async def run_events(
         self, thread_id: UUID, run_id: UUID, after: int, *, tick: float
     ) -> AsyncIterator[list[LogEvent]]:
-        """A run's events after a cursor, as they become visible, up to and including its `end`.
+        """The same for one run, up to and including its `end`. A run that ends without a word in the log (cancelled
+        before it started, deleted) ends the iteration."""
+        with self.watch(thread_id, after) as feed, self._watch_run(run_id, feed) as ended:
+            async for events in self._follow(feed, after, tick, ended.is_set):
+                mine = [event for event in events if event.run_id == run_id]
+                if mine or not events:
+                    yield mine
+                if mine and mine[-1].kind == "end":
+                    return
 
-        Yields an empty list about every `tick` seconds, regularly, also while events flow. Survives an outage of the
-        database. A run that ends without a word in the log (cancelled before it started, deleted) ends the iteration.
-        Raises HubClosed when the process is going away: the watcher goes on elsewhere, from its cursor.
-        """
+    async def _follow(
+        self, feed: Feed, after: int, tick: float, over: Callable[[], bool]
+    ) -> AsyncIterator[list[LogEvent]]:
         loop = asyncio.get_running_loop()
         backoff = Backoff("stream.outage", "stream.recovered")
         next_tick = loop.time() + tick
-        with self.watch(thread_id, after) as feed, self._watch_run(run_id, feed) as ended:
-            while True:
-                if self._closing:
-                    raise HubClosed
-                changed, over = feed.changed, ended.is_set()
-                try:
-                    events = await feed.read(after)
-                    backoff.succeeded()
-                except (psycopg.Error, OSError) as error:
-                    await backoff.failed(error)
-                    events, over = [], False
-                if events:
-                    after = events[-1].seq
-                    mine = [event for event in events if event.run_id == run_id]
-                    if mine:
-                        yield mine
-                        if mine[-1].kind == "end":
-                            return
-                elif over:
-                    return
-                else:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout_at(next_tick):
-                            await changed.wait()
-                if loop.time() >= next_tick:
-                    next_tick += tick
-                    yield []
+        while True:
+            if self._closing:
+                raise HubClosed
+            changed, finished = feed.changed, over()
+            try:
+                events = await feed.read(after)
+                backoff.succeeded()
+            except (psycopg.Error, OSError) as error:
+                await backoff.failed(error)
+                events, finished = [], False
+            if events:
+                after = events[-1].seq
+                yield events
+            elif finished:
+                return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_tick):
+                        await changed.wait()
+            if loop.time() >= next_tick:
+                next_tick += tick
+                yield []
 
     def close(self) -> None:
         """End all watching."""

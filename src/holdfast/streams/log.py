@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -11,7 +12,7 @@ from psycopg.rows import DictRow
 
 # Read by primary key, so that a reader costs what it is sent, whatever the log holds.
 READ_AFTER = """
-SELECT seq, run_id, kind, namespace, data FROM event
+SELECT seq, run_id, kind, namespace, data, created_at FROM event
 WHERE thread_id = %(thread_id)s AND seq > %(after)s ORDER BY seq LIMIT %(limit)s
 """
 
@@ -44,6 +45,7 @@ class LogEvent:
     kind: str
     namespace: str
     data: bytes
+    created_at: datetime
 
 
 async def read_after(

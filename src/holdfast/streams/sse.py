@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import orjson
+
 from holdfast.streams.log import LogEvent
 
 HEARTBEAT = b": heartbeat\r\n\r\n"
 
 # In the log for Holdfast's own use; clients of v1 learn of an end by the stream's.
-_HIDDEN = frozenset({"end", "output"})
+_HIDDEN = frozenset({"end", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})
 
 
 def frame(event: LogEvent, modes: frozenset[str] | None = None) -> bytes:
@@ -22,8 +24,12 @@ def frame(event: LogEvent, modes: frozenset[str] | None = None) -> bytes:
         return b""
     if modes is not None and event.kind != "error" and _base(event.kind) not in modes:
         return b""
+    data = event.data
+    if event.kind == "metadata":
+        told = orjson.loads(data)
+        data = orjson.dumps({"run_id": told["run_id"], "attempt": told["attempt"]})
     name = f"{event.kind}|{event.namespace}" if event.namespace else event.kind
-    return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (name.encode(), event.data, event.seq)
+    return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (name.encode(), data, event.seq)
 
 
 def _base(kind: str) -> str:

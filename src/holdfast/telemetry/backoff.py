@@ -33,6 +33,11 @@ class Backoff:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
     async def failed(self, error: BaseException) -> None:
+        """Record a failure and wait. Raises CancelledError if the task is being cancelled: a connection that breaks
+        at that moment raises its own error in the cancellation's place, and the loop would go on for ever."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
         await asyncio.sleep(self.note(error))
 
     def succeeded(self) -> None:

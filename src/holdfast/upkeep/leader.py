@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 # Blocking on the lock would keep a snapshot open for as long, and vacuum from cleaning the queue; so it is tried.
 TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('holdfast upkeep ' || %s, 0)) AS leads"
 
+SILENCE = "SELECT set_config('idle_session_timeout', %s, false)"
+
 
 class Upkeep:
     """Leads when it can, and does the duties while it leads."""
@@ -53,6 +55,10 @@ class Upkeep:
                 await backoff.failed(error)
 
     async def _lead(self, session: AsyncConnection[DictRow], backoff: Backoff) -> None:
+        # A leader that is stopped, or cut off without a word, keeps its session and so the lock. The server ends the
+        # session for it, and others can lead.
+        silence = max(self._settings.lease, 2 * self._settings.reaper_interval)
+        await session.execute(SILENCE, (f"{silence * 1000:.0f}",))
         leads = False
         while True:
             pause = self._settings.reaper_interval * random.uniform(0.9, 1.0)  # noqa: S311

@@ -7,16 +7,16 @@ import time
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.errors import RequestError
+from holdfast.resources.pruning import keep_latest
 
 log = structlog.get_logger(__name__)
 
 BATCH = 500
+PRUNED_AT_ONCE = 50
 
-# Threads of finished stateless runs. LangGraph's tables know threads by text.
-SWEEP_TEMPORARY = """
-WITH doomed AS (
-    SELECT thread_id FROM thread
-    WHERE hidden_at < now() - make_interval(secs => %(ttl)s) LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+# With everything that belongs to them. LangGraph's tables know threads by text.
+ERASE_DOOMED = """
 ), checkpoint AS (
     DELETE FROM checkpoints USING doomed WHERE checkpoints.thread_id = doomed.thread_id::text
 ), blob AS (
@@ -27,6 +27,47 @@ WITH doomed AS (
     DELETE FROM event USING doomed WHERE event.thread_id = doomed.thread_id
 )
 DELETE FROM thread USING doomed WHERE thread.thread_id = doomed.thread_id
+"""
+
+# Threads of finished stateless runs.
+SWEEP_TEMPORARY = f"""
+WITH doomed AS (
+    SELECT thread_id FROM thread
+    WHERE hidden_at < now() - make_interval(secs => %(ttl)s) LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+{ERASE_DOOMED}
+"""
+
+# A thread's time to live counts from the last thing that happened in it, which says nothing to `expires_at`.
+POSTPONE_ACTIVE = """
+WITH active AS (
+    SELECT thread_id FROM thread
+    WHERE expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' > now()
+    ORDER BY expires_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE thread SET expires_at = updated_at + ttl_minutes * interval '1 minute'
+FROM active WHERE thread.thread_id = active.thread_id
+"""
+
+# Whether a run is unfinished is asked of the row itself: when a run is created before the row can be locked, the row
+# is read again, which a look into the table of runs would not be.
+EXPIRED = """
+expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' <= now() AND status <> 'busy'
+"""
+
+SWEEP_EXPIRED = f"""
+WITH doomed AS (
+    SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'delete'
+    ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+{ERASE_DOOMED}
+"""
+
+EXPIRED_HISTORIES = f"""
+SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'keep_latest' ORDER BY expires_at LIMIT %(batch)s
+"""
+
+# An hour at least, so that a thread at rest is not looked at for ever.
+POSTPONE_PRUNED = """
+UPDATE thread SET expires_at = now() + greatest(ttl_minutes, 60) * interval '1 minute' WHERE thread_id = %(thread_id)s
 """
 
 # Events of runs that ended long ago, and with them those of runs of the same thread that were rolled back;
@@ -68,7 +109,26 @@ class Sweeper:
             temporary = await connection.execute(SWEEP_TEMPORARY, parameters)
             events = await connection.execute(SWEEP_EVENTS, {"ttl": self._settings.event_ttl, "batch": BATCH})
             await connection.execute(FORGET_WORKERS)
-        if temporary.rowcount >= BATCH or events.rowcount >= BATCH:
+            active = await connection.execute(POSTPONE_ACTIVE, {"batch": BATCH})
+            expired = await connection.execute(SWEEP_EXPIRED, {"batch": BATCH})
+        pruned = await self._prune()
+        swept = (temporary.rowcount, events.rowcount, active.rowcount, expired.rowcount)
+        if max(swept) >= BATCH or pruned >= PRUNED_AT_ONCE:
             self._due = 0.0
-        if temporary.rowcount or events.rowcount:
-            log.debug("upkeep.swept", threads=temporary.rowcount, events=events.rowcount)
+        if any(swept) or pruned:
+            threads = temporary.rowcount + expired.rowcount
+            log.debug("upkeep.swept", threads=threads, events=events.rowcount, pruned=pruned)
+
+    async def _prune(self) -> int:
+        """Threads whose history has expired, but not their state. Returns how many there were."""
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(EXPIRED_HISTORIES, {"batch": PRUNED_AT_ONCE})
+            due = [row["thread_id"] for row in await cursor.fetchall()]
+        for thread_id in due:
+            try:
+                await keep_latest(self._database, thread_id)
+            except RequestError as error:
+                log.info("upkeep.not_pruned", thread_id=str(thread_id), reason=str(error))
+            async with self._database.connection() as connection:
+                await connection.execute(POSTPONE_PRUNED, {"thread_id": thread_id})
+        return len(due)

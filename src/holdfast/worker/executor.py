@@ -32,10 +32,11 @@ from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry,
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from holdfast.streams.serialize import to_json
-from holdfast.worker.checkpoints import JournalSaver
+from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
-from holdfast.worker.resume import CHECKPOINT, starting_input, waits_at_breakpoint
+from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
+from holdfast.worker.resume import CHECKPOINT, has_breakpoints, starting_input, waits_at_breakpoint
 from holdfast.worker.transient import is_transient, pause_before_retry
 
 log = structlog.get_logger(__name__)
@@ -131,7 +132,7 @@ class Executor:
                     outcome = await self._conclude(attempt, graph, config, progress, failure)
                     if outcome is None:
                         return None
-                    await attempt.lane.finish(outcome)
+                    await attempt.lane.finish(outcome, graph_id=run.graph_id)
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
                     return None
@@ -149,7 +150,8 @@ class Executor:
 
     def _announce(self, attempt: Attempt) -> None:
         run = attempt.run
-        attempt.lane.event("metadata", orjson.dumps({"run_id": str(run.run_id), "attempt": run.attempt}))
+        about = {"run_id": str(run.run_id), "attempt": run.attempt, "graph_id": run.graph_id}
+        attempt.lane.event("metadata", orjson.dumps(about))
 
     async def _begin(
         self, attempt: Attempt, stack: AsyncExitStack
@@ -184,7 +186,13 @@ class Executor:
             signal = attempt.stopped.result()
         elif not task.done():
             signal = RunTimeout(self._settings.run_timeout)
+        lane = attempt.lane
         await _stop_task(task, attempt)
+        if attempt.lane is not lane:
+            # The checkpointer belongs to the one left behind, and can do nothing more; the state still has to be read.
+            graph.checkpointer = PooledSaver(self._database)
+        if task.done() and not task.cancelled():
+            task.exception()  # Fetched, or asyncio would report it where the lane's failure says it all.
         if attempt.lane.failure is not None:
             return attempt.lane.failure
         if signal is not None and (isinstance(signal, Cancelled) or not _succeeded(task)):
@@ -205,23 +213,27 @@ class Executor:
                 progress.paused = True
                 return
         requested = frozenset(kwargs.get("stream_mode") or ["values"])
-        messages = MessageModes(requested)
+        modes: MessageModes | ProtocolModes
+        if kwargs.get("protocol"):
+            requested, modes = PROTOCOL_MODES, ProtocolModes()
+            config = {**config, "configurable": {**config["configurable"], CONTENT_BLOCKS: True}}
+        else:
+            modes = MessageModes(requested)
         try:
             async for namespace, mode, chunk in stream_graph(graph, config, run, requested):
-                if mode == "messages":
-                    for kind, data in messages.events(chunk):
-                        lane.event(kind, data, namespace if kind == "messages" else "")
-                else:
-                    if namespace == "" and mode == "values":
-                        progress.values, progress.seen_values = chunk, True
-                    if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
-                        progress.paused = True
-                    if mode in requested:
-                        lane.event(mode, to_json(chunk), namespace)
+                if namespace == "" and mode == "values":
+                    progress.values, progress.seen_values = chunk, True
+                if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
+                    progress.paused = True
+                for place, kind, data in modes.events(namespace, mode, chunk):
+                    lane.event(kind, to_json(data), place)
                 await lane.room()
         finally:
             if isinstance(graph.checkpointer, JournalSaver):
                 graph.checkpointer.release()
+            if lane.failure is None:
+                for place, kind, data in modes.finish():
+                    lane.event(kind, to_json(data), place)
         if "values" not in requested and progress.seen_values:
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.values))
@@ -352,14 +364,17 @@ async def stream_graph(
     kwargs = run.kwargs
     before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
     modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
-    if before or after or graph.interrupt_before_nodes or graph.interrupt_after_nodes:
+    if before or after or has_breakpoints(graph):
         # The only sign of a pause at a breakpoint.
         modes.add("updates")
-    subgraphs = bool(kwargs.get("subgraphs"))
+    subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
     options: dict[str, Any] = {}
     if run.kwargs.get("context") is not None:
         options["context"] = run.kwargs["context"]
-    stream = graph.astream(
+    if kwargs.get("protocol"):
+        # Messages come as content blocks only in this version of the stream's shape.
+        options["version"] = "v2"
+    stream: AsyncIterator[Any] = graph.astream(
         await starting_input(graph, config, kwargs, run.progress, run.attempt),
         config,
         stream_mode=sorted(modes),  # type: ignore[arg-type]
@@ -370,7 +385,13 @@ async def stream_graph(
         **options,
     )
     async for item in stream:
-        if subgraphs:
+        if "version" in options:
+            part: dict[str, Any] = item
+            data = part["data"]
+            if part.get("interrupts"):
+                data = {**data, "__interrupt__": part["interrupts"]}
+            yield "|".join(part["ns"]), part["type"], data
+        elif subgraphs:
             namespace, mode, chunk = item
             yield "|".join(namespace), mode, chunk
         else:
@@ -393,3 +414,5 @@ async def _stop_task(task: asyncio.Task[None], attempt: Attempt) -> None:
     if not task.done():
         log.error("run.unstoppable", run_id=str(attempt.run.run_id), seconds=STOP_PATIENCE)
         attempt.lane = await attempt.lane.supersede()
+        # Whatever becomes of it, nobody is there any more to hear of it.
+        task.add_done_callback(lambda left: None if left.cancelled() else left.exception())

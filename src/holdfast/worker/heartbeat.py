@@ -83,7 +83,7 @@ class Heartbeat:
         self._command("resign")
         # Not by `to_thread`: user code may be blocking every thread there is.
         deadline = time.monotonic() + timeout
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while self._thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     def _command(self, command: str) -> None:

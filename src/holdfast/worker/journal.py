@@ -27,6 +27,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import open_session
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
+from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
 from holdfast.settings import Settings
 from holdfast.telemetry.backoff import Backoff
@@ -91,7 +92,7 @@ class Lane:
         while self._bytes > self._journal.settings.journal_buffer_bytes:
             await self.flush()
 
-    async def finish(self, outcome: Outcome) -> None:
+    async def finish(self, outcome: Outcome, *, graph_id: str | None = None) -> None:
         """Write the outcome after everything handed in before, and wait until it is durable.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
@@ -100,10 +101,12 @@ class Lane:
         if self.failure is not None:
             raise self.failure
         match outcome:
-            case Ended(status=status, error=error):
-                self.event("end", orjson.dumps({"status": str(status), "error": error}))
+            case Ended(status=status, error=error, resting=resting):
+                paused = status == RunStatus.SUCCESS and resting == "interrupted"
+                end = {"status": str(status), "error": error, "paused": paused, "graph_id": graph_id}
+                self.event("end", orjson.dumps(end))
             case RolledBack():
-                self.event("end", orjson.dumps({"status": "rolled_back", "error": None}))
+                self.event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
             case Released():
                 pass
         self._outcome = outcome
@@ -332,7 +335,9 @@ class Journal:
     async def _rollback(self) -> None:
         if self._connection is not None:
             try:
-                await self._connection.execute("ROLLBACK")
+                # Not a plain ROLLBACK: after a pipeline was cut short, psycopg believes in prepared statements that the
+                # server has never seen. This forgets them, too.
+                await self._connection.rollback()
             except (psycopg.Error, OSError):
                 await self._disconnect()
 
@@ -350,9 +355,11 @@ class Journal:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the data is at fault, so that trying again cannot help. Class 54 (a limit of the server was exceeded)
-    counts as operational for psycopg."""
+    counts as operational for psycopg; class 25 (a server that is read-only for now, as after a fail-over) does not."""
     if isinstance(error, psycopg.OperationalError):
         return (error.sqlstate or "").startswith("54")
+    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("25"):
+        return False
     return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))
 
 

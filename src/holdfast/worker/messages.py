@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk
 
-from holdfast.streams.serialize import to_json
-
 
 class MessageModes:
-    """`messages-tuple` passes each pair on. `messages` announces a message once, then sends it as far as it has
-    come."""
+    """What clients of v1 asked for. `messages-tuple` passes each pair on. `messages` announces a message once, then
+    sends it as far as it has come. All other modes pass as they are."""
 
     def __init__(self, requested: frozenset[str]) -> None:
-        self._tuples = "messages-tuple" in requested
-        self._partials = "messages" in requested
+        self._requested = requested
         self._seen: dict[str, BaseMessage] = {}
 
-    def events(self, chunk: tuple[BaseMessage, dict[str, Any]]) -> list[tuple[str, bytes]]:
-        """The events one pair becomes, as (kind, data)."""
+    def events(self, namespace: str, mode: str, chunk: Any) -> Iterator[tuple[str, str, Any]]:
+        """The events one item of the graph's stream becomes, as (namespace, kind, data)."""
+        if mode == "messages":
+            yield from self._message(namespace, chunk)
+        elif mode in self._requested:
+            yield namespace, mode, chunk
+
+    def finish(self) -> Iterator[tuple[str, str, Any]]:
+        """Nothing is held back."""
+        return iter(())
+
+    def _message(self, namespace: str, chunk: tuple[BaseMessage, dict[str, Any]]) -> Iterator[tuple[str, str, Any]]:
         message, metadata = chunk
-        events = []
-        if self._tuples:
-            events.append(("messages", to_json([message, metadata])))
-        if self._partials and message.id is not None:
+        if "messages-tuple" in self._requested:
+            yield namespace, "messages", [message, metadata]
+        if "messages" in self._requested and message.id is not None:
             known = self._seen.get(message.id)
             if known is None:
-                events.append(("messages/metadata", to_json({message.id: {"metadata": metadata}})))
+                yield "", "messages/metadata", {message.id: {"metadata": metadata}}
             if isinstance(message, BaseMessageChunk):
                 whole: BaseMessage = known + message if isinstance(known, BaseMessageChunk) else message
                 self._seen[message.id] = whole
-                events.append(("messages/partial", to_json([whole])))
+                yield "", "messages/partial", [whole]
             else:
                 self._seen[message.id] = message
-                events.append(("messages/complete", to_json([message])))
-        return events
+                yield "", "messages/complete", [message]

@@ -71,6 +71,22 @@ def _waiting_interrupts(state: StateSnapshot) -> set[str]:
     return waiting
 
 
+def has_breakpoints(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    """Whether the graph, or a graph inside it, was compiled with static breakpoints."""
+    return bool(graph.interrupt_before_nodes or graph.interrupt_after_nodes or _nested_breakpoints(graph))
+
+
+def _nested_breakpoints(
+    graph: Pregel[Any, Any, Any, Any],
+) -> dict[str, tuple[All | Sequence[str], All | Sequence[str]]]:
+    """Where the graphs inside stop, before and after, by their path."""
+    return {
+        path: (child.interrupt_before_nodes, child.interrupt_after_nodes)
+        for path, child in graph.get_subgraphs(recurse=True)
+        if isinstance(child, Pregel) and (child.interrupt_before_nodes or child.interrupt_after_nodes)
+    }
+
+
 async def waits_at_breakpoint(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
@@ -81,11 +97,7 @@ async def waits_at_breakpoint(
     """The thread's state, if an earlier attempt of this run came to a static breakpoint and was lost before it could
     say so. Going on from there would walk through the breakpoint: LangGraph takes a resume for the consent."""
     before, after = before or graph.interrupt_before_nodes, after or graph.interrupt_after_nodes
-    nested = {
-        path: (child.interrupt_before_nodes, child.interrupt_after_nodes)
-        for path, child in graph.get_subgraphs(recurse=True)
-        if child.interrupt_before_nodes or child.interrupt_after_nodes
-    }
+    nested = _nested_breakpoints(graph)
     if not before and not after and not nested:
         return None
     saver = graph.checkpointer

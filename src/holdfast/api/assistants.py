@@ -1,0 +1,362 @@
+"""/assistants
+
+Wherever a path holds an assistant's UUID, the name of a graph does as well and means the graph's own assistant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, Literal, TypeVar, cast
+from uuid import UUID, uuid4
+
+import structlog
+from fastapi import APIRouter, Body, Query, Response
+from langchain_core.runnables import RunnableConfig
+from langgraph.channels.base import BaseChannel
+from langgraph.graph import StateGraph
+from langgraph.pregel.protocol import PregelProtocol
+from psycopg.rows import DictRow
+from pydantic import Field, TypeAdapter, create_model
+
+from holdfast.api.bodies import RunConfig
+from holdfast.api.context import Web, WebContext
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.listing import NullsAreAbsent, Page, Search, clean_configurable, clean_metadata, only, page
+from holdfast.engine.cancel import CancelledRuns
+from holdfast.errors import BadRequest, Conflict, InvalidRequest, NotFound
+from holdfast.graphs import assistants as system
+from holdfast.graphs.catalog import Graph, GraphCatalog
+from holdfast.resources.assistants import (
+    Filters,
+    SortBy,
+    change_assistant,
+    count_assistants,
+    create_assistant,
+    delete_assistant,
+    list_versions,
+    resolve_assistant_row,
+    search_assistants,
+    set_latest,
+    threads_of_assistant,
+    unfinished_runs,
+)
+from holdfast.resources.threads import delete_thread, present
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["assistants"], route_class=JsonRoute)
+
+Column = Literal[
+    "assistant_id",
+    "graph_id",
+    "name",
+    "description",
+    "config",
+    "context",
+    "metadata",
+    "version",
+    "created_at",
+    "updated_at",
+]
+Answer = TypeVar("Answer")
+# A number is how many levels of subgraphs to open; true opens all of them.
+Xray = Annotated[Annotated[int, Field(ge=0, le=1000)] | bool, Query(union_mode="left_to_right")]
+
+
+class AssistantCreate(NullsAreAbsent):
+    graph_id: str
+    assistant_id: UUID | None = None
+    config: RunConfig | None = None
+    context: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    if_exists: Literal["raise", "do_nothing"] = "raise"
+    name: str = "Untitled"
+    description: str | None = None
+
+
+class AssistantPatch(NullsAreAbsent):
+    graph_id: str | None = None
+    config: RunConfig | None = None
+    context: dict[str, Any] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    name: str | None = None
+    description: str | None = None
+
+
+class AssistantCount(NullsAreAbsent):
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    graph_id: str | None = None
+    name: str | None = None
+
+
+class AssistantSearch(Search):
+    graph_id: str | None = None
+    name: str | None = Field(default=None, description="Part of the name, in any case.")
+    sort_by: SortBy = "created_at"
+    select: list[Column] | None = None
+
+
+class Versions(Page):
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Latest(NullsAreAbsent):
+    version: int = Field(ge=0, le=2**31 - 1)
+
+
+@router.post("/assistants")
+async def create(web: Web, body: AssistantCreate) -> Response:
+    _known_graph(web.catalog, body.graph_id)
+    config, context = _mirrored(body.config, body.context)
+    content = {
+        "graph_id": body.graph_id,
+        "name": body.name,
+        "description": body.description,
+        "config": {**(config or {}), **({"configurable": context} if context else {})},
+        "context": context or {},
+        "metadata": clean_metadata(body.metadata),
+    }
+    keep = body.if_exists == "do_nothing"
+    async with web.database.connection() as connection:
+        row = await create_assistant(connection, body.assistant_id or uuid4(), content, keep_existing=keep)
+    return Json(present(row))
+
+
+@router.post("/assistants/search")
+async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = None) -> Response:
+    body = body or AssistantSearch()
+    async with web.database.connection() as connection:
+        rows = await search_assistants(
+            connection,
+            Filters(metadata=body.metadata, graph_id=body.graph_id, name=body.name),
+            sort_by=body.sort_by,
+            ascending=body.sort_order == "asc",
+            limit=body.fetch,
+            offset=body.offset,
+        )
+    found, headers = page(rows, body)
+    return Json([only(present(row), body.select) for row in found], headers=headers)
+
+
+@router.post("/assistants/count")
+async def count(web: Web, body: Annotated[AssistantCount | None, Body()] = None) -> Response:
+    body = body or AssistantCount()
+    wanted = Filters(metadata=body.metadata, graph_id=body.graph_id, name=body.name)
+    async with web.database.connection() as connection:
+        return Json(await count_assistants(connection, wanted))
+
+
+@router.get("/assistants/{assistant_id}")
+async def get(web: Web, assistant_id: str) -> Response:
+    return Json(present(await _assistant(web, assistant_id)))
+
+
+@router.patch("/assistants/{assistant_id}")
+async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
+    if body.graph_id is not None:
+        _known_graph(web.catalog, body.graph_id)
+    config, context = _mirrored(body.config, body.context)
+    changes = {
+        "graph_id": body.graph_id,
+        "name": body.name,
+        "description": body.description,
+        "config": config or None,
+        "context": context,
+        "metadata": clean_metadata(body.metadata),
+    }
+    async with web.database.connection() as connection:
+        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
+        if body.graph_id not in (None, row["graph_id"]) and _is_system(web.catalog, row):
+            raise Conflict(f"This assistant stands for graph '{row['graph_id']}': create one for '{body.graph_id}'.")
+        return Json(present(await change_assistant(connection, row["assistant_id"], changes)))
+
+
+@router.delete("/assistants/{assistant_id}", status_code=204)
+async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> Response:
+    """Cancels the assistant's unfinished runs first. A graph's own assistant cannot be deleted while the project has the
+    graph: runs that name the graph need it, and the next start would bring it back."""
+    async with web.database.connection() as connection:
+        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
+    if _is_system(web.catalog, row):
+        raise Conflict(f"This assistant stands for graph '{row['graph_id']}' and exists for as long as the graph does.")
+    identity: UUID = row["assistant_id"]
+    # The assistant goes last but one, so that a request cut short can be repeated; runs created meanwhile go after it.
+    await _cancel_runs(web, identity)
+    if delete_threads:
+        await _delete_threads(web, identity)
+    async with web.database.connection() as connection:
+        await delete_assistant(connection, identity)
+    await _cancel_runs(web, identity)
+    return Response(status_code=204)
+
+
+@router.post("/assistants/{assistant_id}/versions")
+async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None, Body()] = None) -> Response:
+    body = body or Versions()
+    async with web.database.connection() as connection:
+        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
+        rows = await list_versions(
+            connection, row["assistant_id"], metadata=body.metadata, limit=body.limit, offset=body.offset
+        )
+    return Json([present(row) for row in rows])
+
+
+@router.post("/assistants/{assistant_id}/latest")
+async def latest(web: Web, assistant_id: str, body: Latest) -> Response:
+    async with web.database.connection() as connection:
+        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
+        return Json(present(await set_latest(connection, row["assistant_id"], body.version)))
+
+
+@router.get("/assistants/{assistant_id}/graph")
+async def graph(web: Web, assistant_id: str, xray: Xray = False) -> Response:
+    row = await _assistant(web, assistant_id)
+    async with _opened(web, row) as opened:
+        return Json(await _aside(row, lambda: opened.get_graph(_config(row), xray=xray).to_json()))
+
+
+@router.get("/assistants/{assistant_id}/schemas")
+async def schemas(web: Web, assistant_id: str) -> Response:
+    row = await _assistant(web, assistant_id)
+    async with _opened(web, row) as opened:
+        return Json({"graph_id": row["graph_id"], **await _aside(row, lambda: _schemas(opened))})
+
+
+@router.get("/assistants/{assistant_id}/subgraphs")
+async def subgraphs(web: Web, assistant_id: str, recurse: bool = False) -> Response:
+    return await _subgraphs(web, assistant_id, None, recurse)
+
+
+@router.get("/assistants/{assistant_id}/subgraphs/{namespace:path}")
+async def subgraphs_in(web: Web, assistant_id: str, namespace: str, recurse: bool = False) -> Response:
+    return await _subgraphs(web, assistant_id, namespace, recurse)
+
+
+async def _subgraphs(web: WebContext, assistant_id: str, namespace: str | None, recurse: bool) -> Response:
+    row = await _assistant(web, assistant_id)
+    async with _opened(web, row) as opened:
+
+        def described() -> dict[str, Any]:
+            # LangGraph's own filter goes by prefixes, and misses `inner` when there is a node `in` before it.
+            found = opened.get_subgraphs(recurse=recurse or namespace is not None)
+            return {name: _schemas(one) for name, one in found if namespace in (None, name)}
+
+        return Json(await _aside(row, described))
+
+
+def _mirrored(config: RunConfig | None, context: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
+    """A config and the options in it. `config.configurable` and `context` are an older and a newer name of the same
+    thing: either is taken for both, and None means that neither was said."""
+    given = None if config is None else config.model_dump(exclude_none=True)
+    if given is None or "configurable" not in given:
+        return given, None if context is None else clean_configurable(context)
+    given["configurable"] = clean_configurable(given["configurable"])
+    if not given["configurable"] and context:
+        return given, clean_configurable(context)
+    if context:
+        raise BadRequest("Give either config.configurable or context, not both: context is the newer name.")
+    return given, given["configurable"]
+
+
+def _known_graph(catalog: GraphCatalog, graph_id: str) -> None:
+    if graph_id not in catalog.graph_ids:
+        raise NotFound(f"Graph '{graph_id}' does not exist. The project has: {', '.join(catalog.graph_ids)}.")
+
+
+def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:
+    """Whether a graph of the project owns this assistant. One left behind by a graph that is gone is like any other."""
+    return row["assistant_id"] in map(system.assistant_id, catalog.graph_ids)
+
+
+async def _assistant(web: WebContext, assistant: str) -> DictRow:
+    async with web.database.connection() as connection:
+        return await resolve_assistant_row(connection, web.catalog, assistant)
+
+
+async def _cancel_runs(web: WebContext, identity: UUID) -> None:
+    async with web.database.connection() as connection:
+        found = await unfinished_runs(connection, identity)
+    for thread in found:
+        await web.cancel(thread["thread_id"], thread["run_ids"], "interrupt")
+
+
+async def _delete_threads(web: WebContext, identity: UUID) -> None:
+    async with web.database.connection() as connection:
+        found = await threads_of_assistant(connection, identity)
+    for thread_id in found:
+        try:
+            unfinished = await delete_thread(web.database, thread_id)
+        except NotFound:
+            continue  # Somebody else was quicker.
+        running = [run for run in unfinished if run["status"] == "running"]
+        web.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
+
+
+def _config(row: DictRow) -> RunnableConfig:
+    identity = {"graph_id": row["graph_id"], "assistant_id": str(row["assistant_id"])}
+    return cast(RunnableConfig, {**row["config"], "configurable": {**row["context"], **identity}})
+
+
+@asynccontextmanager
+async def _opened(web: WebContext, row: DictRow) -> AsyncIterator[Graph]:
+    """The assistant's graph, to look at. A factory that cannot build it from what the assistant says is an answer to
+    the client, not a failure of the server: asking again does not help."""
+    _known_graph(web.catalog, row["graph_id"])
+    async with AsyncExitStack() as stack:
+        opening = web.catalog.open(row["graph_id"], config=_config(row), access_context="assistants.read")
+        try:
+            opened = await stack.enter_async_context(opening)
+        except Exception as error:
+            log.warning("graph.not_built", graph_id=row["graph_id"], exc_info=error)
+            raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be built for this assistant: {error!r}") from error
+        yield opened
+
+
+async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
+    """Do in a thread what takes a big graph long, so that streams go on meanwhile."""
+    try:
+        return await asyncio.to_thread(work)
+    except Exception as error:
+        log.warning("graph.not_introspected", graph_id=row["graph_id"], exc_info=error)
+        raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {error!r}") from error
+
+
+def _schemas(graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
+    """JSON Schemas of what goes in and comes out of a graph; null for what JSON Schema cannot describe."""
+    context = _first(lambda: graph.get_context_jsonschema())  # type: ignore[attr-defined]
+    return {
+        "input_schema": _first(graph.get_input_jsonschema, lambda: _channels_schema(graph, "Input")),
+        "output_schema": _first(graph.get_output_jsonschema, lambda: _channels_schema(graph, "Output")),
+        "state_schema": _first(lambda: _state_schema(graph), lambda: _channels_schema(graph, "State")),
+        # The older name for the same options; there it is never null.
+        "config_schema": context or {"title": "Configurable", "type": "object", "properties": {}},
+        "context_schema": context,
+    }
+
+
+def _first(*ways: Callable[[], Any]) -> Any:
+    """The result of the first way that works, None when none does: types are user code and may be anything."""
+    for way in ways:
+        try:
+            return way()
+        except Exception as error:
+            log.debug("graph.schema_failed", error=repr(error))
+    return None
+
+
+def _state_schema(graph: Any) -> dict[str, Any]:
+    builder: StateGraph[Any, Any, Any, Any] = graph.builder
+    return TypeAdapter[Any](builder.state_schema).json_schema()
+
+
+def _channels_schema(graph: Any, what: str) -> dict[str, Any]:
+    """From the graph's channels: for graphs without a state class, and classes that pydantic does not take."""
+    named: Iterable[str] = graph.stream_channels_list
+    if hasattr(graph, "builder") and what != "State":
+        named = graph.builder.schemas[getattr(graph.builder, f"{what.lower()}_schema")]
+    channels = {name: graph.channels[name] for name in named if isinstance(graph.channels.get(name), BaseChannel)}
+    fields: dict[str, Any] = {name: (channel.UpdateType, None) for name, channel in channels.items()}
+    schema: dict[str, Any] = create_model(graph.get_name(what), **fields).model_json_schema()
+    return schema

@@ -1,0 +1,310 @@
+"""Assistants: a graph with the configuration it runs with, in versions.
+
+Every graph of the project has one by itself, the *system* assistant, whose id follows from the graph's. All others
+are made by clients. A change never overwrites: it makes a version, and any version can be made the current one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.errors import Conflict, InvalidRequest, NotFound
+from holdfast.graphs.assistants import assistant_id
+from holdfast.graphs.catalog import GraphCatalog
+
+SortBy = Literal["assistant_id", "created_at", "updated_at", "name", "graph_id"]
+
+CONTENT = "graph_id, name, description, config, context, metadata"
+COLUMNS = f"assistant_id, {CONTENT}, version, created_at, updated_at"
+VERSION_COLUMNS = f"assistant_id, {CONTENT}, version, created_at"
+
+GET = f"SELECT {COLUMNS} FROM assistant WHERE assistant_id = %(assistant_id)s"
+
+# In the order of their ids, so that processes that start together wait for each other in turn. An assistant that was
+# changed since keeps its changes; one that was not follows the project's name and description for its graph.
+ENSURE_SYSTEM = """
+WITH known AS (
+    INSERT INTO assistant AS old (assistant_id, graph_id, name, description, metadata)
+    SELECT assistant_id, graph_id, name, description, '{"created_by": "system"}'
+    FROM unnest(%(assistant_ids)s::uuid[], %(graph_ids)s::text[], %(names)s::text[], %(descriptions)s::text[])
+         AS graph (assistant_id, graph_id, name, description)
+    ORDER BY assistant_id
+    ON CONFLICT (assistant_id) DO UPDATE SET name = excluded.name, description = excluded.description
+        WHERE old.last_version = 1 AND old.graph_id = excluded.graph_id
+          AND (old.name, old.description) IS DISTINCT FROM (excluded.name, excluded.description)
+    RETURNING assistant_id, version, graph_id, name, description, config, context, metadata
+)
+INSERT INTO assistant_version (assistant_id, version, graph_id, name, description, config, context, metadata)
+SELECT assistant_id, version, graph_id, name, description, config, context, metadata FROM known
+ON CONFLICT (assistant_id, version) DO UPDATE SET name = excluded.name, description = excluded.description
+"""
+
+CREATE = f"""
+WITH created AS (
+    INSERT INTO assistant (assistant_id, {CONTENT})
+    VALUES (%(assistant_id)s, %(graph_id)s, %(name)s, %(description)s, %(config)s::jsonb, %(context)s::jsonb,
+            %(metadata)s::jsonb)
+    ON CONFLICT (assistant_id) DO NOTHING
+    RETURNING {COLUMNS}
+), kept AS (
+    INSERT INTO assistant_version ({VERSION_COLUMNS}) SELECT {VERSION_COLUMNS} FROM created
+)
+SELECT {COLUMNS} FROM created
+"""
+
+COUNT = "SELECT count(*) AS found FROM assistant WHERE {where}"
+
+SEARCH = f"""
+SELECT {COLUMNS} FROM assistant WHERE {{where}}
+ORDER BY {{sort_by}} {{order}}, assistant_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+# What is not given stays. The row's lock orders the changes, so each builds on the one before and has its own number.
+CHANGE = f"""
+WITH changed AS (
+    UPDATE assistant SET
+        graph_id = coalesce(%(graph_id)s, graph_id),
+        name = coalesce(%(name)s, name),
+        description = coalesce(%(description)s, description),
+        context = coalesce(%(context)s::jsonb, context),
+        config = {{config}},
+        metadata = metadata || %(metadata)s::jsonb,
+        version = last_version + 1, last_version = last_version + 1, updated_at = clock_timestamp()
+    WHERE assistant_id = %(assistant_id)s
+    RETURNING {COLUMNS}
+), kept AS (
+    INSERT INTO assistant_version (assistant_id, {CONTENT}, version, created_at)
+    SELECT assistant_id, {CONTENT}, version, updated_at FROM changed
+)
+SELECT {COLUMNS} FROM changed
+"""
+# `config.configurable` and `context` are two names of one thing. A new config without it keeps what there is.
+_OPTIONS = "coalesce(%(context)s::jsonb, context)"
+REPLACE_CONFIG = CHANGE.format(
+    config=f"""%(config)s::jsonb || CASE WHEN {_OPTIONS} = '{{}}' THEN '{{}}'
+                                         ELSE jsonb_build_object('configurable', {_OPTIONS}) END"""
+)
+KEEP_CONFIG = CHANGE.format(
+    config=f"""CASE WHEN %(context)s::jsonb IS NULL THEN config WHEN {_OPTIONS} = '{{}}' THEN config - 'configurable'
+                    ELSE config || jsonb_build_object('configurable', {_OPTIONS}) END"""
+)
+
+SET_LATEST = f"""
+UPDATE assistant SET
+    graph_id = kept.graph_id, name = kept.name, description = kept.description, config = kept.config,
+    context = kept.context, metadata = kept.metadata, version = kept.version, updated_at = clock_timestamp()
+FROM assistant_version kept
+WHERE assistant.assistant_id = %(assistant_id)s
+  AND kept.assistant_id = assistant.assistant_id AND kept.version = %(version)s
+RETURNING {", ".join(f"assistant.{column}" for column in COLUMNS.split(", "))}
+"""
+
+VERSIONS = f"""
+SELECT {VERSION_COLUMNS} FROM assistant_version
+WHERE assistant_id = %(assistant_id)s AND metadata @> %(metadata)s::jsonb
+ORDER BY version DESC LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+DELETE = "DELETE FROM assistant WHERE assistant_id = %(assistant_id)s RETURNING assistant_id"
+
+# Looks through what is unfinished, not through all runs: an index by assistant would cost every run a little, for the
+# sake of something that hardly ever happens.
+UNFINISHED_RUNS = """
+SELECT thread_id, array_agg(run_id) AS run_ids FROM run
+WHERE status IN ('pending', 'running') AND assistant_id = %(assistant_id)s
+GROUP BY thread_id
+"""
+
+THREADS = """
+SELECT thread_id FROM thread
+WHERE metadata @> jsonb_build_object('assistant_id', %(assistant_id)s::uuid::text) AND hidden_at IS NULL
+ORDER BY thread_id
+"""
+
+
+async def ensure_system_assistants(database: Database, catalog: GraphCatalog) -> None:
+    """Give every graph of the project its own assistant. Safe when many processes start at once; the assistant of a
+    graph that is gone stays, and so do its runs' references to it."""
+    async with database.connection() as connection:
+        await _ensure_system(connection, catalog)
+
+
+async def _ensure_system(connection: AsyncConnection[DictRow], catalog: GraphCatalog) -> None:
+    graph_ids = catalog.graph_ids
+    await connection.execute(
+        ENSURE_SYSTEM,
+        {
+            "assistant_ids": [assistant_id(graph_id) for graph_id in graph_ids],
+            "graph_ids": list(graph_ids),
+            "names": [catalog.name(graph_id) for graph_id in graph_ids],
+            "descriptions": [catalog.targets[graph_id].description for graph_id in graph_ids],
+        },
+    )
+
+
+async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: GraphCatalog, assistant: str) -> DictRow:
+    """The assistant that a UUID or a graph's name means.
+
+    Raises NotFound for a UUID that nobody has, InvalidRequest for what is neither a UUID nor a graph of the project.
+    """
+    own = assistant in catalog.graph_ids
+    try:
+        identity = assistant_id(assistant) if own else UUID(assistant)
+    except ValueError:
+        known = ", ".join(catalog.graph_ids)
+        raise InvalidRequest(f"Assistant '{assistant}' is neither a UUID nor one of: {known}.") from None
+    row = await _one(connection, GET, {"assistant_id": identity})
+    if row is None and own:
+        # A process of an older deployment, which does not know the graph, may have deleted it as a leftover.
+        await _ensure_system(connection, catalog)
+        row = await _one(connection, GET, {"assistant_id": identity})
+    if row is None:
+        raise _missing(identity)
+    return row
+
+
+def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's kwargs with the assistant's config and context under them: the request's win, key by key in
+    `configurable`, `context` and `metadata`.
+
+    The assistant's options have two names, and a request may use either, so what it says under one counts for the
+    other too. The context gets no keys that neither the assistant nor the request's context has: a graph may be
+    strict about them.
+    """
+    standing, given = assistant["config"], kwargs["config"]
+    options: dict[str, Any] = assistant["context"]
+    context: dict[str, Any] = kwargs["context"] or {}
+    configurable: dict[str, Any] = given.get("configurable") or {}
+    config = {**standing, **given}
+    if options:
+        config["configurable"] = {**options, **context, **configurable}
+        overridden = {key: value for key, value in configurable.items() if key in options}
+        context = {**options, **overridden, **context}
+    if standing.get("metadata"):
+        config["metadata"] = {**standing["metadata"], **(given.get("metadata") or {})}
+    return {**kwargs, "config": config, "context": context if options else kwargs["context"]}
+
+
+async def create_assistant(
+    connection: AsyncConnection[DictRow], identity: UUID, content: Mapping[str, Any], *, keep_existing: bool
+) -> DictRow:
+    """Create an assistant. When there is one with that id: return it as it is, or raise Conflict."""
+    row = await _one(connection, CREATE, {"assistant_id": identity, **_stored(content)})
+    if row is not None:
+        return row
+    if not keep_existing:
+        raise Conflict(f"Assistant {identity} exists already; if_exists 'do_nothing' returns it instead.")
+    return await get_assistant(connection, identity)
+
+
+async def get_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> DictRow:
+    """An assistant, or NotFound."""
+    row = await _one(connection, GET, {"assistant_id": identity})
+    if row is None:
+        raise _missing(identity)
+    return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What an assistant must be like to be found. Each that is left out lets all pass."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    graph_id: str | None = None
+    name: str | None = None
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes. A name is looked for as it
+        is: no character of it is a pattern."""
+        conditions = ["true"]
+        if self.metadata:
+            conditions.append("metadata @> %(metadata)s::jsonb")
+        if self.graph_id is not None:
+            conditions.append("graph_id = %(graph_id)s")
+        if self.name is not None:
+            conditions.append("strpos(lower(name), lower(%(name)s)) > 0")
+        return " AND ".join(conditions), _stored(vars(self))
+
+
+async def search_assistants(
+    connection: AsyncConnection[DictRow],
+    filters: Filters,
+    *,
+    sort_by: SortBy,
+    ascending: bool,
+    limit: int,
+    offset: int,
+) -> list[DictRow]:
+    """Assistants whose metadata contains `metadata` and whose name contains `name`, in any case."""
+    where, parameters = filters.where()
+    statement = SEARCH.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
+    return await (await connection.execute(statement, {**parameters, "limit": limit, "offset": offset})).fetchall()
+
+
+async def count_assistants(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+    where, parameters = filters.where()
+    row = await _one(connection, COUNT.format(where=where), parameters)
+    return 0 if row is None else int(row["found"])
+
+
+async def change_assistant(connection: AsyncConnection[DictRow], identity: UUID, changes: Mapping[str, Any]) -> DictRow:
+    """Make a new version, and the current one. What is None stays; metadata is merged; raises NotFound."""
+    statement = KEEP_CONFIG if changes["config"] is None else REPLACE_CONFIG
+    row = await _one(connection, statement, {"assistant_id": identity, **_stored(changes)})
+    if row is None:
+        raise _missing(identity)
+    return row
+
+
+async def list_versions(
+    connection: AsyncConnection[DictRow], identity: UUID, *, metadata: Mapping[str, Any], limit: int, offset: int
+) -> list[DictRow]:
+    """The versions of an assistant, newest first."""
+    asked = _stored({"assistant_id": identity, "metadata": metadata, "limit": limit, "offset": offset})
+    return await (await connection.execute(VERSIONS, asked)).fetchall()
+
+
+async def set_latest(connection: AsyncConnection[DictRow], identity: UUID, version: int) -> DictRow:
+    """Make a version the current one again, whole. Raises NotFound."""
+    row = await _one(connection, SET_LATEST, {"assistant_id": identity, "version": version})
+    if row is None:
+        raise NotFound(f"Assistant {identity} has no version {version}.")
+    return row
+
+
+async def delete_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> None:
+    """Delete an assistant with its versions. Its runs and threads are not touched."""
+    if await _one(connection, DELETE, {"assistant_id": identity}) is None:
+        raise _missing(identity)
+
+
+async def unfinished_runs(connection: AsyncConnection[DictRow], identity: UUID) -> list[DictRow]:
+    """The unfinished runs of an assistant, as rows of (thread_id, run_ids)."""
+    return await (await connection.execute(UNFINISHED_RUNS, {"assistant_id": identity})).fetchall()
+
+
+async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> list[UUID]:
+    """The threads that last ran this assistant."""
+    cursor = await connection.execute(THREADS, {"assistant_id": identity})
+    return [row["thread_id"] for row in await cursor.fetchall()]
+
+
+def _missing(identity: UUID) -> NotFound:
+    return NotFound(f"Assistant {identity} does not exist.")
+
+
+def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a statement: what is a mapping, as JSON."""
+    return {key: orjson.dumps(value).decode() if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+async def _one(connection: AsyncConnection[DictRow], statement: str, parameters: Mapping[str, Any]) -> DictRow | None:
+    return await (await connection.execute(statement, parameters)).fetchone()

@@ -1,0 +1,42 @@
+"""Forgetting how a thread came to its state, while keeping the state."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import psycopg
+
+from holdfast.db.connect import Database
+from holdfast.errors import Conflict, InvalidRequest
+from holdfast.resources.checkpoints import TransactionSaver
+
+# The stock saver prunes by one snapshot. It must be taken when the thread is locked already, or a run that ended
+# before the lock but after the snapshot would lose its checkpoints; Postgres notices that the row changed, and the
+# transaction is tried again.
+SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+
+LOCK_RESTING = """
+SELECT thread_id FROM thread
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND status <> 'busy' FOR NO KEY UPDATE
+"""
+
+TRIES = 5
+
+
+async def keep_latest(database: Database, thread_id: UUID) -> bool:
+    """Delete all checkpoints of a thread that its next run does not need. False when there is no such thread, or a run
+    of it is unfinished. Raises InvalidRequest when its graph needs them all."""
+    for _ in range(TRIES):
+        try:
+            async with database.transaction() as connection:
+                await connection.execute(SNAPSHOT)
+                locked = await connection.execute(LOCK_RESTING, {"thread_id": thread_id})
+                if await locked.fetchone() is None:
+                    return False
+                await TransactionSaver(database, connection).aprune([str(thread_id)], strategy="keep_latest")
+                return True
+        except NotImplementedError as error:
+            raise InvalidRequest(f"Thread {thread_id} cannot be pruned to its latest state: {error}") from None
+        except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            continue
+    raise Conflict(f"Thread {thread_id} keeps changing. Prune it when it rests.")

@@ -1,0 +1,316 @@
+"""The state of threads: what their checkpoints say, and changing it where no run is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import structlog
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.pregel import Pregel
+from langgraph.pregel.protocol import PregelProtocol
+from langgraph.types import Interrupt, StateSnapshot, StateUpdate
+from langgraph_sdk.runtime import AccessContext
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from psycopg_pool import PoolTimeout
+
+from holdfast.db.connect import Database
+from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
+from holdfast.graphs.catalog import Graph, GraphCatalog
+from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
+from holdfast.resources.threads import get_thread
+from holdfast.streams.serialize import to_json, to_jsonb
+
+log = structlog.get_logger(__name__)
+
+ASSISTANT_CONFIG = "SELECT config FROM assistant WHERE assistant_id = %(assistant_id)s"
+
+# The lock that every run of the thread is created under. Who holds it, and in a later statement sees no unfinished
+# run, is alone with the thread's checkpoints until the transaction ends.
+LOCK_THREAD = """
+SELECT metadata ->> 'graph_id' AS graph_id FROM thread
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE
+"""
+
+UNFINISHED = """
+SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
+ORDER BY created_at, run_id LIMIT 1
+"""
+
+# As at the end of a run. An error is over once somebody has put the state right.
+SET_STATE = """
+UPDATE thread SET status = %(status)s, resting_status = %(status)s, "values" = %(values)s::jsonb,
+                  interrupts = %(interrupts)s::jsonb, error = NULL, has_state = true,
+                  updated_at = now(), state_updated_at = now()
+WHERE thread_id = %(thread_id)s
+"""
+
+STORAGE = """
+SELECT (SELECT coalesce(sum(pg_column_size(c.*)), 0)::bigint FROM checkpoints c
+        WHERE c.thread_id = %(thread_id)s::uuid::text) AS checkpoints,
+       (SELECT coalesce(sum(pg_column_size(b.*)), 0)::bigint FROM checkpoint_blobs b
+        WHERE b.thread_id = %(thread_id)s::uuid::text) AS channel_values,
+       (SELECT coalesce(sum(pg_column_size(w.*)), 0)::bigint FROM checkpoint_writes w
+        WHERE w.thread_id = %(thread_id)s::uuid::text) AS pending_writes
+"""
+
+Checkpoint = Mapping[str, Any]
+"""`checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, as far as they are given."""
+
+# Failures that say nothing about the graph or what it was given.
+OUR_FAILURES = (psycopg.Error, PoolTimeout, OSError, HoldfastError)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A thread's graph, ready to be asked about the thread."""
+
+    thread_id: UUID
+    graph_id: str
+    graph: Graph
+    saver: PooledSaver
+    metadata: dict[str, Any]
+    """What a checkpoint written now says about its origin."""
+
+    def subgraph(self, namespace: str) -> PregelProtocol[Any, Any, Any, Any]:
+        """The graph that a checkpoint's namespace belongs to. Raises NotFound."""
+        if not namespace:
+            return self.graph
+        path = "|".join(part.split(":")[0] for part in namespace.split("|") if not part.isdigit())
+        for _, found in self.graph.get_subgraphs(namespace=path, recurse=True):
+            return found
+        raise NotFound(f"Graph '{self.graph_id}' has no subgraph '{path}'.")
+
+    def config(self, checkpoint: Checkpoint) -> RunnableConfig:
+        return {"configurable": _configurable(self.thread_id, checkpoint)}
+
+
+async def read_state(
+    database: Database, catalog: GraphCatalog, thread_id: UUID, checkpoint: Checkpoint, *, subgraphs: bool
+) -> StateSnapshot:
+    """A thread's state, or what it was at a checkpoint. Empty when there is nothing to read: no graph has run in the
+    thread, or the checkpoint does not exist. Raises NotFound for a thread, graph or subgraph that does not exist."""
+    async with open_graph(database, catalog, thread_id, "threads.read") as opened:
+        if opened is None:
+            return _empty(thread_id, checkpoint)
+        opened.subgraph(checkpoint.get("checkpoint_ns") or "")
+        config = opened.config(checkpoint)
+        try:
+            return await opened.graph.aget_state(config, subgraphs=subgraphs)
+        except OUR_FAILURES:
+            raise
+        except Exception as error:
+            _log_unreadable(opened, error)
+            saved = await opened.saver.aget_tuple(config)
+            return _empty(thread_id, checkpoint) if saved is None else _as_stored(opened, saved)
+
+
+async def read_history(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    *,
+    namespace: str,
+    before: str | None,
+    metadata: Mapping[str, Any],
+    limit: int,
+) -> list[StateSnapshot]:
+    """A thread's states, newest first, with checkpoint ids below `before` and metadata that contains the given."""
+    earlier: RunnableConfig | None = None if before is None else {"configurable": {"checkpoint_id": before}}
+    asked: dict[str, Any] = {"filter": dict(metadata) or None, "before": earlier, "limit": limit}
+    async with open_graph(database, catalog, thread_id, "threads.read") as opened:
+        if opened is None:
+            return []
+        opened.subgraph(namespace)
+        config = opened.config({"checkpoint_ns": namespace})
+        try:
+            return [state async for state in opened.graph.aget_state_history(config, **asked)]
+        except OUR_FAILURES:
+            raise
+        except Exception as error:
+            _log_unreadable(opened, error)
+            found = [saved async for saved in opened.saver.alist(config, **asked)]
+            return [await _state_at(opened, saved) for saved in found]
+
+
+async def update_state(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    supersteps: Sequence[Sequence[StateUpdate]],
+    checkpoint: Checkpoint,
+) -> dict[str, Any]:
+    """Apply updates to a thread's state, at its head or at an earlier checkpoint, and return the checkpoint that led
+    to. All of them or none; the thread's status, values and interrupts follow in the same transaction.
+
+    Raises NotFound for a thread or checkpoint that does not exist, Conflict while the thread has an unfinished run,
+    BadRequest when the thread has no graph, or its graph does not take the update.
+    """
+    async with open_graph(database, catalog, thread_id, "threads.update") as opened:
+        if opened is None:
+            raise BadRequest(
+                f"Thread {thread_id} has no graph. Run one in it, or name one in its metadata as graph_id, before "
+                "updating its state."
+            )
+        opened.subgraph(checkpoint.get("checkpoint_ns") or "")
+        async with database.transaction() as connection:
+            await _lock_idle(connection, opened)
+            opened.graph.checkpointer = TransactionSaver(database, connection)
+            try:
+                # Edges and reducers are the user's code. A transaction that stands still for as long as a lease
+                # loses its connection.
+                async with asyncio.timeout(database.settings.lease / 2):
+                    reached = await _apply(opened, supersteps, checkpoint)
+                    state = await opened.graph.aget_state(opened.config({}))
+            except OUR_FAILURES:
+                raise
+            except Exception as error:
+                raise BadRequest(f"Graph '{opened.graph_id}' does not take the update: {_said(error)}") from error
+            await connection.execute(
+                SET_STATE,
+                {
+                    "thread_id": thread_id,
+                    "status": "interrupted" if state.next else "idle",
+                    "values": to_jsonb(to_json(state.values)),
+                    "interrupts": to_jsonb(to_json(_interrupts(state))),
+                },
+            )
+    return reached
+
+
+async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID) -> dict[str, Any]:
+    """How many bytes a thread's history takes, by kind. Raises NotFound."""
+    await get_thread(connection, thread_id)
+    row = await (await connection.execute(STORAGE, {"thread_id": thread_id})).fetchone()
+    assert row is not None
+    return {"thread_id": str(thread_id), "total_bytes": sum(row.values()), **row}
+
+
+@asynccontextmanager
+async def open_graph(
+    database: Database, catalog: GraphCatalog, thread_id: UUID, access_context: AccessContext
+) -> AsyncIterator[Opened | None]:
+    """The graph that a thread's runs are of, with the configuration of their assistant; None when the thread has none.
+    Raises NotFound when there is no such thread, or no such graph on this server."""
+    async with database.connection() as connection:
+        thread = await get_thread(connection, thread_id)
+        stamp = {key: thread["metadata"].get(key) for key in ("graph_id", "assistant_id")}
+        stamp = {key: value for key, value in stamp.items() if isinstance(value, str)}
+        given = await _assistant_config(connection, stamp.get("assistant_id"))
+    if "graph_id" not in stamp:
+        yield None
+        return
+    graph_id = stamp["graph_id"]
+    configurable = {**(given.get("configurable") or {}), **stamp, "thread_id": str(thread_id)}
+    saver = PooledSaver(database)
+    async with catalog.open(
+        graph_id,
+        config={**given, "configurable": configurable},  # type: ignore[typeddict-item]
+        access_context=access_context,
+        checkpointer=saver,
+    ) as graph:
+        yield Opened(thread_id, graph_id, graph, saver, stamp)
+
+
+async def _assistant_config(connection: AsyncConnection[DictRow], assistant_id: str | None) -> dict[str, Any]:
+    try:
+        parameters = {"assistant_id": None if assistant_id is None else UUID(assistant_id)}
+    except ValueError:
+        return {}
+    row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()
+    return {} if row is None else row["config"]
+
+
+async def _lock_idle(connection: AsyncConnection[DictRow], opened: Opened) -> None:
+    """Lock the thread, provided that nothing is going on in it."""
+    parameters = {"thread_id": opened.thread_id}
+    thread = await (await connection.execute(LOCK_THREAD, parameters)).fetchone()
+    if thread is None:
+        raise NotFound(f"Thread {opened.thread_id} does not exist.")
+    unfinished = await (await connection.execute(UNFINISHED, parameters)).fetchone()
+    if unfinished is not None:
+        raise Conflict(
+            f"Run {unfinished['run_id']} of thread {opened.thread_id} is not finished. Wait for it or cancel it before "
+            "updating the state."
+        )
+    if thread["graph_id"] != opened.graph_id:
+        raise Conflict(f"Thread {opened.thread_id} changed to graph '{thread['graph_id']}' meanwhile. Try again.")
+
+
+async def _apply(opened: Opened, supersteps: Sequence[Sequence[StateUpdate]], checkpoint: Checkpoint) -> dict[str, Any]:
+    config = opened.config(checkpoint)
+    # LangGraph would start from nothing, and the thread's head with it.
+    if checkpoint.get("checkpoint_id") and (await opened.graph.aget_state(config)).created_at is None:
+        raise NotFound(f"Thread {opened.thread_id} has no checkpoint {checkpoint['checkpoint_id']}.")
+    reached = await opened.graph.abulk_update_state({**config, "metadata": opened.metadata}, supersteps)
+    return checkpoint_of(reached) or {}
+
+
+def _configurable(thread_id: UUID, checkpoint: Checkpoint) -> dict[str, Any]:
+    given = {key: checkpoint[key] for key in ("checkpoint_id", "checkpoint_map") if checkpoint.get(key)}
+    return {"thread_id": str(thread_id), "checkpoint_ns": checkpoint.get("checkpoint_ns") or "", **given}
+
+
+def _empty(thread_id: UUID, checkpoint: Checkpoint) -> StateSnapshot:
+    config: RunnableConfig = {"configurable": _configurable(thread_id, checkpoint)}
+    return StateSnapshot({}, (), config, None, None, None, (), ())
+
+
+async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
+    try:
+        return await opened.graph.aget_state(saved.config)
+    except OUR_FAILURES:
+        raise
+    except Exception:
+        return _as_stored(opened, saved)
+
+
+def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
+    """What a checkpoint holds when the graph cannot say what comes next: it refuses the input it was given, or has
+    changed since. One such checkpoint must not hide the thread."""
+    graph = opened.subgraph(saved.config["configurable"].get("checkpoint_ns") or "")
+    stored = saved.checkpoint["channel_values"]
+    shown = graph.stream_channels_list if isinstance(graph, Pregel) else list(stored)
+    values = {channel: stored[channel] for channel in shown if channel in stored}
+    return StateSnapshot(values, (), saved.config, saved.metadata, saved.checkpoint["ts"], saved.parent_config, (), ())
+
+
+def _log_unreadable(opened: Opened, error: Exception) -> None:
+    log.info("state.unreadable", thread_id=str(opened.thread_id), graph_id=opened.graph_id, error=repr(error))
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return f"{type(error).__name__}: {error}"
+
+
+def _interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
+    return {task.id: present_interrupts(task.interrupts) for task in state.tasks if task.interrupts}
+
+
+def present_interrupts(interrupts: Sequence[Interrupt[Any]]) -> list[dict[str, Any]]:
+    """Interrupts as clients see them."""
+    return [
+        {"id": one.id, "value": one.value}
+        | ({} if one.response_schema is None else {"response_schema": one.response_schema})
+        for one in interrupts
+    ]
+
+
+def checkpoint_of(config: RunnableConfig | None) -> dict[str, Any] | None:
+    """The checkpoint that a config names, as clients see it."""
+    if config is None:
+        return None
+    configurable = config["configurable"]
+    shown = {key: configurable.get(key) for key in ("thread_id", "checkpoint_ns", "checkpoint_id")}
+    if configurable.get("checkpoint_map"):
+        shown["checkpoint_map"] = configurable["checkpoint_map"]
+    return shown
