@@ -175,7 +175,7 @@ async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
 
 @router.delete("/assistants/{assistant_id}", status_code=204)
 async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> Response:
-    """Cancels the assistant's unfinished runs first. A graph's own assistant cannot be deleted while the project has the
+    """Cancels the assistant's unfinished runs first. A graph's own assistant stays while the project has the
     graph: runs that name the graph need it, and the next start would bring it back."""
     async with web.database.connection() as connection:
         row = await resolve_assistant_row(connection, web.catalog, assistant_id)

@@ -7,7 +7,9 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-StreamMode = Literal["values", "messages", "messages-tuple", "tasks", "checkpoints", "updates", "debug", "custom"]
+StreamMode = Literal[
+    "values", "messages", "messages-tuple", "tasks", "checkpoints", "updates", "debug", "custom", "events"
+]
 
 
 def _as_list(value: Any) -> Any:

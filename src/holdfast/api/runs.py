@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Header, Query, Response
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
@@ -105,7 +106,7 @@ async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, 
     return created.run
 
 
-def _present_run(run: DictRow) -> dict[str, Any]:
+def present_run(run: DictRow) -> dict[str, Any]:
     """A run as clients see it, with what Holdfast adds: attempt, priority and error."""
     shown = present(run)
     for internal in ("first_seq", "graph_id", "finished_at"):
@@ -117,7 +118,7 @@ def _present_run(run: DictRow) -> dict[str, Any]:
 @router.post("/threads/{thread_id}/runs")
 async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     run = await create_from(web, body, thread_id)
-    return Json(_present_run(run), headers={"content-location": locations(run, "")["content-location"]})
+    return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
 @router.post("/threads/{thread_id}/runs/stream")
@@ -135,7 +136,7 @@ async def wait(web: Web, thread_id: UUID, body: RunCreate) -> Response:
 @router.post("/runs")
 async def create_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None)
-    return Json(_present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
+    return Json(present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
 
 
 @router.post("/runs/stream")
@@ -157,11 +158,14 @@ async def list_of_thread(
     thread_id: UUID,
     status: RunState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    select: Annotated[Sequence[str], Query()] = (),
 ) -> Response:
     async with web.database.connection() as connection:
         await get_thread(connection, thread_id)
-        return Json([_present_run(run) for run in await list_runs(connection, thread_id, status, limit, offset)])
+        found = [present_run(run) for run in await list_runs(connection, thread_id, status, limit, offset)]
+    wanted = set(split_list(select))
+    return Json([{key: run[key] for key in run if key in wanted} for run in found] if wanted else found)
 
 
 @router.get("/runs", description="All runs, newest first. A Holdfast extension.")
@@ -169,22 +173,22 @@ async def list_all(
     web: Web,
     status: RunState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     async with web.database.connection() as connection:
-        return Json([_present_run(run) for run in await list_runs(connection, None, status, limit, offset)])
+        return Json([present_run(run) for run in await list_runs(connection, None, status, limit, offset)])
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
 async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     async with web.database.connection() as connection:
-        return Json(_present_run(await get_run(connection, run_id, thread_id)))
+        return Json(present_run(await get_run(connection, run_id, thread_id)))
 
 
 @router.get("/runs/{run_id}", description="A run by its id alone. A Holdfast extension.")
 async def get_by_id(web: Web, run_id: UUID) -> Response:
     async with web.database.connection() as connection:
-        return Json(_present_run(await get_run(connection, run_id)))
+        return Json(present_run(await get_run(connection, run_id)))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join")
@@ -194,9 +198,23 @@ async def join(web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bo
     return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect)
 
 
+def split_list(values: Sequence[str]) -> list[str]:
+    """A list in a query, however the client writes it: repeated, comma-separated or as a JSON array."""
+    found: list[str] = []
+    for value in values:
+        if value.startswith("["):
+            try:
+                found += [str(item) for item in orjson.loads(value)]
+            except orjson.JSONDecodeError:
+                raise InvalidRequest(f"{value} is not a JSON array.") from None
+        else:
+            found += [item.strip() for item in value.split(",") if item.strip()]
+    return found
+
+
 def _cursor(last_event_id: str | None) -> int | None:
     """A Last-Event-ID as a number of the log; None for the run's beginning."""
-    if last_event_id is None or last_event_id in ("-", "-1", ""):
+    if last_event_id is None or last_event_id in ("-", "-1", "0", ""):
         return None
     try:
         return max(0, int(last_event_id))
@@ -219,7 +237,7 @@ async def join_stream(
 ) -> Response:
     async with web.database.connection() as connection:
         run = await get_run(connection, run_id, thread_id)
-    modes, cursor = select_modes(stream_mode), _cursor(last_event_id)
+    modes, cursor = select_modes(split_list(stream_mode)), _cursor(last_event_id)
     return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel_on_disconnect)
 
 
@@ -232,7 +250,7 @@ async def join_stream_by_id(
 ) -> Response:
     async with web.database.connection() as connection:
         run = await get_run(connection, run_id)
-    modes, cursor = select_modes(stream_mode), _cursor(last_event_id)
+    modes, cursor = select_modes(split_list(stream_mode)), _cursor(last_event_id)
     return stream_response(web, run, after=cursor, modes=modes, stateless=True)
 
 

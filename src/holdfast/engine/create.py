@@ -39,10 +39,11 @@ LOCK_THREAD = "SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND 
 
 # The thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
 # waited for, and seen to be running by the statement after this one; any other is out of the claim's reach from here.
+# The clock is read in a subquery, once: an index cannot look for something that changes from row to row.
 LOCK_LATER_HEAD = """
 SELECT run_id FROM run
 WHERE thread_id = %(thread_id)s AND status = 'pending' AND ready_at IS NOT NULL
-  AND created_at > clock_timestamp() + make_interval(secs => %(after_seconds)s)
+  AND created_at > (SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s))
 FOR NO KEY UPDATE
 """
 

@@ -10,18 +10,19 @@ LOCK_THREADS = """
 SELECT thread_id FROM thread WHERE thread_id = ANY(%(thread_ids)s) ORDER BY thread_id FOR NO KEY UPDATE
 """
 
-# The first waiting run of each thread becomes its head, unless the thread has one (running, or pending and ready).
+# The first unfinished run of each thread becomes its head, unless it is that already (running, or pending and ready).
+# A head is always the first, so nothing behind it needs to be looked at: a thread may have any number waiting. Only a
+# clock that was set back puts a run before one that is running; then it waits all the same.
 PROMOTE_NEXT = """
 UPDATE run SET ready_at = run.created_at
 FROM unnest(%(thread_ids)s::uuid[]) AS ended(thread_id)
 CROSS JOIN LATERAL (
-    SELECT waiting.run_id FROM run waiting
-    WHERE waiting.thread_id = ended.thread_id AND waiting.status = 'pending'
-    ORDER BY waiting.created_at, waiting.run_id LIMIT 1
+    SELECT unfinished.run_id FROM run unfinished
+    WHERE unfinished.thread_id = ended.thread_id AND unfinished.status IN ('pending', 'running')
+    ORDER BY unfinished.created_at, unfinished.run_id LIMIT 1
 ) AS first
 WHERE run.run_id = first.run_id AND run.status = 'pending' AND run.ready_at IS NULL
-  AND NOT EXISTS (SELECT 1 FROM run head WHERE head.thread_id = ended.thread_id
-                    AND head.status IN ('pending', 'running') AND head.ready_at IS NOT NULL)
+  AND NOT EXISTS (SELECT 1 FROM run head WHERE head.thread_id = ended.thread_id AND head.status = 'running')
 RETURNING run.run_id
 """
 

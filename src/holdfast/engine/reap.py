@@ -55,23 +55,27 @@ WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN (
 ORDER BY run.thread_id, run.run_id LIMIT 1000
 """
 
-# The place in the queue is kept. A run that has now taken down `max_crashes` workers is a poison run.
+# The place in the queue is kept. A run that has now taken down `max_crashes` workers is a poison run. A worker that was
+# last heard of by an earlier start of the server was lost to the outage, and its runs are not to blame.
 RELEASE = """
-WITH held AS (
-    SELECT run.run_id, run.crashes + 1 >= %(max_crashes)s AS poison FROM run
-    LEFT JOIN worker USING (worker_id)
+WITH orphaned AS (
+    SELECT run.run_id,
+           run.crashes + CASE WHEN worker.backend_start < pg_postmaster_start_time() THEN 0 ELSE 1 END AS crashes
+    FROM run LEFT JOIN worker USING (worker_id)
     WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'running'
       AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
     ORDER BY run.run_id FOR NO KEY UPDATE OF run
+), held AS (
+    SELECT run_id, crashes, crashes >= %(max_crashes)s AS poison FROM orphaned
 )
 UPDATE run SET
-    fence = run.fence + 1, crashes = run.crashes + 1, worker_id = NULL, updated_at = now(),
+    fence = run.fence + 1, crashes = held.crashes, worker_id = NULL, updated_at = now(),
     status = CASE WHEN held.poison THEN 'error' ELSE 'pending' END,
     ready_at = CASE WHEN held.poison THEN NULL ELSE run.ready_at END,
     finished_at = CASE WHEN held.poison THEN now() END,
     dead_letter = CASE WHEN held.poison THEN 'poison' END,
     error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
-        format('The run was stopped: %%s workers died while executing it.', run.crashes + 1)) END
+        format('The run was stopped: %%s workers died while executing it.', held.crashes)) END
 FROM held WHERE run.run_id = held.run_id
 RETURNING run.run_id, run.thread_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action
 """

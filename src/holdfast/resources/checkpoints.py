@@ -23,6 +23,9 @@ from psycopg.types.json import Jsonb
 
 from holdfast.db.connect import Database
 
+BlobRow = tuple[str, str, str, str, str, bytes | None]
+"""thread_id, checkpoint_ns, channel, version, type, blob"""
+
 
 class PooledSaver(AsyncPostgresSaver):
     """The stock saver on Holdfast's pool, schema and PgBouncer rules included."""
@@ -65,18 +68,7 @@ class TransactionSaver(PooledSaver):
         configurable = config["configurable"]
         thread_id: str = configurable["thread_id"]
         namespace: str = configurable.get("checkpoint_ns", "")
-        inline: dict[str, Any] = {}
-        blobs: list[tuple[str, str, str, str, str, bytes]] = []
-        for channel, value in checkpoint["channel_values"].items():
-            if fits_inline(value):
-                inline[channel] = value
-                continue
-            if isinstance(value, _DeltaSnapshot):
-                # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
-                inline[channel] = True
-            if channel in new_versions:
-                version = cast(str, new_versions[channel])
-                blobs.append((thread_id, namespace, channel, version, *self.serde.dumps_typed(value)))
+        inline, blobs = stored_values(self.serde, thread_id, namespace, checkpoint, new_versions)
         async with self._cursor() as cursor:
             if blobs:
                 await cursor.executemany(self.UPSERT_CHECKPOINT_BLOBS_SQL, blobs)
@@ -94,7 +86,26 @@ class TransactionSaver(PooledSaver):
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
 
 
-def fits_inline(value: Any) -> bool:
+def stored_values(
+    serde: SerializerProtocol, thread_id: str, namespace: str, checkpoint: Checkpoint, new_versions: ChannelVersions
+) -> tuple[dict[str, Any], list[BlobRow]]:
+    """A checkpoint's values: those that it holds itself, and rows for the blobs that are new."""
+    inline: dict[str, Any] = {}
+    blobs: list[BlobRow] = []
+    for channel, value in checkpoint["channel_values"].items():
+        if _fits_inline(value):
+            inline[channel] = value
+            continue
+        if isinstance(value, _DeltaSnapshot):
+            # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
+            inline[channel] = True
+        if channel in new_versions:
+            version = cast(str, new_versions[channel])
+            blobs.append((thread_id, namespace, channel, version, *serde.dumps_typed(value)))
+    return inline, blobs
+
+
+def _fits_inline(value: Any) -> bool:
     """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
     primitives do in the stock saver: text with NUL, floats that `jsonb` has no word for or gives back as integers.
     Integers are exact there at any size, which they are not in the blobs."""

@@ -7,10 +7,20 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.connect import Database
 from holdfast.engine.create import RUN_COLUMNS
-from holdfast.errors import NotFound
+from holdfast.engine.queue import LOCK_THREADS
+from holdfast.engine.rollback import erase_runs
+from holdfast.errors import Conflict, NotFound
 
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
+
+UNFINISHED = """
+SELECT thread_id, array_agg(run_id) AS run_ids FROM run
+WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s) GROUP BY thread_id
+"""
+
+LOCK = "SELECT status FROM run WHERE run_id = %(run_id)s AND thread_id = %(thread_id)s FOR UPDATE"
 
 LIST_OF_THREAD = f"""
 SELECT {RUN_COLUMNS} FROM run
@@ -32,6 +42,25 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
         where = "" if thread_id is None else f" in thread {thread_id}"
         raise NotFound(f"Run {run_id} does not exist{where}.")
     return row
+
+
+async def unfinished_by_thread(connection: AsyncConnection[DictRow], status: str) -> dict[UUID, list[UUID]]:
+    """The unfinished runs in a state ("all": in either), by thread."""
+    cursor = await connection.execute(UNFINISHED, {"status": status})
+    return {row["thread_id"]: row["run_ids"] for row in await cursor.fetchall()}
+
+
+async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
+    """Delete a run that has ended, with every checkpoint it wrote. Conflict while it is unfinished."""
+    parameters = {"thread_id": thread_id, "run_id": run_id}
+    async with database.transaction() as connection:
+        await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
+        row = await (await connection.execute(LOCK, parameters)).fetchone()
+        if row is None:
+            raise NotFound(f"Run {run_id} does not exist in thread {thread_id}.")
+        if row["status"] in ("pending", "running"):
+            raise Conflict(f"Run {run_id} is {row['status']}: cancel it first.")
+        await erase_runs(connection, thread_id, [run_id])
 
 
 async def list_runs(

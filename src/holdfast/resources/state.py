@@ -65,7 +65,7 @@ Checkpoint = Mapping[str, Any]
 """`checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, as far as they are given."""
 
 # Failures that say nothing about the graph or what it was given.
-OUR_FAILURES = (psycopg.Error, PoolTimeout, OSError, HoldfastError)
+OUR_FAILURES = (psycopg.Error, PoolTimeout, HoldfastError)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, assert_never
-from uuid import UUID
 
 import orjson
 import structlog
@@ -33,39 +32,17 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from holdfast.streams.serialize import to_json
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
+from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
-from holdfast.worker.resume import CHECKPOINT, has_breakpoints, starting_input, waits_at_breakpoint
+from holdfast.worker.resume import waits_at_breakpoint
 from holdfast.worker.transient import is_transient, pause_before_retry
 
 log = structlog.get_logger(__name__)
 
-# LangGraph's own names for the modes clients ask for.
-GRAPH_MODES = {"messages-tuple": "messages"}
 # How long user code may take to react to being stopped before it is left behind.
 STOP_PATIENCE = 10.0
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A run as the claim returned it."""
-
-    run_id: UUID
-    thread_id: UUID
-    assistant_id: UUID
-    graph_id: str
-    fence: int
-    attempt: int
-    retries: int
-    progress: int
-    kwargs: dict[str, Any]
-    metadata: dict[str, Any]
-    cancel_action: str | None
-    next_seq: int
-    fresh: bool
-    elapsed: float
-    waited: float
 
 
 class Attempt:
@@ -331,72 +308,6 @@ class Executor:
 def describe(error: BaseException) -> dict[str, str]:
     """An error as clients see it."""
     return {"error": type(error).__name__, "message": str(error)}
-
-
-def run_config(run: Claimed) -> RunnableConfig:
-    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own."""
-    given: dict[str, Any] = run.kwargs.get("config") or {}
-    identity = {
-        "run_id": str(run.run_id),
-        "thread_id": str(run.thread_id),
-        "graph_id": run.graph_id,
-        "assistant_id": str(run.assistant_id),
-    }
-    configurable = {**(given.get("configurable") or {}), **identity}
-    if run.progress == CHECKPOINT:
-        # Go on from the head, which this run has written, not from where it once branched off.
-        for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
-            configurable.pop(key, None)
-    config: dict[str, Any] = {
-        **given,
-        "configurable": configurable,
-        "metadata": {**(given.get("metadata") or {}), **run.metadata, **identity},
-        "run_id": run.run_id,
-        "run_name": given.get("run_name") or run.graph_id,
-    }
-    return config  # type: ignore[return-value]
-
-
-async def stream_graph(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, run: Claimed, requested: frozenset[str]
-) -> AsyncIterator[tuple[str, str, Any]]:
-    """The graph's stream as (namespace, mode, chunk)."""
-    kwargs = run.kwargs
-    before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
-    modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
-    if before or after or has_breakpoints(graph):
-        # The only sign of a pause at a breakpoint.
-        modes.add("updates")
-    subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
-    options: dict[str, Any] = {}
-    if run.kwargs.get("context") is not None:
-        options["context"] = run.kwargs["context"]
-    if kwargs.get("protocol"):
-        # Messages come as content blocks only in this version of the stream's shape.
-        options["version"] = "v2"
-    stream: AsyncIterator[Any] = graph.astream(
-        await starting_input(graph, config, kwargs, run.progress, run.attempt),
-        config,
-        stream_mode=sorted(modes),  # type: ignore[arg-type]
-        interrupt_before=before,
-        interrupt_after=after,
-        durability=kwargs.get("durability") or "async",
-        subgraphs=subgraphs,
-        **options,
-    )
-    async for item in stream:
-        if "version" in options:
-            part: dict[str, Any] = item
-            data = part["data"]
-            if part.get("interrupts"):
-                data = {**data, "__interrupt__": part["interrupts"]}
-            yield "|".join(part["ns"]), part["type"], data
-        elif subgraphs:
-            namespace, mode, chunk = item
-            yield "|".join(namespace), mode, chunk
-        else:
-            mode, chunk = item
-            yield "", mode, chunk
 
 
 def _succeeded(task: asyncio.Task[None]) -> bool:

@@ -34,7 +34,8 @@ from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.logs import configure_logging
 from holdfast.upkeep.leader import Upkeep
-from holdfast.worker.executor import Attempt, Claimed, Executor
+from holdfast.worker.executor import Attempt, Executor
+from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.threads import NodeThreads

@@ -1,0 +1,129 @@
+"""A claimed run, the config its graph sees, and the graph's stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+from langchain_core.runnables import RunnableConfig
+
+from holdfast.graphs.catalog import Graph
+from holdfast.worker.resume import CHECKPOINT, has_breakpoints, starting_input
+
+# LangGraph's own names for the modes clients ask for.
+GRAPH_MODES = {"messages-tuple": "messages"}
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A run as the claim returned it."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    fence: int
+    attempt: int
+    retries: int
+    progress: int
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any]
+    cancel_action: str | None
+    next_seq: int
+    fresh: bool
+    elapsed: float
+    waited: float
+
+
+def run_config(run: Claimed) -> RunnableConfig:
+    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own."""
+    given: dict[str, Any] = run.kwargs.get("config") or {}
+    identity = {
+        "run_id": str(run.run_id),
+        "thread_id": str(run.thread_id),
+        "graph_id": run.graph_id,
+        "assistant_id": str(run.assistant_id),
+    }
+    configurable = {**(given.get("configurable") or {}), **identity}
+    if run.progress == CHECKPOINT:
+        # Go on from the head, which this run has written, not from where it once branched off.
+        for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
+            configurable.pop(key, None)
+    config: dict[str, Any] = {
+        **given,
+        "configurable": configurable,
+        "metadata": {**(given.get("metadata") or {}), **run.metadata, **identity},
+        "run_id": run.run_id,
+        "run_name": given.get("run_name") or run.graph_id,
+    }
+    return config  # type: ignore[return-value]
+
+
+async def stream_graph(
+    graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str]
+) -> AsyncIterator[tuple[str, str, Any]]:
+    """The graph's stream as (namespace, mode, chunk)."""
+    kwargs = run.kwargs
+    before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
+    modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
+    if before or after or has_breakpoints(graph):
+        # The only sign of a pause at a breakpoint.
+        modes.add("updates")
+    subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
+    options: dict[str, Any] = {}
+    stream: Callable[..., AsyncIterator[Any]]
+    if run.kwargs.get("context") is not None:
+        options["context"] = run.kwargs["context"]
+    if kwargs.get("protocol"):
+        # Messages come as content blocks only in this version of the stream's shape.
+        options["version"] = "v2"
+    if "events" in requested:
+        modes.discard("events")
+        stream = _events_of(graph, config, run)
+    else:
+        stream = cast(Any, graph.astream)
+    async for item in stream(
+        await starting_input(graph, config, kwargs, run.progress, run.attempt),
+        config,
+        stream_mode=sorted(modes),
+        interrupt_before=before,
+        interrupt_after=after,
+        durability=kwargs.get("durability") or "async",
+        subgraphs=subgraphs,
+        **options,
+    ):
+        if isinstance(item, LangChainEvent):
+            yield "", "events", item.event
+        elif "version" in options:
+            data = item["data"]
+            if item.get("interrupts"):
+                data = {**data, "__interrupt__": item["interrupts"]}
+            yield "|".join(item["ns"]), item["type"], data
+        elif subgraphs:
+            namespace, mode, chunk = item
+            yield "|".join(namespace), mode, chunk
+        else:
+            mode, chunk = item
+            yield "", mode, chunk
+
+
+@dataclass(frozen=True)
+class LangChainEvent:
+    """An event of LangChain's own, for the mode `events`."""
+
+    event: Any
+
+
+def _events_of(graph: Graph, config: RunnableConfig, run: Claimed) -> Callable[..., AsyncIterator[Any]]:
+    """The graph's stream with LangChain's events in between. What `astream` would yield comes inside those of the
+    root."""
+
+    async def stream(graph_input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:
+        async for event in graph.astream_events(graph_input, config, version="v2", **options):
+            yield LangChainEvent(event)
+            if event["event"] == "on_chain_stream" and event["run_id"] == str(run.run_id):
+                yield event["data"]["chunk"]
+
+    return stream

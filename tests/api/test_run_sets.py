@@ -1,0 +1,86 @@
+"""Several runs at once, and what is left when one is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.test_runs import STEPS, stream, thread, until
+
+SLOW = {"assistant_id": "steps", "input": {"seconds": 3600}}
+QUICK = {"assistant_id": "steps", "input": {"seconds": 0}}
+
+
+async def test_C60_a_batch_is_that_many_runs(client: httpx.AsyncClient) -> None:
+    response = await client.post("/runs/batch", json=[QUICK, QUICK])
+    assert response.status_code == 200
+    assert len({run["run_id"] for run in response.json()}) == 2
+    for run in response.json():
+        await until(client, f"/runs/{run['run_id']}", status="success")
+    assert (await client.post("/runs/batch", json=[])).status_code == 422
+
+
+async def test_C60_bulk_cancel(web: httpx.AsyncClient) -> None:
+    thread_id = await thread(web)
+    other = await thread(web)
+    runs = [(await web.post(f"/threads/{place}/runs", json=SLOW)).json() for place in (thread_id, thread_id, other)]
+    first = {"thread_id": thread_id, "run_ids": [runs[0]["run_id"]]}
+    assert (await web.post("/runs/cancel", json=first)).status_code == 204
+    assert (await web.post("/runs/cancel", json=first)).status_code == 404
+    assert (await web.get(f"/runs/{runs[1]['run_id']}")).json()["status"] == "pending"
+    assert (await web.post("/runs/cancel", json={**first, "status": "all"})).status_code == 422
+    for wrong in ({}, {"thread_id": thread_id}, {"status": "some"}, {"run_ids": [runs[0]["run_id"]]}):
+        assert (await web.post("/runs/cancel", json=wrong)).status_code == 422
+    assert (await web.post("/runs/cancel", json={"status": "running"})).status_code == 404
+    assert (await web.post("/runs/cancel", json={"status": "pending"})).status_code == 204
+    for run in runs:
+        assert (await web.get(f"/runs/{run['run_id']}")).json()["status"] == "interrupted"
+
+
+async def test_a_run_is_deleted_with_its_checkpoints_but_not_while_it_lives(client: httpx.AsyncClient) -> None:
+    thread_id = await thread(client)
+    runs = f"/threads/{thread_id}/runs"
+    first = (await client.post(runs, json=QUICK)).json()
+    await until(client, f"{runs}/{first['run_id']}", status="success")
+    second = (await client.post(runs, json=SLOW)).json()
+    await until(client, f"{runs}/{second['run_id']}", status="running")
+    assert (await client.delete(f"{runs}/{second['run_id']}")).status_code == 409
+    await client.post(f"{runs}/{second['run_id']}/cancel?wait=1")
+    assert (await client.delete(f"{runs}/{second['run_id']}")).status_code == 204
+    assert (await client.get(f"{runs}/{second['run_id']}")).status_code == 404
+    assert (await client.delete(f"{runs}/{second['run_id']}")).status_code == 404
+    state = (await client.get(f"/threads/{thread_id}/state")).json()
+    assert (state["values"]["done"], state["next"]) == (STEPS, [])
+
+
+async def test_C29_selected_fields_only(web: httpx.AsyncClient) -> None:
+    thread_id = await thread(web)
+    run = (await web.post(f"/threads/{thread_id}/runs", json=SLOW)).json()
+    response = await web.get(f"/threads/{thread_id}/runs?status=pending&select=run_id&select=status")
+    assert response.json() == [{"run_id": run["run_id"], "status": "pending"}]
+
+
+@pytest.mark.parametrize(
+    "query", ["stream_mode=updates&stream_mode=tasks", 'stream_mode=["updates","tasks"]', "stream_mode=updates,tasks"]
+)
+async def test_C33_modes_in_every_spelling(client: httpx.AsyncClient, query: str) -> None:
+    thread_id = await thread(client)
+    body = {**QUICK, "stream_mode": ["values", "updates", "tasks"]}
+    headers, _ = await stream(client, "POST", f"/threads/{thread_id}/runs/stream", json=body)
+    _, events = await stream(client, "GET", f"{headers['location']}?{query}")
+    assert {frame.event for frame in events} == {"updates", "tasks"}
+
+
+async def test_the_events_mode_carries_langchains_own(client: httpx.AsyncClient) -> None:
+    thread_id = await thread(client)
+    messages = {"messages": [{"role": "user", "content": "hello"}]}
+    body: dict[str, Any] = {"assistant_id": "chat", "input": messages, "stream_mode": ["events", "values"]}
+    async with asyncio.timeout(30):
+        _, events = await stream(client, "POST", f"/threads/{thread_id}/runs/stream", json=body)
+    kinds = [frame.data["event"] for frame in events if frame.event == "events"]
+    assert {"on_chain_start", "on_chat_model_stream", "on_chain_end"} <= set(kinds)
+    final = [frame for frame in events if frame.event == "values"][-1]
+    assert "hello" in str(final.data["messages"][-1]["content"])
