@@ -226,14 +226,15 @@ async def test_a_v1_run_is_seen_too(client: httpx.AsyncClient) -> None:
 
 async def test_C57_what_is_no_command_and_what_cannot_be_done(client: httpx.AsyncClient) -> None:
     thread_id = str(uuid4())
-    for body in (
+    no_commands: list[Any] = [
         {"method": "run.start"},
         {"id": "1", "method": "run.start"},
         {"id": True, "method": "x"},
         [],
         {"id": 1},
-    ):
-        assert (await client.post(f"/threads/{thread_id}/commands", json=body)).status_code == 400
+    ]
+    for no_command in no_commands:
+        assert (await client.post(f"/threads/{thread_id}/commands", json=no_command)).status_code == 400
     assert (await client.post(f"/threads/{thread_id}/commands", content="{")).status_code == 400
     assert (await command(client, thread_id, "state.fork"))["error"] == "unknown_command"
     assert (await command(client, thread_id, "run.start", assistant_id="missing"))["type"] == "error"

@@ -622,10 +622,10 @@ async def test_delta_channels(special: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(("graph_id", "reason"), [("slow", "too long"), ("broken", "FileNotFoundError")])
 async def test_an_edge_that_does_not_decide(
-    special: httpx.AsyncClient, settings: Settings, graph_id: str, reason: str
+    special: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, graph_id: str, reason: str
 ) -> None:
     """The thread's lock is not held for as long as somebody's code likes."""
-    object.__setattr__(settings, "lease", 1.0)
+    monkeypatch.setattr("holdfast.resources.state.PATIENCE", 0.02)
     thread_id = await made(special, metadata={"graph_id": graph_id})
     path = f"/threads/{thread_id}/state"
     refused = await special.post(path, json={"values": {"notes": ["x"]}, "as_node": "note"})

@@ -64,6 +64,9 @@ SELECT (SELECT coalesce(sum(pg_column_size(c.*)), 0)::bigint FROM checkpoints c
 Checkpoint = Mapping[str, Any]
 """`checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, as far as they are given."""
 
+# How long the user's code may take to apply an update, in leases. A transaction that stands still for a whole one loses
+# its connection.
+PATIENCE = 0.5
 # Failures that say nothing about the graph or what it was given.
 OUR_FAILURES = (psycopg.Error, PoolTimeout, HoldfastError)
 
@@ -164,9 +167,7 @@ async def update_state(
             await _lock_idle(connection, opened)
             opened.graph.checkpointer = TransactionSaver(database, connection)
             try:
-                # Edges and reducers are the user's code. A transaction that stands still for as long as a lease
-                # loses its connection.
-                async with asyncio.timeout(database.settings.lease / 2):
+                async with asyncio.timeout(database.settings.lease * PATIENCE):
                     reached = await _apply(opened, supersteps, checkpoint)
                     state = await opened.graph.aget_state(opened.config({}))
             except OUR_FAILURES:

@@ -61,7 +61,7 @@ class Upkeep:
         await session.execute(SILENCE, (f"{silence * 1000:.0f}",))
         leads = False
         while True:
-            pause = self._settings.reaper_interval * random.uniform(0.9, 1.0)  # noqa: S311
+            pause = self._settings.reaper_interval * random.uniform(1.0, 1.1)  # noqa: S311
             if not leads:
                 async with asyncio.timeout(self._settings.database_timeout):
                     row = await (await session.execute(TRY_LOCK, (self._settings.db_schema,))).fetchone()

@@ -13,6 +13,8 @@ from holdfast.resources.pruning import keep_latest
 log = structlog.get_logger(__name__)
 
 BATCH = 500
+# Seconds between two sweeps with nothing left to do.
+INTERVAL = 60.0
 PRUNED_AT_ONCE = 50
 
 # With everything that belongs to them. LangGraph's tables know threads by text.
@@ -93,7 +95,7 @@ DELETE FROM worker WHERE status IN ('offline', 'lost') AND stopped_at < now() - 
 
 
 class Sweeper:
-    """Runs at most every half minute, or at once again while there is more."""
+    """Runs once a minute, or at once again while there is more."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -103,7 +105,7 @@ class Sweeper:
     async def run(self) -> None:
         if time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + 30.0
+        self._due = time.monotonic() + INTERVAL
         async with self._database.connection() as connection:
             parameters = {"ttl": self._settings.temporary_ttl, "batch": BATCH}
             temporary = await connection.execute(SWEEP_TEMPORARY, parameters)
