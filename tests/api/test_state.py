@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import operator
-from collections.abc import AsyncIterator
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import psycopg
 import pytest
-from langgraph.channels import DeltaChannel
-from langgraph.graph import END, START, StateGraph
-from langgraph.types import interrupt
-from pydantic import BaseModel
-from typing_extensions import TypedDict
 
-from holdfast.api.main import serve
-from holdfast.db.connect import Database
-from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
-from holdfast.worker.main import Worker
-from tests.support.catalogs import catalog_of
+from tests.support.threads import history, made, ran, state_of
 from tests.support.waiting import until
 
 STEPS = ["s1", "s2", "s3", "s4", "s5"]
@@ -40,35 +28,6 @@ FIELDS = {
     "checkpoint_id",
     "parent_checkpoint_id",
 }
-
-
-async def made(client: httpx.AsyncClient, **body: Any) -> str:
-    response = await client.post("/threads", json=body)
-    assert response.status_code == 200, response.text
-    identity: str = response.json()["thread_id"]
-    return identity
-
-
-async def ran(client: httpx.AsyncClient, thread_id: str, graph: str = "steps", **body: Any) -> dict[str, Any]:
-    body = {"assistant_id": graph, "input": {"seconds": 0}, **body}
-    response = await client.post(f"/threads/{thread_id}/runs/wait", json=body)
-    assert response.status_code == 200, response.text
-    result: dict[str, Any] = response.json()
-    return result
-
-
-async def state_of(client: httpx.AsyncClient, thread_id: str, query: str = "") -> dict[str, Any]:
-    response = await client.get(f"/threads/{thread_id}/state{query}")
-    assert response.status_code == 200, response.text
-    state: dict[str, Any] = response.json()
-    return state
-
-
-async def history(client: httpx.AsyncClient, thread_id: str, **body: Any) -> list[dict[str, Any]]:
-    response = await client.post(f"/threads/{thread_id}/history", json={"limit": 100, **body})
-    assert response.status_code == 200, response.text
-    states: list[dict[str, Any]] = response.json()
-    return states
 
 
 async def test_C06_the_state_after_a_run(client: httpx.AsyncClient) -> None:
@@ -407,233 +366,6 @@ async def test_storage(client: httpx.AsyncClient) -> None:
     assert all(part > 0 for part in parts)
     assert used["total_bytes"] == sum(parts)
     assert (await client.get(f"/threads/{uuid4()}/storage")).status_code == 404
-
-
-# --- An update and a run at the same time --------------------------------------------------------------------------
-
-
-async def test_an_update_waits_for_a_run_that_is_being_created(web: httpx.AsyncClient, settings: Settings) -> None:
-    """The run is not committed yet, so only the thread's lock can tell that it is coming."""
-    thread_id = await made(web, metadata={"graph_id": "steps"})
-    database = Database(settings, "test")
-    await database.open()
-    try:
-        async with database.transaction() as creating:
-            await creating.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR NO KEY UPDATE", (thread_id,))
-            await creating.execute(
-                "INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, kwargs) "
-                "VALUES (%s, %s, %s, 'steps', now(), '{}')",
-                (uuid4(), thread_id, uuid4()),
-            )
-            body = {"values": {"done": ["mine"]}, "as_node": "s1"}
-            updating = asyncio.create_task(web.post(f"/threads/{thread_id}/state", json=body))
-
-            async def waits() -> bool:
-                if updating.done():
-                    return True
-                async with database.connection() as connection:
-                    cursor = await connection.execute(
-                        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-                    )
-                    return await cursor.fetchone() is not None
-
-            await until(waits, "the update waits for the thread")
-        assert (await updating).status_code == 409
-        assert await history(web, thread_id) == []
-    finally:
-        await database.close()
-
-
-async def test_updates_and_runs_at_once_lose_and_double_nothing(client: httpx.AsyncClient) -> None:
-    """Whatever is acknowledged is in the state once, and no run starts from a state that an update then replaces."""
-    thread_id = await made(client, metadata={"graph_id": "steps"})
-    accepted: list[str] = []
-    refused = runs = 0
-
-    async def update(name: str) -> None:
-        nonlocal refused
-        body = {"values": {"done": [name]}, "as_node": "s5"}
-        response = await client.post(f"/threads/{thread_id}/state", json=body)
-        assert response.status_code in (200, 409), response.text
-        if response.status_code == 200:
-            accepted.append(name)
-        else:
-            refused += 1
-
-    async def run() -> None:
-        nonlocal runs
-        runs += 1
-        await ran(client, thread_id)
-
-    turn = 0
-    while turn < 12 or not refused:
-        turn += 1
-        work = [update(f"u{turn}a"), run(), update(f"u{turn}b"), update(f"u{turn}c")]
-        await asyncio.gather(*work[turn % 3 :], *work[: turn % 3])
-        await update(f"u{turn}alone")
-    done = (await state_of(client, thread_id))["values"]["done"]
-    assert sorted(word for word in done if word.startswith("u")) == sorted(accepted)
-    assert len(accepted) >= 12
-    # Each run's steps, uninterrupted.
-    text = " ".join(done)
-    assert text.count(" ".join(STEPS)) == runs
-    assert len(done) == len(accepted) + runs * len(STEPS)
-    states = await history(client, thread_id, limit=1000)
-    for newer, older in pairwise(states):
-        assert newer["parent_checkpoint_id"] == older["checkpoint_id"]
-    assert (await client.get(f"/threads/{thread_id}")).json()["values"]["done"] == done
-
-
-# --- Graphs with something special about them ----------------------------------------------------------------------
-
-
-class Notes(TypedDict, total=False):
-    notes: Annotated[list[str], operator.add]
-
-
-class Strict(BaseModel):
-    number: int = 0
-
-
-def joined(state: Any, writes: Any) -> Any:
-    return [*state, *(word for write in writes for word in write)]
-
-
-class DeltaNotes(TypedDict):
-    notes: Annotated[list[str], DeltaChannel(joined, snapshot_frequency=3)]
-
-
-def note(state: Any) -> dict[str, Any]:
-    return {"notes": ["noted"]}
-
-
-def ask(state: Any) -> dict[str, Any]:
-    return {"notes": [interrupt("which?")]}
-
-
-def double(state: Strict) -> dict[str, Any]:
-    return {"number": state.number * 2}
-
-
-async def never(state: Any) -> str:
-    await asyncio.Event().wait()
-    return END
-
-
-def lost_file(state: Any) -> str:
-    raise FileNotFoundError("rules.txt")
-
-
-def special_graphs() -> GraphCatalog:
-    child = StateGraph(Notes).add_node(note).add_node(ask).add_edge(START, "note").add_edge("note", "ask").compile()
-    nested = StateGraph(Notes).add_node("child", child).add_edge(START, "child").compile()
-    strict = StateGraph(Strict).add_node(double).add_edge(START, "double").add_edge("double", END).compile()
-    delta = StateGraph(DeltaNotes).add_node(note).add_edge(START, "note").compile()
-    slow = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", never).compile()
-    broken = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", lost_file).compile()
-    return catalog_of(nested=nested, strict=strict, delta=delta, slow=slow, broken=broken)
-
-
-@pytest.fixture
-async def special(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server and a worker with those graphs."""
-    stop, catalog = asyncio.Event(), special_graphs()
-    worker = Worker(settings, catalog)
-    serving, working = asyncio.create_task(serve(settings, catalog, stop)), asyncio.create_task(worker.run())
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-
-        async def answers() -> bool:
-            assert not serving.done(), serving.exception()
-            try:
-                return (await client.get("/ok")).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        await until(answers, "the server answers")
-        yield client
-    stop.set()
-    worker.stop()
-    await serving
-    await working
-
-
-async def test_the_state_of_a_subgraph(special: httpx.AsyncClient) -> None:
-    thread_id = await made(special)
-    await ran(special, thread_id, "nested", input={"notes": []})
-    [task] = (await state_of(special, thread_id))["tasks"]
-    assert (task["name"], task["state"]) == ("child", None)
-    namespace = task["checkpoint"]["checkpoint_ns"]
-    assert namespace == f"child:{task['id']}"
-    for spelling in ("true", "1", "True"):
-        [nested] = (await state_of(special, thread_id, f"?subgraphs={spelling}"))["tasks"]
-        assert nested["checkpoint"] is None
-        assert set(nested["state"]) == FIELDS
-        assert (nested["state"]["next"], nested["state"]["values"]) == (["ask"], {"notes": ["noted"]})
-        assert nested["state"]["tasks"][0]["interrupts"][0]["value"] == "which?"
-    body: dict[str, Any] = {"checkpoint": {"checkpoint_ns": namespace}}
-    direct = (await special.post(f"/threads/{thread_id}/state/checkpoint", json=body)).json()
-    assert direct == nested["state"]
-    states = await history(special, thread_id, checkpoint={"checkpoint_ns": namespace})
-    assert [state["metadata"]["step"] for state in states] == [1, 0, -1]
-    assert direct["checkpoint"] == states[0]["checkpoint"]
-    assert states[0]["checkpoint"]["checkpoint_map"][namespace] == states[0]["checkpoint_id"]
-    # An update inside the subgraph, as the node that asks: the answer is not needed any more.
-    body = {"values": {"notes": ["told"]}, "as_node": "ask", "checkpoint": {"checkpoint_ns": namespace}}
-    response = await special.post(f"/threads/{thread_id}/state", json=body)
-    assert response.status_code == 200, response.text
-    assert response.json()["checkpoint"]["checkpoint_ns"] == namespace
-    assert (await ran(special, thread_id, "nested", input=None))["notes"] == ["noted", "told"]
-
-
-async def test_input_that_the_graph_refused_does_not_hide_the_thread(special: httpx.AsyncClient) -> None:
-    thread_id = await made(special)
-    assert (await ran(special, thread_id, "strict", input={"number": 3})) == {"number": 6}
-    assert "__error__" in await ran(special, thread_id, "strict", input={"number": "three"})
-    for suffix in ("state", "state?subgraphs=true", "history?limit=100"):
-        assert (await special.get(f"/threads/{thread_id}/{suffix}")).status_code == 200
-    states = await history(special, thread_id)
-    assert [state["values"].get("number") for state in states] == ["three", 6, 6, 3, None]
-    assert states[0]["next"] == []
-    refused = await special.post(
-        f"/threads/{thread_id}/state", json={"values": {"number": "x"}, "as_node": "__start__"}
-    )
-    assert refused.status_code == 400
-    assert await history(special, thread_id) == states
-    body = {"values": {"number": 4}, "as_node": "__start__", "checkpoint_id": states[2]["checkpoint_id"]}
-    assert (await special.post(f"/threads/{thread_id}/state", json=body)).status_code == 200
-    assert await ran(special, thread_id, "strict", input=None) == {"number": 8}
-
-
-async def test_delta_channels(special: httpx.AsyncClient) -> None:
-    thread_id = await made(special)
-    expected: list[str] = []
-    for turn in range(4):
-        body = {"values": {"notes": [f"u{turn}"]}, "as_node": "note"}
-        await ran(special, thread_id, "delta", input={"notes": [f"i{turn}"]})
-        assert (await special.post(f"/threads/{thread_id}/state", json=body)).status_code == 200
-        expected += [f"i{turn}", "noted", f"u{turn}"]
-        assert (await state_of(special, thread_id))["values"]["notes"] == expected
-    copy = (await special.post(f"/threads/{thread_id}/copy")).json()["thread_id"]
-    assert (await state_of(special, copy))["values"]["notes"] == expected
-    refused = await special.post("/threads/prune", json={"thread_ids": [thread_id], "strategy": "keep_latest"})
-    assert refused.status_code == 422
-    assert (await state_of(special, thread_id))["values"]["notes"] == expected
-
-
-@pytest.mark.parametrize(("graph_id", "reason"), [("slow", "too long"), ("broken", "FileNotFoundError")])
-async def test_an_edge_that_does_not_decide(
-    special: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, graph_id: str, reason: str
-) -> None:
-    """The thread's lock is not held for as long as somebody's code likes."""
-    monkeypatch.setattr("holdfast.resources.state.PATIENCE", 0.02)
-    thread_id = await made(special, metadata={"graph_id": graph_id})
-    path = f"/threads/{thread_id}/state"
-    refused = await special.post(path, json={"values": {"notes": ["x"]}, "as_node": "note"})
-    assert refused.status_code == 400
-    assert reason in refused.json()["detail"]
-    assert await history(special, thread_id) == []
-    body = {"values": {"notes": ["x"]}, "as_node": "__start__"}
-    assert (await special.post(path, json=body)).status_code == 200
 
 
 async def test_values_that_postgres_cannot_keep_as_json(client: httpx.AsyncClient, settings: Settings) -> None:

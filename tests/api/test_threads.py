@@ -11,23 +11,9 @@ import psycopg
 import pytest
 
 from holdfast.settings import Settings
+from tests.support.threads import history, made, ran
 
 STEPS = ["s1", "s2", "s3", "s4", "s5"]
-
-
-async def made(client: httpx.AsyncClient, **body: Any) -> str:
-    response = await client.post("/threads", json=body)
-    assert response.status_code == 200, response.text
-    identity: str = response.json()["thread_id"]
-    return identity
-
-
-async def ran(client: httpx.AsyncClient, thread_id: str, graph: str = "steps", **body: Any) -> dict[str, Any]:
-    body = {"assistant_id": graph, "input": {"seconds": 0}, **body}
-    response = await client.post(f"/threads/{thread_id}/runs/wait", json=body)
-    assert response.status_code == 200, response.text
-    result: dict[str, Any] = response.json()
-    return result
 
 
 async def found(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:
@@ -39,11 +25,6 @@ async def found(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:
 
 async def ids(client: httpx.AsyncClient, **body: Any) -> list[str]:
     return [row["thread_id"] for row in await found(client, **body)]
-
-
-async def history(client: httpx.AsyncClient, thread_id: str) -> list[dict[str, Any]]:
-    states: list[dict[str, Any]] = (await client.post(f"/threads/{thread_id}/history", json={"limit": 100})).json()
-    return states
 
 
 async def test_C01_a_new_thread(web: httpx.AsyncClient) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from holdfast.db.connect import Database
+from holdfast.resources.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
-from holdfast.upkeep.sweeper import Sweeper
+from holdfast.upkeep.sweeper import SWEEP_EXPIRED, Sweeper
 from tests.support.smoke import ended, post, working
+from tests.support.waiting import until
 
 
 async def count(database: Database, statement: str) -> int:
@@ -86,3 +90,106 @@ async def test_the_thread_of_a_stateless_run_is_swept_with_everything(database_u
             assert await read_after(connection, kept["thread_id"], 0)
     finally:
         await database.close()
+
+
+async def thread_with_ttl(database: Database, minutes: float, strategy: TtlStrategy) -> UUID:
+    """A thread with some history, whose time to live began now."""
+    run = await ended(database, await post(database, "steps", {"seconds": 0}))
+    thread_id: UUID = run["thread_id"]
+    async with database.connection() as connection:
+        await change_thread(connection, thread_id, {}, (minutes, strategy))
+    return thread_id
+
+
+async def rest(database: Database, thread_id: UUID, minutes: float, *, since_activity: float | None = None) -> None:
+    """Let time pass for a thread: since its time to live was set, and since something happened in it."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "UPDATE thread SET expires_at = expires_at - %s * interval '1 minute', "
+            "updated_at = now() - %s * interval '1 minute' WHERE thread_id = %s",
+            (minutes, minutes if since_activity is None else since_activity, thread_id),
+        )
+
+
+async def test_a_thread_is_deleted_when_its_time_to_live_has_passed(settings: Settings, database: Database) -> None:
+    async with working(settings):
+        doomed = await thread_with_ttl(database, 10, "delete")
+        young = await thread_with_ttl(database, 30, "delete")
+        kept = (await ended(database, await post(database, "steps", {"seconds": 0})))["thread_id"]
+    for thread_id in (doomed, young, kept):
+        await rest(database, thread_id, 11)
+    await Sweeper(database).run()
+    for table in ("thread", "run", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+        async with database.connection() as connection:
+            cursor = await connection.execute(f"SELECT DISTINCT thread_id::text FROM {table}".encode())
+            left = {UUID(row["thread_id"]) for row in await cursor.fetchall()}
+        assert left == {young, kept}, table
+
+
+async def test_activity_puts_a_threads_end_off(settings: Settings, database: Database) -> None:
+    async with working(settings):
+        thread_id = await thread_with_ttl(database, 10, "delete")
+    await rest(database, thread_id, 11, since_activity=4)
+    await Sweeper(database).run()
+    async with database.connection() as connection:
+        ttl = await get_ttl(connection, thread_id)
+        cursor = await connection.execute(
+            "SELECT expires_at = updated_at + interval '10 minutes' AS count FROM thread WHERE thread_id = %s",
+            (thread_id,),
+        )
+        row = await cursor.fetchone()
+    assert ttl is not None
+    assert row == {"count": True}
+    await rest(database, thread_id, 7, since_activity=11)
+    await Sweeper(database).run()
+    assert await count(database, "SELECT count(*) FROM thread") == 0
+
+
+async def test_a_thread_does_not_end_under_an_unfinished_run(settings: Settings, database: Database) -> None:
+    async with working(settings):
+        thread_id = await thread_with_ttl(database, 10, "delete")
+    await post(database, "steps", {"seconds": 0}, thread_id)
+    await rest(database, thread_id, 11)
+    await Sweeper(database).run()
+    assert await count(database, "SELECT count(*) FROM thread") == 1
+
+
+async def test_a_run_created_while_the_sweeper_looks_keeps_its_thread(settings: Settings, database: Database) -> None:
+    """The sweeper finds the thread expired, waits for its row, and must look again."""
+    async with working(settings):
+        thread_id = await thread_with_ttl(database, 10, "delete")
+    await rest(database, thread_id, 11)
+    waiting = SWEEP_EXPIRED.replace("SKIP LOCKED", "")
+    async with database.transaction() as creating:
+        await creating.execute(
+            "UPDATE thread SET status = 'busy', updated_at = now() WHERE thread_id = %s", (thread_id,)
+        )
+
+        async def sweep() -> int:
+            async with database.connection() as connection:
+                return (await connection.execute(waiting.encode(), {"batch": 10})).rowcount
+
+        async def waits() -> bool:
+            statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%doomed%'"
+            return await count(database, statement) > 0
+
+        sweeping = asyncio.create_task(sweep())
+        await until(waits, "the sweeper waits for the thread")
+    assert await sweeping == 0
+
+
+async def test_only_the_latest_state_is_kept_if_that_was_asked_for(settings: Settings, database: Database) -> None:
+    async with working(settings):
+        thread_id = await thread_with_ttl(database, 10, "keep_latest")
+        assert await count(database, "SELECT count(*) FROM checkpoints") > 1
+        await rest(database, thread_id, 11)
+        await Sweeper(database).run()
+        assert await count(database, "SELECT count(*) FROM checkpoints") == 1
+        again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
+    assert again["status"] == "success"
+    async with database.connection() as connection:
+        thread = await get_thread(connection, thread_id)
+        ttl = await get_ttl(connection, thread_id)
+    assert len(thread["values"]["done"]) == 10
+    assert ttl is not None
+    assert ttl["expires_at"] > datetime.now(UTC)

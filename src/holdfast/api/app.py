@@ -10,7 +10,7 @@ from psycopg_pool import PoolTimeout
 from starlette.middleware.cors import CORSMiddleware
 
 import holdfast
-from holdfast.api import assistants, commands, events, run_sets, runs, state, threads
+from holdfast.api import assistants, commands, crons, events, run_sets, runs, state, store, threads
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import BodyLimit
 from holdfast.api.errors import Json, install_error_handlers
@@ -50,8 +50,10 @@ def build_app(web: WebContext) -> FastAPI:
     app.include_router(assistants.router)
     app.include_router(threads.router)
     app.include_router(state.router)
+    app.include_router(crons.router)
     app.include_router(runs.router)
     app.include_router(run_sets.router)
     app.include_router(commands.router)
     app.include_router(events.router)
+    app.include_router(store.router)
     return app

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import Depends, Request
 
 from holdfast.db.connect import Database
-from holdfast.engine.cancel import CancelledRuns, cancel_runs
+from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.states import CancelAction
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hub import Hub
@@ -27,15 +27,11 @@ class WebContext:
     database: Database
     signals: Signals
     hub: Hub
+    store: PooledStore
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def announce_cancelled(self, cancelled: CancelledRuns, action: CancelAction) -> None:
-        """Tell the owners of runs to stop, and the watchers of runs that ended already."""
-        for run in cancelled.requested:
-            self.signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
-        if cancelled.ended:
-            self.signals.publish("events", orjson.dumps({"ended": [str(run) for run in cancelled.ended]}).decode())
-            self.signals.publish("work", "")
+        announce_cancelled(self.signals, cancelled, action)
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:
         cancelled = await cancel_runs(self.database, thread_id, run_ids, action)

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from holdfast.api.bodies import Body
 from holdfast.errors import InvalidRequest
+from holdfast.resources.runs import RESERVED_METADATA
 
-# Set by the server alone.
-RESERVED_METADATA = frozenset({"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"})
+# Set by the server alone, like RESERVED_METADATA.
 RESERVED_CONFIGURABLE = frozenset(
     {
         "langgraph_auth_user",

@@ -15,7 +15,9 @@ from holdfast.db.connect import Database
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.store import store_section
 from holdfast.resources.assistants import ensure_system_assistants
+from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hub import Hub
@@ -48,7 +50,10 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     """Serve until a signal comes, or `stop` is set."""
     database = Database(settings, "web")
     signals = PostgresSignals(database)
-    web = WebContext(settings, catalog, database, signals, Hub(database, signals))
+    store = PooledStore(database, catalog.project)
+    catalog.lend(store)
+    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store)
+    sweep_interval = store_section(catalog.project).sweep_interval
     await database.open()
     server = _Server(
         uvicorn.Config(
@@ -66,12 +71,13 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
         web.hub,
     )
     try:
+        await store.setup()
         await ensure_system_assistants(database, catalog)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(signals.run(), name="signals"),
                 tasks.create_task(web.hub.run(), name="hub"),
-                tasks.create_task(Upkeep(database, signals).run(), name="upkeep"),
+                tasks.create_task(Upkeep(database, signals, sweep_interval).run(), name="upkeep"),
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))
@@ -79,6 +85,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             for task in background:
                 task.cancel()
     finally:
+        await store.close()
         await database.close()
 
 

@@ -29,8 +29,12 @@ router = APIRouter(tags=["runs"], route_class=JsonRoute)
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
 
-def _kwargs(body: RunCreate, *, temporary: bool) -> dict[str, Any]:
-    """What the worker needs of a request, as it is stored and shown."""
+def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict[str, Any]:
+    """What the worker needs of a request, as it is stored and shown; without what only the server sets."""
+    if body.webhook is not None:
+        raise InvalidRequest("webhook: this version does not deliver webhooks; leave it out.")
+    if stateless and body.command is not None and body.command.resume is not None:
+        raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     config = body.config.model_dump(exclude_none=True) if body.config is not None else {}
     configurable: dict[str, Any] = dict(config.get("configurable") or {})
     if configurable and body.context:
@@ -40,13 +44,13 @@ def _kwargs(body: RunCreate, *, temporary: bool) -> dict[str, Any]:
         checkpoint["checkpoint_id"] = str(body.checkpoint_id)
     configurable.update(checkpoint)
     if configurable:
-        config["configurable"] = configurable
+        config["configurable"] = clean_configurable(configurable)
     durability = body.durability or ("exit" if body.checkpoint_during is False else "async")
     return {
         "input": body.input,
         "command": None if body.command is None else body.command.model_dump(mode="json", exclude_none=True),
         "config": config,
-        "context": body.context,
+        "context": None if body.context is None else clean_configurable(body.context),
         "stream_mode": body.stream_mode,
         "interrupt_before": body.interrupt_before,
         "interrupt_after": body.interrupt_after,
@@ -65,19 +69,11 @@ async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, 
     graph_id = assistant["graph_id"]
     if graph_id not in web.catalog.graph_ids:
         raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
-    if body.webhook is not None:
-        raise InvalidRequest("webhook: this version does not deliver webhooks; leave it out.")
-    if thread_id is None and body.command is not None and body.command.resume is not None:
-        raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     temporary = thread_id is None and body.on_completion != "keep"
     given = clean_metadata(body.metadata)
-    kwargs = _kwargs(body, temporary=temporary)
+    kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
     if protocol:
         kwargs["protocol"] = True
-    if "configurable" in kwargs["config"]:
-        kwargs["config"]["configurable"] = clean_configurable(kwargs["config"]["configurable"])
-    if kwargs["context"] is not None:
-        kwargs["context"] = clean_configurable(kwargs["context"])
     kwargs = inherit(assistant, kwargs)
     metadata = {
         **clean_metadata(kwargs["config"].get("metadata") or {}),

@@ -13,6 +13,9 @@ from holdfast.db.connect import check_server, connection_parameters
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings
 
+# Held to the end of the transaction by whoever changes the schema.
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast migrate ' || %s, 0))"
+
 
 @dataclass(frozen=True)
 class Migration:
@@ -49,7 +52,7 @@ def migrate(settings: Settings) -> list[str]:
 
 def _apply_all(connection: Connection, schema: str) -> list[str]:
     name = sql.Identifier(schema)
-    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('holdfast migrate ' || %s, 0))", (schema,))
+    connection.execute(LOCK, (schema,))
     try:
         # A role that may not create schemas can still use one made for it.
         if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
@@ -75,7 +78,7 @@ def _apply_all(connection: Connection, schema: str) -> list[str]:
             (migration.number, migration.name),
         )
         applied.append(migration.name)
-    return applied + _apply_checkpoint_tables(connection)
+    return applied + _apply_checkpoint_tables(connection) + _apply_store_tables(connection)
 
 
 def _apply_checkpoint_tables(connection: Connection) -> list[str]:
@@ -94,3 +97,25 @@ def _apply_checkpoint_tables(connection: Connection) -> list[str]:
         connection.execute(step.replace(" CONCURRENTLY", "").encode())
         connection.execute("INSERT INTO checkpoint_migrations (v) VALUES (%s)", (number,))
     return [f"langgraph checkpoints {first} to {len(steps) - 1}"] if first < len(steps) else []
+
+
+def _apply_store_tables(connection: Connection) -> list[str]:
+    """The same for the stock Postgres store. The tables of semantic search depend on the project, and are made by the
+    processes that know it."""
+    from langgraph.store.postgres.base import BasePostgresStore
+
+    steps = BasePostgresStore.MIGRATIONS
+    connection.execute("CREATE TABLE IF NOT EXISTS store_migrations (v integer PRIMARY KEY)")
+    row = connection.execute("SELECT max(v) FROM store_migrations").fetchone()
+    first = 0 if row is None or row[0] is None else row[0] + 1
+    for number, step in enumerate(steps[first:], start=first):
+        connection.execute(step.replace(" CONCURRENTLY", "").encode())
+        connection.execute("INSERT INTO store_migrations (v) VALUES (%s)", (number,))
+    kind = connection.execute(
+        "SELECT atttypid::regtype::text FROM pg_attribute "
+        "WHERE attrelid = 'store'::regclass AND attname = 'ttl_minutes'"
+    ).fetchone()
+    if kind == ("integer",):
+        # The stock store takes fractions of minutes and rounds them here: half a minute, refreshed, is over at once.
+        connection.execute("ALTER TABLE store ALTER COLUMN ttl_minutes TYPE double precision")
+    return [f"langgraph store {first} to {len(steps) - 1}"] if first < len(steps) else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
@@ -17,6 +18,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
+from holdfast.signals import Signals
 
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
@@ -80,6 +82,15 @@ async def cancel_locked(
     if ended:
         await connection.execute(END_PENDING, {"run_ids": ended})
     return CancelledRuns(ended=[*ended, *erased], requested=requested)
+
+
+def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: CancelAction) -> None:
+    """Tell the owners of runs to stop, and the watchers of runs that ended already."""
+    for run in cancelled.requested:
+        signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
+    if cancelled.ended:
+        signals.publish("events", orjson.dumps({"ended": [str(run) for run in cancelled.ended]}).decode())
+        signals.publish("work", "")
 
 
 async def cancel_runs(

@@ -105,7 +105,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Created:
-    """A committed run, whether it is its thread's head, and what its strategy cancelled."""
+    """A new run, whether it is its thread's head, and what its strategy cancelled."""
 
     run: DictRow
     ready: bool
@@ -133,6 +133,12 @@ async def create_run(database: Database, new: NewRun) -> Created:
     Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
     `reject` and the thread has an unfinished run; in both cases nothing has changed.
     """
+    async with database.transaction() as connection:
+        return await create_run_within(connection, new)
+
+
+async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
+    """The same as part of the caller's transaction, which must be rolled back when this raises."""
     parameters = {
         "run_id": new.run_id,
         "thread_id": new.thread_id,
@@ -147,7 +153,7 @@ async def create_run(database: Database, new: NewRun) -> Created:
         "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
     }
     cancelled = CancelledRuns()
-    async with database.transaction() as connection, connection.pipeline():
+    async with connection.pipeline():
         if new.create_thread:
             await create_thread_pipelined(connection, new)
         locked = await connection.execute(LOCK_THREAD, parameters)

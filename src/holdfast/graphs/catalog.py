@@ -35,7 +35,7 @@ _EXPECTED = "expected a compiled graph, a StateGraph, or a function that returns
 
 
 class GraphCatalog:
-    """Every graph of one project. Safe to share between tasks; nothing changes after `load`."""
+    """Every graph of one project. Safe to share between tasks; the graphs stay what they are after `load`."""
 
     def __init__(self, config: ProjectConfig, loaded: Mapping[str, Loaded]) -> None:
         """Raises ConfigError when one of `loaded` is not a graph, or does not compile."""
@@ -43,6 +43,7 @@ class GraphCatalog:
         self._loaded = dict(loaded)
         self._sources = {graph_id: _source(config, one) for graph_id, one in loaded.items()}
         self._replaced: set[tuple[str, str]] = set()
+        self._lent: BaseStore | None = None
         self._fallback_store: InMemoryStore | None = None
 
     @classmethod
@@ -53,6 +54,15 @@ class GraphCatalog:
         """
         prepare_environment(config)
         return cls(config, load_targets(config))
+
+    @property
+    def project(self) -> ProjectConfig:
+        """The langgraph.json that the graphs came from."""
+        return self._config
+
+    def lend(self, store: BaseStore) -> None:
+        """Give graphs this store from now on, unless `open` is told another."""
+        self._lent = store
 
     @property
     def graph_ids(self) -> tuple[str, ...]:
@@ -91,8 +101,8 @@ class GraphCatalog:
         """A compiled graph, ready to stream, that belongs to the caller for the length of the block.
 
         `checkpointer` takes the place of any that the graph was compiled with, even when it is None; `store`
-        does so when given. A factory is called each time, and its context manager left with the block; it
-        cannot swallow what the block raises.
+        does so when given, or lent before. A factory is called each time, and its context manager left with the
+        block; it cannot swallow what the block raises.
 
         Raises NotFound for an unknown graph; on entering, ConfigError when a factory returns something else
         than a graph, and whatever a factory raises.
@@ -100,6 +110,7 @@ class GraphCatalog:
         source = self._sources.get(graph_id)
         if source is None:
             raise NotFound(f"Graph '{graph_id}' not found. Expected one of: {list(self._sources)}")
+        store = self._lent if store is None else store
         if isinstance(source, Factory):
             return self._built(graph_id, source, config, access_context, checkpointer, store, user, context)
         return _Opened(self._bound(graph_id, source, checkpointer, store))

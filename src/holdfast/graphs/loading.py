@@ -53,6 +53,30 @@ def load_targets(config: ProjectConfig) -> dict[str, Loaded]:
     return {graph_id: _load(config, target) for graph_id, target in config.graphs.items()}
 
 
+def load_object(config: ProjectConfig, key: str, spec: str) -> object:
+    """Import what another section of langgraph.json names: "./file.py:name" or "package.module:name", at `key`.
+
+    Raises ConfigError naming the key and, when user code failed, the line that did.
+    """
+    location, separator, attribute = spec.rpartition(":")
+    if not separator or not location or not attribute.isidentifier():
+        raise config.error(key, f'{spec!r} must look like "./file.py:variable" or "package.module:variable"')
+    is_file = location.endswith(".py") or "/" in location or "\\" in location
+    file, module = (config.directory / location, None) if is_file else (None, location)
+    importlib.invalidate_caches()
+    return _load(config, _NamedTarget(key, spec, file, module, attribute)).value
+
+
+class _NamedTarget(GraphTarget):
+    """A target outside of `graphs`: its id is the key itself."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> str:
+        return self.graph_id
+
+
 def _prepend(directories: list[str]) -> None:
     sys.path[:0] = [directory for directory in directories if directory not in sys.path]
 

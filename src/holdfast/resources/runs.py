@@ -13,6 +13,9 @@ from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
 from holdfast.errors import Conflict, NotFound
 
+# Keys of metadata that only the server sets.
+RESERVED_METADATA = frozenset({"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"})
+
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
 UNFINISHED = """

@@ -18,6 +18,8 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database, open_session
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
+from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
 
@@ -32,22 +34,28 @@ SILENCE = "SELECT set_config('idle_session_timeout', %s, false)"
 class Upkeep:
     """Leads when it can, and does the duties while it leads."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, items_interval: float = 300.0) -> None:
+        """`items_interval`: seconds between two looks for expired items of the store."""
         self._database = database
         self._settings = database.settings
         self._reaper = Reaper(database, signals)
         self._sweeper = Sweeper(database)
+        self._crons = CronFirer(database, signals)
+        self._items = ItemSweeper(database, items_interval)
 
     async def run(self) -> None:
         backoff = Backoff("upkeep.outage", "upkeep.recovered")
+        wanted: float | None = None
         while True:
             try:
                 if self._settings.session_url is None:
                     # Behind PgBouncer nobody can hold a lock for long. Every process does the duties, seldom; they
                     # are idempotent.
-                    await asyncio.sleep(self._settings.reaper_interval * random.uniform(5, 10))  # noqa: S311
+                    pause = self._settings.reaper_interval * random.uniform(5, 10)  # noqa: S311
+                    await asyncio.sleep(pause if wanted is None else min(pause, max(0.0, wanted) + 0.01))
+                    wanted = None
                     async with self._database.connection() as connection:
-                        await self._pass(connection)
+                        wanted = await self._pass(connection)
                 else:
                     async with await open_session(self._settings, "upkeep") as session:
                         await self._lead(session, backoff)
@@ -80,4 +88,6 @@ class Upkeep:
         async with asyncio.timeout(self._settings.database_timeout * 3):
             pause = await self._reaper.run(connection)
             await self._sweeper.run()
-        return pause
+            await self._items.run()
+            due = await self._crons.run(connection)
+        return due if due < (self._settings.reaper_interval if pause is None else pause) else pause

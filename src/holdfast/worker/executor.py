@@ -22,6 +22,7 @@ import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.types import StateSnapshot
 
 from holdfast.db.connect import Database
@@ -92,6 +93,8 @@ class Executor:
         self._database = database
         self._catalog = catalog
         self._saver = saver
+        # For graph code. Whoever runs the process opens it before the first attempt.
+        self.store: BaseStore | None = None
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
         """Run the pipeline. Returns the outcome once it is durable, or None when the run was not ours to end."""
@@ -145,6 +148,7 @@ class Executor:
                 config=config,
                 access_context="threads.create_run",
                 checkpointer=saver,
+                store=self.store,
                 context=run.kwargs.get("context"),
             )
         )

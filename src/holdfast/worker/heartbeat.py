@@ -89,7 +89,8 @@ class Heartbeat:
     def _command(self, command: str) -> None:
         with self._lock:
             self._commands.append(command)
-        self._wake_write.send(b"x")
+        with suppress(OSError):  # Closed with the thread: there is nobody left to wake.
+            self._wake_write.send(b"x")
 
     def _run(self) -> None:
         connection: Connection[DictRow] | None = None
@@ -115,6 +116,8 @@ class Heartbeat:
         finally:
             if connection is not None:
                 connection.close()
+            self._wake_read.close()
+            self._wake_write.close()
 
     def _beat(self, connection: Connection[DictRow], *, reconnected: bool) -> bool:
         """One renewal, and whatever was asked for since the last. False: the thread's work is done."""

@@ -29,6 +29,8 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.store import store_section
+from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.backoff import Backoff
@@ -59,7 +61,8 @@ class Worker:
         self.signals = PostgresSignals(self.database)
         self.journal = Journal(settings, self._announce, self._lane_failed)
         self.executor = Executor(settings, self.database, catalog)
-        self._upkeep = Upkeep(self.database, self.signals) if upkeep else None
+        items = store_section(catalog.project)
+        self._upkeep = Upkeep(self.database, self.signals, items.sweep_interval) if upkeep else None
         self._attempts: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
@@ -76,6 +79,7 @@ class Worker:
 
     async def run(self) -> None:
         await self.database.open()
+        store = await self._open_store()
         self.signals.listen("work", self._work_hint)
         self.signals.listen("cancel", self._cancel_hint)
         watchdog = LoopWatchdog(self._settings.blocked_loop)
@@ -103,7 +107,18 @@ class Worker:
             journal.cancel()
             with suppress(asyncio.CancelledError):
                 await journal
+            await store.close()
             await self.database.close()
+
+    async def _open_store(self) -> PooledStore:
+        try:
+            store = PooledStore(self.database, self._catalog.project)
+            await store.setup()
+        except BaseException:
+            await self.database.close()
+            raise
+        self.executor.store = store
+        return store
 
     async def _drain(self, claiming: asyncio.Task[None]) -> None:
         self._draining = True

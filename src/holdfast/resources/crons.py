@@ -1,0 +1,319 @@
+"""Crons: what is to run, on which schedule, and when next.
+
+A cron keeps the run twice. `payload` is what the client asked for, as it is shown; `template` is the same as the
+engine takes it, so that whoever fires it needs no knowledge of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from uuid_utils.compat import uuid7
+
+from holdfast.db.connect import Database
+from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
+from holdfast.errors import NotFound, RequestError
+from holdfast.resources.assistants import get_assistant, inherit
+from holdfast.resources.runs import RESERVED_METADATA
+from holdfast.resources.schedules import Schedule
+
+SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
+
+# How long after its end a cron still makes up for a firing it missed: a change of leader, not an outage.
+LATEST = timedelta(minutes=1)
+
+COLUMNS = (
+    "cron_id, assistant_id, thread_id, user_id, end_time, schedule, timezone, payload, next_run_date, metadata, "
+    "on_run_completed, enabled, created_at, updated_at"
+)
+
+NOW = "SELECT clock_timestamp() AS now"
+
+CREATE = f"""
+INSERT INTO cron (cron_id, assistant_id, thread_id, schedule, timezone, end_time, next_run_date, enabled,
+                  on_run_completed, metadata, payload, template)
+VALUES (%(cron_id)s, %(assistant_id)s, %(thread_id)s, %(schedule)s, %(timezone)s, %(end_time)s, %(next_run_date)s,
+        %(enabled)s, %(on_run_completed)s, %(metadata)s::jsonb, %(payload)s::json, %(template)s::json)
+RETURNING {COLUMNS}
+"""
+
+GET = f"SELECT {COLUMNS} FROM cron WHERE cron_id = %(cron_id)s"
+
+GET_FOR_CHANGE = f"SELECT {COLUMNS}, clock_timestamp() AS now FROM cron WHERE cron_id = %(cron_id)s FOR NO KEY UPDATE"
+
+CHANGE = f"""
+UPDATE cron SET
+    schedule = %(schedule)s, timezone = %(timezone)s, end_time = %(end_time)s, next_run_date = %(next_run_date)s,
+    enabled = %(enabled)s, on_run_completed = %(on_run_completed)s, metadata = %(metadata)s::jsonb,
+    payload = %(payload)s::json, template = %(template)s::json, updated_at = clock_timestamp()
+WHERE cron_id = %(cron_id)s
+RETURNING {COLUMNS}
+"""
+
+DELETE = "DELETE FROM cron WHERE cron_id = %(cron_id)s RETURNING cron_id"
+
+SEARCH = f"""
+SELECT {COLUMNS}, clock_timestamp() AS now FROM cron WHERE {{where}}
+ORDER BY {{sort_by}} {{order}} NULLS LAST, cron_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+COUNT = "SELECT count(*) AS found FROM cron WHERE {where}"
+
+# Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
+UPCOMING = """
+SELECT cron_id, thread_id, schedule, timezone, end_time, next_run_date, clock_timestamp() AS now,
+       extract(epoch FROM next_run_date - now())::float8 AS due_in
+FROM cron WHERE enabled AND next_run_date IS NOT NULL
+ORDER BY next_run_date LIMIT %(limit)s
+"""
+
+# The guard: of all that saw the cron due, one finds it as it was. Whoever waits for the row looks again.
+ADVANCE = """
+UPDATE cron SET next_run_date = %(next_run_date)s
+WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s AND enabled
+RETURNING cron_id, assistant_id, thread_id, metadata, on_run_completed, template
+"""
+
+POSTPONE = """
+UPDATE cron SET next_run_date = now() + make_interval(secs => %(seconds)s)
+WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronContent:
+    """What a client decides about a cron."""
+
+    schedule: str
+    timezone: str | None
+    end_time: datetime | None
+    enabled: bool
+    # None for a cron of a thread.
+    on_run_completed: Literal["delete", "keep"] | None
+    metadata: Mapping[str, Any]
+    payload: Mapping[str, Any]
+    template: Mapping[str, Any]
+
+    def stored(self) -> dict[str, Any]:
+        columns = dict(vars(self))
+        for document in ("metadata", "payload", "template"):
+            columns[document] = orjson.dumps(columns[document]).decode()
+        return columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a cron must be like to be found. Each that is left out lets all pass."""
+
+    assistant_id: UUID | None = None
+    thread_id: UUID | None = None
+    enabled: bool | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes."""
+        conditions, parameters = ["true"], dict[str, Any]()
+        for column in ("assistant_id", "thread_id", "enabled"):
+            if (value := getattr(self, column)) is not None:
+                conditions.append(f"{column} = %({column})s")
+                parameters[column] = value
+        if self.metadata:
+            conditions.append("metadata @> %(metadata)s::jsonb")
+            parameters["metadata"] = orjson.dumps(self.metadata).decode()
+        return " AND ".join(conditions), parameters
+
+
+@dataclass(frozen=True)
+class Firing:
+    """A due time that is over. `created` is None when there was a reason for no run; `skipped` says which."""
+
+    new: NewRun | None = None
+    created: Created | None = None
+    skipped: str = ""
+
+
+def new_cron_id() -> UUID:
+    return uuid7()
+
+
+def next_due(schedule: Schedule, end_time: datetime | None, now: datetime) -> datetime | None:
+    """When a cron is due next, if ever."""
+    due = schedule.after(now)
+    return None if due is None or (end_time is not None and due > end_time) else due
+
+
+async def create_cron(
+    connection: AsyncConnection[DictRow],
+    cron_id: UUID,
+    assistant_id: UUID,
+    thread_id: UUID | None,
+    content: CronContent,
+) -> DictRow:
+    """Create a cron. Raises InvalidRequest for its schedule, NotFound when assistant or thread have just gone."""
+    schedule = Schedule.parse(content.schedule, content.timezone)
+    now = await _now(connection)
+    parameters = {
+        **content.stored(),
+        "cron_id": cron_id,
+        "assistant_id": assistant_id,
+        "thread_id": thread_id,
+        "next_run_date": next_due(schedule, content.end_time, now),
+    }
+    try:
+        row = await _one(connection, CREATE, parameters)
+    except psycopg.errors.ForeignKeyViolation as error:
+        gone = "Thread" if "thread" in (error.diag.constraint_name or "") else "Assistant"
+        identity = thread_id if gone == "Thread" else assistant_id
+        raise NotFound(f"{gone} {identity} does not exist.") from None
+    assert row is not None
+    return row
+
+
+async def get_cron(connection: AsyncConnection[DictRow], cron_id: UUID) -> DictRow:
+    """A cron, or NotFound."""
+    row = await _one(connection, GET, {"cron_id": cron_id})
+    if row is None:
+        raise _missing(cron_id)
+    return row
+
+
+async def get_cron_for_change(connection: AsyncConnection[DictRow], cron_id: UUID) -> DictRow:
+    """The same, locked until the end of the transaction, with the time as `now`."""
+    row = await _one(connection, GET_FOR_CHANGE, {"cron_id": cron_id})
+    if row is None:
+        raise _missing(cron_id)
+    return row
+
+
+async def change_cron(connection: AsyncConnection[DictRow], old: DictRow, content: CronContent) -> DictRow:
+    """Give a locked cron new content. Raises InvalidRequest for its schedule.
+
+    A firing that is due but has not been stays due, unless the schedule is another one; what was missed while the
+    cron was disabled is not made up for.
+    """
+    schedule = Schedule.parse(content.schedule, content.timezone)
+    due: datetime | None = old["next_run_date"]
+    kept = (content.schedule, content.timezone) == (old["schedule"], old["timezone"]) and not (
+        content.enabled and not old["enabled"]
+    )
+    if not kept or due is None or (content.end_time is not None and due > content.end_time):
+        due = next_due(schedule, content.end_time, old["now"])
+    row = await _one(connection, CHANGE, {**content.stored(), "cron_id": old["cron_id"], "next_run_date": due})
+    assert row is not None
+    return row
+
+
+async def delete_cron(connection: AsyncConnection[DictRow], cron_id: UUID) -> None:
+    if await _one(connection, DELETE, {"cron_id": cron_id}) is None:
+        raise _missing(cron_id)
+
+
+async def search_crons(
+    connection: AsyncConnection[DictRow],
+    filters: Filters,
+    *,
+    sort_by: SortBy,
+    ascending: bool,
+    limit: int,
+    offset: int,
+) -> list[DictRow]:
+    where, parameters = filters.where()
+    statement = SEARCH.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
+    return await (await connection.execute(statement, {**parameters, "limit": limit, "offset": offset})).fetchall()
+
+
+async def count_crons(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+    where, parameters = filters.where()
+    row = await _one(connection, COUNT.format(where=where), parameters)
+    return 0 if row is None else int(row["found"])
+
+
+async def upcoming_crons(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:
+    """The enabled crons that are due first; `due_in` is in seconds, and not above zero for those that are due."""
+    return await (await connection.execute(UPCOMING, {"limit": limit})).fetchall()
+
+
+async def fire(database: Database, due: DictRow) -> Firing | None:
+    """Fire a due cron, as `upcoming_crons` found it: create its run and move it on to its next due time, in one
+    transaction. None when another process did so first, or the cron is not what it was.
+
+    However many due times have passed, there is one run, and the next due time is in the future. When the run cannot
+    be created (the strategy is `reject` and the thread is busy), the due time is over all the same.
+    """
+    schedule = Schedule.parse(due["schedule"], due["timezone"])
+    parameters = {
+        "cron_id": due["cron_id"],
+        "due": due["next_run_date"],
+        "next_run_date": next_due(schedule, due["end_time"], due["now"]),
+    }
+    async with database.transaction() as connection:
+        if due["thread_id"] is not None:
+            # Before the cron: whoever deletes a thread has it locked when its crons go.
+            await connection.execute(LOCK_THREAD, {"thread_id": due["thread_id"]})
+        cron = await _one(connection, ADVANCE, parameters)
+        if cron is None:
+            return None
+        if due["end_time"] is not None and due["now"] > due["end_time"] + LATEST:
+            return Firing(skipped="the cron has ended")
+        new = _new_run(cron, await get_assistant(connection, cron["assistant_id"]))
+        try:
+            async with connection.transaction():
+                return Firing(new, await create_run_within(connection, new))
+        except (RequestError, psycopg.DataError) as error:
+            return Firing(new, skipped=str(error))
+
+
+async def postpone(database: Database, due: DictRow, seconds: float) -> None:
+    """Try a cron again later that could not be fired for no good reason."""
+    async with database.connection() as connection:
+        await connection.execute(POSTPONE, {"cron_id": due["cron_id"], "due": due["next_run_date"], "seconds": seconds})
+
+
+def _new_run(cron: DictRow, assistant: DictRow) -> NewRun:
+    """The run of a firing, with what the assistant is at this time."""
+    template, thread_id = cron["template"], cron["thread_id"]
+    kwargs = inherit(assistant, template["kwargs"])
+    of_config: dict[str, Any] = kwargs["config"].get("metadata") or {}
+    of_cron = {**cron["metadata"], "cron_id": str(cron["cron_id"])}
+    return NewRun(
+        thread_id=thread_id or uuid7(),
+        assistant_id=assistant["assistant_id"],
+        graph_id=assistant["graph_id"],
+        kwargs=kwargs,
+        metadata={
+            **{key: value for key, value in of_config.items() if key not in RESERVED_METADATA},
+            **of_cron,
+            "graph_id": assistant["graph_id"],
+            "assistant_id": str(assistant["assistant_id"]),
+        },
+        assistant_metadata=assistant["metadata"],
+        multitask_strategy=template["multitask_strategy"],
+        after_seconds=template["after_seconds"],
+        priority=template["priority"],
+        create_thread=thread_id is None,
+        temporary=cron["on_run_completed"] == "delete",
+        thread_metadata=of_cron,
+    )
+
+
+def _missing(cron_id: UUID) -> NotFound:
+    return NotFound(f"Cron {cron_id} does not exist.")
+
+
+async def _now(connection: AsyncConnection[DictRow]) -> datetime:
+    row = await _one(connection, NOW, {})
+    assert row is not None
+    now: datetime = row["now"]
+    return now
+
+
+async def _one(connection: AsyncConnection[DictRow], statement: str, parameters: Mapping[str, Any]) -> DictRow | None:
+    return await (await connection.execute(statement, parameters)).fetchone()

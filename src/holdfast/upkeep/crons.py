@@ -1,0 +1,74 @@
+"""The duty that fires crons when they are due."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.engine.cancel import announce_cancelled
+from holdfast.resources.crons import fire, postpone, upcoming_crons
+from holdfast.signals import Signals
+
+# Seconds between two looks when nothing is due before: how late the first firing of a new cron may be.
+LOOK_INTERVAL = 5.0
+# Seconds until a cron is tried again that failed for no good reason.
+RETRY_INTERVAL = 60.0
+BATCH = 100
+
+log = structlog.get_logger(__name__)
+
+
+class CronFirer:
+    """Safe to run in any number of processes: a due time is taken by one of them, with its run or not at all."""
+
+    def __init__(self, database: Database, signals: Signals) -> None:
+        self._database = database
+        self._signals = signals
+        self._look_at = 0.0
+
+    async def run(self, connection: AsyncConnection[DictRow]) -> float:
+        """Fire what is due, at most one batch. Returns the seconds until the next look should be."""
+        wait = self._look_at - time.monotonic()
+        if wait > 0:
+            return wait
+        upcoming = await upcoming_crons(connection, BATCH)
+        looked_at = time.monotonic()
+        due = [cron for cron in upcoming if cron["due_in"] <= 0]
+        for cron in due:
+            await self._fire(cron)
+        if due:
+            # What has fired may be due again soon, and there may be more than a batch.
+            self._look_at = 0.0
+            return 0.0
+        pause: float = min([LOOK_INTERVAL, *(cron["due_in"] for cron in upcoming[:1])])
+        self._look_at = looked_at + pause
+        return pause
+
+    async def _fire(self, due: DictRow) -> None:
+        about = {"cron_id": str(due["cron_id"]), "due": due["next_run_date"].isoformat()}
+        try:
+            firing = await fire(self._database, due)
+        except (psycopg.OperationalError, OSError):
+            raise
+        except Exception:
+            # One cron that cannot be fired must not keep the others, nor the other duties, from being done.
+            log.exception("cron.failed", **about)
+            await postpone(self._database, due, RETRY_INTERVAL)
+            return
+        if firing is None:
+            return
+        if firing.created is None or firing.new is None:
+            log.warning("cron.skipped", reason=firing.skipped, **about)
+            return
+        strategy, delay = firing.new.multitask_strategy, firing.new.after_seconds
+        log.info("cron.fired", run_id=str(firing.new.run_id), **about)
+        announce_cancelled(
+            self._signals, firing.created.cancelled, "rollback" if strategy == "rollback" else "interrupt"
+        )
+        if firing.created.ready:
+            self._signals.publish("work", f"{delay:.3f}" if delay else "")

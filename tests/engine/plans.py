@@ -1,0 +1,180 @@
+"""A database with a past and a backlog, and what a statement really reads in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg import ClientCursor, Connection
+from psycopg.rows import DictRow, tuple_row
+
+GRAPH = "graph"
+TABLES = ("run", "thread", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes")
+
+THREADS = 5_000
+RUNS_PER_THREAD = 4
+RUNNING = 1_000
+DUE = 500
+BACKLOG = 5_000
+TOMORROW = 3_000
+EVENTS_PER_THREAD = 10
+
+
+def thread_at(number: int) -> UUID:
+    return UUID(f"00000000-0000-4000-8000-{number:012d}")
+
+
+def run_at(thread: int, place: int) -> UUID:
+    return UUID(f"00000000-0000-4000-9000-{thread:08d}{place:04d}")
+
+
+# The first threads have a running run, those after them one that is due, all of these more that wait; the others rest.
+FILL = [
+    """
+    INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, lease_until)
+    SELECT ('00000000-0000-4000-a000-' || lpad(n::text, 12, '0'))::uuid, 'online', '', 0, '', 10, '{}',
+           now() + interval '1 hour' FROM generate_series(1, 100) AS n
+    """,
+    """
+    INSERT INTO thread (thread_id, status, has_state, last_seq)
+    SELECT ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid,
+           CASE WHEN n <= %(busy)s THEN 'busy' ELSE 'idle' END, true, %(events)s
+    FROM generate_series(1, %(threads)s) AS n
+    """,
+    """
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, status, created_at, ready_at, finished_at, worker_id,
+                     fence, priority, kwargs)
+    SELECT ('00000000-0000-4000-9000-' || lpad(n::text, 8, '0') || lpad(place::text, 4, '0'))::uuid,
+           ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid, gen_random_uuid(), %(graph)s,
+           CASE WHEN n > %(busy)s OR place = 1 THEN 'success'
+                WHEN place = 2 AND n <= %(running)s THEN 'running' ELSE 'pending' END,
+           now() - interval '1 hour' + (n * 10 + place) * interval '10 ms',
+           CASE WHEN n <= %(busy)s AND place = 2
+                THEN now() - interval '1 hour' + (n * 10 + place) * interval '10 ms' END,
+           CASE WHEN n > %(busy)s OR place = 1 THEN now() - interval '30 minutes' END,
+           CASE WHEN n <= %(running)s AND place = 2
+                THEN ('00000000-0000-4000-a000-' || lpad((n %% 100 + 1)::text, 12, '0'))::uuid END,
+           1, n %% 3, '{}'
+    FROM generate_series(1, %(threads)s) AS n, generate_series(1, %(runs)s) AS place
+    """,
+    # A backlog behind the running run of thread 1.
+    """
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, kwargs)
+    SELECT gen_random_uuid(), '00000000-0000-4000-8000-000000000001', gen_random_uuid(), %(graph)s,
+           now() - interval '10 minutes' + n * interval '1 ms', '{}'
+    FROM generate_series(1, %(backlog)s) AS n
+    """,
+    # More urgent than everything else, but not before tomorrow.
+    """
+    WITH sleeping AS (
+        INSERT INTO thread (thread_id, status) SELECT gen_random_uuid(), 'busy' FROM generate_series(1, %(tomorrow)s)
+        RETURNING thread_id
+    )
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
+    SELECT gen_random_uuid(), thread_id, gen_random_uuid(), %(graph)s, now() + interval '1 day',
+           now() + interval '1 day', 10, '{}' FROM sleeping
+    """,
+    """
+    INSERT INTO event (thread_id, seq, run_id, kind, data)
+    SELECT ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid, seq,
+           ('00000000-0000-4000-9000-' || lpad(n::text, 8, '0') || '0001')::uuid, 'values', '{}'
+    FROM generate_series(1, %(threads)s) AS n, generate_series(1, %(events)s) AS seq
+    """,
+    """
+    INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata)
+    SELECT '00000000-0000-4000-8000-' || lpad(n::text, 12, '0'), '', lpad(step::text, 8, '0'),
+           jsonb_build_object('channel_versions', jsonb_build_object('channel', step::text)),
+           jsonb_build_object('run_id', '00000000-0000-4000-9000-' || lpad(n::text, 8, '0') || '0001')
+    FROM generate_series(1, %(threads)s) AS n, generate_series(1, 3) AS step
+    """,
+    """
+    INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+    SELECT thread_id, '', 'channel', checkpoint -> 'channel_versions' ->> 'channel', 'json', '1' FROM checkpoints
+    """,
+    """
+    INSERT INTO checkpoint_writes
+        (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
+    SELECT thread_id, '', checkpoint_id, 'task', '', 0, 'channel', 'json', '1' FROM checkpoints
+    """,
+]
+
+
+def fill(connection: Connection[DictRow]) -> None:
+    parameters = {
+        "graph": GRAPH,
+        "running": RUNNING,
+        "busy": RUNNING + DUE,
+        "threads": THREADS,
+        "runs": RUNS_PER_THREAD,
+        "backlog": BACKLOG,
+        "tomorrow": TOMORROW,
+        "events": EVENTS_PER_THREAD,
+    }
+    with connection.transaction():
+        for statement in FILL:
+            used = {name: value for name, value in parameters.items() if f"%({name})s" in statement}
+            connection.execute(statement.encode(), used or None)
+    connection.execute("VACUUM ANALYZE")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a statement read of the tables that grow: rows in all scans, whether they passed the filter or not; and
+    pages."""
+
+    rows: float
+    pages: int
+    whole_tables: list[str]
+    plan: dict[str, Any]
+
+
+def measure(connection: Connection[DictRow], statement: str, parameters: dict[str, Any], *, generic: bool) -> Reading:
+    """Execute a statement inside the caller's transaction and say what it read. `generic` is the plan that serves all
+    parameters, which Postgres may settle on when a statement is used often."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    text = re.sub(r"%\((\w+)\)[sbt]", number, statement).replace("%%", "%")
+    connection.execute(f"SET LOCAL plan_cache_mode = force_{'generic' if generic else 'custom'}_plan".encode())
+    connection.execute(f"PREPARE measured AS {text}".encode())
+    try:
+        arguments = f"({', '.join(['%s'] * len(names))})" if names else ""
+        call = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE measured{arguments}"
+        with ClientCursor(connection, row_factory=tuple_row) as cursor:
+            cursor.execute(call.encode(), [parameters[name] for name in names])
+            row = cursor.fetchone()
+    finally:
+        connection.execute("DEALLOCATE measured")
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    nodes = list(walk(plan))
+    return Reading(
+        rows=sum(
+            rows_of(node)
+            for node in nodes
+            if node["Node Type"].endswith("Scan") and node.get("Relation Name") in TABLES
+        ),
+        pages=plan.get("Shared Hit Blocks", 0) + plan.get("Shared Read Blocks", 0),
+        whole_tables=[node["Relation Name"] for node in nodes if node["Node Type"].endswith("Seq Scan")],
+        plan=plan,
+    )
+
+
+def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from walk(child)
+
+
+def rows_of(node: dict[str, Any]) -> float:
+    per_loop = (
+        node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    )
+    return float(per_loop * node["Actual Loops"])

@@ -1,0 +1,288 @@
+"""What the statements on the hot path read, in a database with a past and a backlog: a few rows, found by an index.
+
+Each is measured with the settings Holdfast gives its connections and, as behind PgBouncer, without them; with a plan
+made for the parameters and with the one that serves all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import open_blocking_session
+from holdfast.engine import cancel, claim, create, lease, outcome, queue, reap, rollback
+from holdfast.settings import load_settings
+from holdfast.streams import log
+from holdfast.worker import batch
+from tests.conftest import TEMPLATE
+from tests.engine import plans
+from tests.engine.plans import GRAPH, TABLES, Reading, fill, measure, run_at, thread_at
+
+WORKER = UUID("00000000-0000-4000-a000-000000000001")
+# Runs 2 of these threads are running.
+RUNNING = range(1, 11)
+RESTING = 1_000
+# The one with the backlog.
+BUSY = 1
+
+
+@dataclass(frozen=True)
+class Statement:
+    name: str
+    text: str
+    parameters: Callable[[], dict[str, Any]]
+    # How many rows it may read: a small constant, however many there are.
+    rows: int
+    # What comes before it in the same transaction.
+    after: tuple[str, Callable[[], dict[str, Any]]] | None = None
+
+
+def new_run(thread: int) -> dict[str, Any]:
+    return {
+        "run_id": uuid4(),
+        "thread_id": thread_at(thread),
+        "assistant_id": uuid4(),
+        "graph_id": GRAPH,
+        "after_seconds": 0.0,
+        "priority": 0,
+        "multitask_strategy": "enqueue",
+        "metadata": "{}",
+        "assistant_metadata": "{}",
+        "kwargs": "{}",
+        "stamp": json.dumps({"graph_id": GRAPH}),
+        "temporary": False,
+    }
+
+
+def running_threads() -> dict[str, Any]:
+    return {"thread_ids": [thread_at(number) for number in RUNNING]}
+
+
+def running_runs(**columns: Any) -> dict[str, Any]:
+    return {"run_ids": [run_at(number, 2) for number in RUNNING], **columns}
+
+
+def ten(value: Any) -> list[Any]:
+    return [value] * len(RUNNING)
+
+
+def one_run() -> dict[str, Any]:
+    return {"thread_id": thread_at(2), "run_ids": [run_at(2, 2)]}
+
+
+def events(first: int) -> dict[str, Any]:
+    return {
+        "thread_ids": [thread_at(number) for number in RUNNING],
+        "seqs": ten(first),
+        "run_ids": [run_at(number, 2) for number in RUNNING],
+        "kinds": ten("values"),
+        "namespaces": ten(""),
+        "datas": ten(b"{}"),
+    }
+
+
+def written(**columns: list[Any]) -> dict[str, Any]:
+    return {"thread_ids": [str(thread_at(number)) for number in RUNNING], "namespaces": ten(""), **columns}
+
+
+def ended() -> dict[str, Any]:
+    return running_runs(statuses=ten("success"), errors=ten(None), tracebacks=ten(None), dead_letters=ten(None))
+
+
+def ended_threads() -> dict[str, Any]:
+    return {
+        **running_threads(),
+        "restings": ten("idle"),
+        "values": ten("{}"),
+        "interrupts": ten("{}"),
+        "errors": ten(None),
+        "last_seqs": ten(20),
+    }
+
+
+CHECKPOINT_WRITES = {
+    "ids": ten("00000003"),
+    "tasks": ten("task"),
+    "indexes": ten(0),
+    "paths": ten(""),
+    "channels": ten("channel"),
+    "types": ten("json"),
+    "blobs": ten(b"1"),
+}
+
+STATEMENTS = [
+    # Claiming ten.
+    Statement("claim", claim.CLAIM, lambda: {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}, 120),
+    Statement("next due", claim.NEXT_DUE, dict, 10),
+    Statement("strays", claim.RETURN_STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
+    # Creating, on a thread that rests, a new one, and one with a long queue.
+    Statement("create thread", create.CREATE_THREAD, lambda: new_run(99_999), 5),
+    Statement("lock thread", create.LOCK_THREAD, lambda: new_run(RESTING), 5),
+    Statement("lock later head", create.LOCK_LATER_HEAD, lambda: new_run(RESTING), 5),
+    Statement("lock later head of many", create.LOCK_LATER_HEAD, lambda: new_run(BUSY), 5),
+    Statement("insert", create.INSERT_RUN, lambda: new_run(RESTING), 10),
+    Statement("insert behind many", create.INSERT_RUN, lambda: new_run(BUSY), 10),
+    Statement("mark busy", create.MARK_BUSY, lambda: {**new_run(RESTING), "run_id": run_at(RESTING, 1)}, 5),
+    # A batch of ten runs.
+    Statement("lock threads", queue.LOCK_THREADS, running_threads, 20),
+    Statement("verify", batch.VERIFY, lambda: running_runs(fences=ten(1), finals=ten(True), count=len(RUNNING)), 40),
+    Statement("inspect", batch.INSPECT, running_runs, 20),
+    Statement("insert events", batch.INSERT_EVENTS, lambda: events(11), 0),
+    Statement("repeat events", batch.REPEAT_EVENTS, lambda: events(10), 0),
+    Statement(
+        "put blobs",
+        batch.PUT_BLOBS,
+        lambda: written(channels=ten("channel"), versions=ten("9"), types=ten("json"), blobs=ten(b"1")),
+        0,
+    ),
+    Statement(
+        "put checkpoints",
+        batch.PUT_CHECKPOINTS,
+        lambda: written(ids=ten("9"), parents=ten("8"), checkpoints=ten("{}"), metadatas=ten("{}")),
+        0,
+    ),
+    Statement("put writes", batch.PUT_WRITES, lambda: written(**CHECKPOINT_WRITES), 0),
+    Statement("replace writes", batch.REPLACE_WRITES, lambda: written(**CHECKPOINT_WRITES), 0),
+    Statement("take answers", batch.TAKE_ANSWERS, lambda: written(**CHECKPOINT_WRITES), 20),
+    Statement("progress", batch.MARK_PROGRESS, lambda: running_runs(progress=ten(2)), 20),
+    Statement("end runs", outcome.END_RUNS, ended, 20),
+    Statement("end threads", outcome.END_THREADS, ended_threads, 20),
+    Statement("release runs", outcome.RELEASE_RUNS, lambda: running_runs(afters=ten(1.0)), 20),
+    Statement("promote", queue.PROMOTE_NEXT, running_threads, 60, after=(outcome.END_RUNS, ended)),
+    Statement("settle", queue.SETTLE_THREAD, running_threads, 40),
+    # The lease.
+    Statement(
+        "renew",
+        lease.RENEW,
+        lambda: {"worker_id": WORKER, "lease": 30.0, "session": False, "reconnected": False},
+        40,
+    ),
+    Statement("watch", reap.WATCH_WORKERS, lambda: {"grace": 2.0}, 100),
+    Statement("mark lost", reap.MARK_LOST, lambda: {"worker_id": WORKER, "grace": 2.0}, 5),
+    # Reads what is running, which is bounded by the size of the fleet.
+    Statement("orphans", reap.ORPHANS, dict, 2 * plans.RUNNING + 200),
+    Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3), 40),
+    # Reading.
+    Statement("read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5}, 5),
+    Statement("heads", log.HEADS, running_threads, 20),
+    Statement("ended runs", log.ENDED_RUNS, running_runs, 20),
+    Statement(
+        "last output",
+        log.LAST_OUTPUT,
+        lambda: {"thread_id": thread_at(RESTING), "run_id": run_at(RESTING, 1), "first_seq": 1},
+        12,
+    ),
+    # Cancelling.
+    Statement("request cancel", cancel.REQUEST_CANCEL, lambda: {**one_run(), "action": "interrupt"}, 5),
+    Statement("end pending", cancel.END_PENDING, lambda: {"run_ids": [run_at(plans.RUNNING + 1, 2)]}, 10),
+    Statement("erase checkpoints", rollback.ERASE_CHECKPOINTS, one_run, 20),
+    Statement("erase command writes", rollback.ERASE_COMMAND_WRITES, one_run, 20),
+    Statement("erase blobs", rollback.ERASE_UNUSED_BLOBS, one_run, 20),
+    Statement("keep numbers", rollback.KEEP_NUMBERS, one_run, 5),
+    Statement("erase runs", rollback.ERASE_RUNS, one_run, 5),
+]
+
+
+@pytest.fixture(scope="module")
+def filled_url(server_url: str) -> Iterator[str]:
+    """A migrated database with a past; nobody changes it for good."""
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        url = make_conninfo(server_url, dbname=name)
+        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
+            fill(filling)
+        yield url
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def filled(filled_url: str) -> Iterator[Connection[DictRow]]:
+    """A connection as Holdfast's own, in a transaction that is rolled back."""
+    settings = load_settings({}, database_url=filled_url)
+    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+def readings(connection: Connection[DictRow], text: str, parameters: dict[str, Any]) -> Iterator[Reading]:
+    """A statement under every way it may be planned, each time on the same data."""
+    for generic in (False, True):
+        for sequential in ("off", "on"):
+            with connection.transaction(force_rollback=True):
+                connection.execute(f"SET LOCAL enable_seqscan = {sequential}".encode())
+                yield measure(connection, text, parameters, generic=generic)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement.name)
+def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], statement: Statement) -> None:
+    if statement.after is not None:
+        filled.execute(statement.after[0].encode(), statement.after[1]())
+    for reading in readings(filled, statement.text, statement.parameters()):
+        shown = json.dumps(reading.plan, indent=1)
+        assert not set(reading.whole_tables) & set(TABLES), shown
+        assert reading.rows <= statement.rows, shown
+
+
+# --- claiming, which must cost the same whatever waits --------------------------------------------------------------
+
+CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}
+
+
+def test_claiming_reads_the_same_with_and_without_a_backlog(filled: Connection[DictRow]) -> None:
+    """Ten due runs cost as much in front of thousands that are not due, or wait behind another, as they do alone."""
+    busy = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    filled.execute("DELETE FROM run WHERE ready_at > now() OR status = 'pending' AND ready_at IS NULL")
+    alone = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    # A priority at which nothing is due costs a look.
+    assert all(with_backlog <= without + 5 for with_backlog, without in zip(busy, alone, strict=True))
+
+
+@pytest.mark.parametrize("priorities", [1, 5])
+def test_claiming_when_nothing_is_due(filled: Connection[DictRow], priorities: int) -> None:
+    filled.execute(
+        "UPDATE run SET ready_at = now() + interval '1 day', priority = abs(hashtext(run_id::text)) %% %s "
+        "WHERE status = 'pending' AND ready_at IS NOT NULL",
+        (priorities,),
+    )
+    for reading in readings(filled, claim.CLAIM, CLAIM_TEN):
+        assert reading.rows <= 2 * priorities + 2, json.dumps(reading.plan, indent=1)
+
+
+def test_claiming_after_many_have_finished(database_url: str) -> None:
+    """Finished runs leave entries in the queue's index until it is vacuumed. Whoever passes them marks them, so that
+    the next claim does not read them again."""
+    with open_blocking_session(load_settings({}, database_url=database_url), "test") as connection:
+        fill(connection)
+        connection.execute("ALTER TABLE run SET (autovacuum_enabled = off)")
+        with connection.transaction(force_rollback=True):
+            before = measure(connection, claim.CLAIM, CLAIM_TEN, generic=False)
+        connection.execute(
+            """
+            WITH waiting AS (
+                INSERT INTO thread (thread_id) SELECT gen_random_uuid() FROM generate_series(1, 5000)
+                RETURNING thread_id
+            )
+            INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
+            SELECT gen_random_uuid(), thread_id, gen_random_uuid(), %s, now() - interval '2 hours',
+                   now() - interval '2 hours', 2, '{}' FROM waiting
+            """,
+            (GRAPH,),
+        )
+        connection.execute(
+            "UPDATE run SET status = 'success', ready_at = NULL, finished_at = now() "
+            "WHERE ready_at < now() - interval '90 minutes'"
+        )
+        for _ in range(2):
+            with connection.transaction(force_rollback=True):
+                after = measure(connection, claim.CLAIM, CLAIM_TEN, generic=False)
+        assert after.rows <= before.rows
+        assert after.pages <= 2 * before.pages + 50

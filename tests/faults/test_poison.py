@@ -1,0 +1,32 @@
+"""A run that takes its worker down every time ends with the dead letters, and the thread goes on."""
+
+from __future__ import annotations
+
+from tests.support.fleet import Fleet
+
+
+async def test_a_poison_run_is_put_aside(fleet: Fleet) -> None:
+    _, workers = await fleet.start(workers=4)
+    poison = await fleet.post("poison", {})
+    watcher, watching = fleet.watch(poison)
+    following = await fleet.post("steps", {}, thread_id=poison.thread_id)
+    follower, follows = fleet.watch(following)
+    await watching
+    await follows
+
+    row = await fleet.row(poison)
+    assert (row["status"], row["dead_letter"], row["crashes"], row["attempt"]) == ("error", "poison", 3, 3)
+    assert sorted(worker.process.poll() or 0 for worker in workers) == [-9, -9, -9, 0]
+    assert fleet.steps.nodes(poison.run_id) == ["kill_worker"] * 3
+    assert [data["attempt"] for data in watcher.saw("metadata")] == [1, 2, 3]
+    (error,) = watcher.saw("error")
+    assert error["error"] == "PoisonRun"
+    assert watcher.frames[-1].event == "error"
+
+    assert (await fleet.row(following))["status"] == "success"
+    assert follower.saw("values")[-1]["done"] == ["s1", "s2", "s3", "s4", "s5"]
+    assert fleet.steps.nodes(following.run_id) == ["s1", "s2", "s3", "s4", "s5"]
+    events = await fleet.events(poison)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert await fleet.replay(poison) == watcher.frames
+    assert await fleet.replay(following) == follower.frames

@@ -1,0 +1,122 @@
+"""The database goes away under load and comes back: everything waits, nothing is lost, nothing is said twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.db.migrate import migrate
+from holdfast.settings import load_settings
+from tests.support.fleet import Fleet, until
+
+RUNS = 36
+
+
+class PrivateServer:
+    """A Postgres of the test's own. Its guard starts it again when it ends."""
+
+    def __init__(self, directory: Path, url: str, guard: int) -> None:
+        self.directory = directory
+        self.url = url
+        self.guard = guard
+
+    def postmaster(self) -> int:
+        """Its process id, or 0 while there is none."""
+        try:
+            return int((self.directory / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return 0
+
+    async def restart(self, number: signal.Signals) -> None:
+        before = self.postmaster()
+        os.kill(before, number)
+
+        async def another() -> bool:
+            return self.postmaster() not in (0, before)
+
+        await until(another, "Postgres runs again")
+
+
+@pytest.fixture
+def private_server(tmp_path: Path) -> Iterator[PrivateServer]:
+    with EmbeddedPostgres(tmp_path / "server") as postgres:
+        url = postgres.start()
+        migrate(load_settings({}, database_url=url))
+        yield PrivateServer(tmp_path / "server", url, postgres.guard_pid)
+
+
+@pytest.fixture
+async def private_fleet(private_server: PrivateServer, tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with Fleet(private_server.url, tmp_path) as fleet:
+        fleet.steps.create()
+        yield fleet
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="fast restart"),
+        pytest.param(signal.SIGKILL, id="kill -9"),
+    ],
+)
+async def test_runs_outlive_a_restart_of_postgres(
+    private_fleet: Fleet, private_server: PrivateServer, number: signal.Signals
+) -> None:
+    fleet = private_fleet
+    # Recovery may take as long as it likes: the next test is about the lease.
+    await fleet.start(environ={"N_JOBS_PER_WORKER": "12", "LEASE_DURATION_SECONDS": "60"})
+    # More than fit at once: some are being claimed and some finish at any moment.
+    runs = [await fleet.post("steps", {"seconds": 0.15}) for _ in range(RUNS)]
+    watching = [fleet.watch(run) for run in runs]
+
+    async def under_way() -> bool:
+        (row,) = await fleet.query("SELECT count(*) AS steps FROM step_journal")
+        return bool(row["steps"] >= RUNS)
+
+    for _ in range(2):
+        await until(under_way, "the runs are under way")
+        await private_server.restart(number)
+    await asyncio.gather(*(task for _, task in watching))
+
+    for run, (watcher, _) in zip(runs, watching, strict=True):
+        await fleet.prove_finished(run, watcher, attempts=None)
+        assert watcher.ended_early == 0
+        assert (await fleet.row(run))["crashes"] == 0, "a restart of the database is nobody's crash"
+    assert {row["status"] for row in await fleet.workers()} == {"online"}
+
+
+async def test_an_outage_longer_than_the_lease_is_nobodys_crash(
+    private_fleet: Fleet, private_server: PrivateServer
+) -> None:
+    """The workers give their runs up by their own clocks, and come back as others; no run is to blame."""
+    fleet = private_fleet
+    _, workers = await fleet.start(environ={"LEASE_DURATION_SECONDS": "3", "HEARTBEAT_INTERVAL_SECONDS": "0.5"})
+    runs = [await fleet.post("steps", {"hold": "s3"}) for _ in range(6)]
+    watching = [fleet.watch(run) for run in runs]
+    for run in runs:
+        await fleet.held(run, "s3")
+
+    async def all_lost() -> bool:
+        return all(worker.logged("worker.lost") for worker in workers)
+
+    os.kill(private_server.guard, signal.SIGSTOP)
+    try:
+        os.kill(private_server.postmaster(), signal.SIGKILL)
+        await until(all_lost, "every worker has given up")
+    finally:
+        os.kill(private_server.guard, signal.SIGCONT)
+    for run in runs:
+        await fleet.resumed(run)
+        fleet.steps.open_gate(run.thread_id)
+    await asyncio.gather(*(task for _, task in watching))
+
+    for run, (watcher, _) in zip(runs, watching, strict=True):
+        await fleet.prove_finished(run, watcher, attempts=None)
+        assert watcher.ended_early == 0
+        assert (await fleet.row(run))["crashes"] == 0

@@ -1,0 +1,121 @@
+"""Graphs whose every step leaves a mark outside Holdfast, so that a step executed twice cannot hide.
+
+A mark is made when a step starts, in `public.step_journal` (tests/support/step_journal.py), with the number of the last
+checkpoint of the run that was durable at that moment. Input, for all of them: `seconds` is how long each step takes;
+`hold` names a step that waits until the test opens the thread's gate.
+"""
+
+import asyncio
+import operator
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+from uuid import UUID, uuid4
+
+import psycopg
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, StateGraph
+from psycopg import AsyncConnection, Connection
+from typing_extensions import TypedDict
+
+T = TypeVar("T")
+URL = os.environ["STEP_JOURNAL_URL"]
+NAMES = ["s1", "s2", "s3", "s4", "s5"]
+
+# The mark has a name of its own, so that repeating an INSERT whose answer was lost does not look like a second step.
+MARK = """
+INSERT INTO public.step_journal (mark, run_id, thread_id, node, pid, durable_step)
+SELECT %(mark)s, %(run_id)s, %(thread_id)s, %(node)s, %(pid)s,
+       (SELECT max((metadata ->> 'step')::integer) FROM holdfast.checkpoints
+        WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = '' AND metadata ->> 'run_id' = %(run_id)s::text)
+ON CONFLICT (mark) DO NOTHING
+"""
+
+GATE = "SELECT FROM public.gate WHERE thread_id = %(thread_id)s"
+
+
+class State(TypedDict, total=False):
+    seconds: float
+    hold: str
+    events: int
+    done: Annotated[list[str], operator.add]
+
+
+def _mark(node: str, config: RunnableConfig) -> dict[str, Any]:
+    configurable = config["configurable"]
+    ids = {"run_id": UUID(configurable["run_id"]), "thread_id": UUID(configurable["thread_id"])}
+    return {"mark": uuid4(), "node": node, "pid": os.getpid(), **ids}
+
+
+async def _insist(use: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
+    """The database may be restarting: that is the point of some tests, and not what their steps should fail of."""
+    while True:
+        try:
+            async with await AsyncConnection.connect(URL, autocommit=True, application_name="step") as connection:
+                return await use(connection)
+        except psycopg.OperationalError:
+            await asyncio.sleep(0.1)
+
+
+async def mark_start(node: str, config: RunnableConfig) -> None:
+    mark = _mark(node, config)
+    await _insist(lambda connection: connection.execute(MARK, mark))
+
+
+async def pass_gate(config: RunnableConfig) -> None:
+    thread_id = config["configurable"]["thread_id"]
+
+    async def opened(connection: AsyncConnection[Any]) -> None:
+        while await (await connection.execute(GATE, {"thread_id": thread_id})).fetchone() is None:
+            await asyncio.sleep(0.05)
+
+    await _insist(opened)
+
+
+def step(name: str) -> Any:
+    async def run(state: State, config: RunnableConfig) -> State:
+        await mark_start(name, config)
+        if state.get("hold") == name:
+            await pass_gate(config)
+        await asyncio.sleep(state.get("seconds", 0.0))
+        return {"done": [name]}
+
+    return run
+
+
+def blocking_step(name: str) -> Any:
+    def run(state: State, config: RunnableConfig) -> State:
+        mark = _mark(name, config)
+        with Connection.connect(URL, autocommit=True, application_name="step") as connection:
+            connection.execute(MARK, mark)
+            while state.get("hold") == name and connection.execute(GATE, mark).fetchone() is None:
+                time.sleep(0.05)
+        time.sleep(state.get("seconds", 0.0))
+        return {"done": [name]}
+
+    return run
+
+
+async def chat(state: State, config: RunnableConfig) -> State:
+    """Streams `events` numbered events, with a breath after each."""
+    await mark_start("chat", config)
+    write = get_stream_writer()
+    for number in range(1, state.get("events", 100) + 1):
+        write({"number": number})
+        await asyncio.sleep(state.get("seconds", 0.0))
+    return {"done": ["chat"]}
+
+
+async def kill_worker(state: State, config: RunnableConfig) -> State:
+    await mark_start("kill_worker", config)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+steps = StateGraph(State).add_sequence([(name, step(name)) for name in NAMES]).add_edge(START, "s1")
+blocking = StateGraph(State).add_sequence([(name, blocking_step(name)) for name in NAMES]).add_edge(START, "s1")
+chatter = StateGraph(State).add_node(chat).add_edge(START, "chat")
+poison = StateGraph(State).add_node(kill_worker).add_edge(START, "kill_worker")

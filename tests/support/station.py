@@ -1,0 +1,136 @@
+"""A worker taken apart: an identity, a journal and an executor, with the claims made by hand.
+
+Nothing happens in it that the test did not ask for, so a test can put a crash at an exact place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from uuid import UUID, uuid4
+
+from holdfast.db.connect import Database
+from holdfast.engine.claim import claim
+from holdfast.engine.outcome import Outcome
+from holdfast.engine.reap import release_orphans
+from holdfast.errors import LeaseLost
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.settings import Settings
+from holdfast.worker.batch import Entry
+from holdfast.worker.executor import Attempt, Executor
+from holdfast.worker.graph_stream import Claimed
+from holdfast.worker.journal import Group, Journal, Lane
+from tests.support.records import query
+
+REGISTER = """
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, lease_until)
+VALUES (%s, 'online', 'test', 0, 'test', 1, '{}', now() + interval '1 hour') RETURNING worker_id
+"""
+DECLARE_LOST = "UPDATE worker SET status = 'lost', stopped_at = now() WHERE worker_id = %s RETURNING worker_id"
+
+
+class MortalJournal(Journal):
+    """A journal whose process dies once `lifetime` entries are durable; an outcome counts as one entry.
+
+    A batch may be cut anywhere, because in real life it may have ended anywhere. Unless `whole`: then what was handed
+    in without a pause becomes durable together, as the journal promises, even past the lifetime.
+    """
+
+    def __init__(self, *arguments: Any, lifetime: int | None = None, whole: bool = False) -> None:
+        super().__init__(*arguments)
+        self.lifetime = lifetime
+        self.whole = whole
+        self.durable: list[Entry | Outcome] = []
+
+    @property
+    def dead(self) -> bool:
+        return self.lifetime is not None and len(self.durable) >= self.lifetime
+
+    async def _settle(self, group: Group, *, repeat: bool) -> None:
+        cut: Group = {}
+        for lane, (portion, waiters, size) in group.items():
+            left = None if self.lifetime is None else self.lifetime - len(self.durable)
+            if self.whole and left is not None and left > 0:
+                left = None
+            if left is not None and left <= len(portion.entries):
+                portion.outcome = None
+                del portion.entries[max(0, left) :]
+                # Whoever waits never hears of it: the process is gone by then.
+                cut[lane] = (portion, (), size)
+            else:
+                cut[lane] = (portion, waiters, size)
+            self.durable += portion.entries
+            if portion.outcome is not None:
+                self.durable.append(portion.outcome)
+        writing = {lane: item for lane, item in cut.items() if item[0].entries or item[0].outcome is not None}
+        await super()._settle(writing, repeat=repeat)
+        if self.dead:
+            for lane, item in group.items():
+                lane._fail(LeaseLost("the process died"), item[1])
+
+
+class Station:
+    """See the module's description. `open_station` makes one."""
+
+    def __init__(self, settings: Settings, database: Database, catalog: GraphCatalog, **mortality: Any) -> None:
+        self.database = database
+        self.catalog = catalog
+        self.worker_id = uuid4()
+        self.journal = MortalJournal(settings, self._announce, self._lane_failed, **mortality)
+        self.executor = Executor(settings, database, catalog)
+        self.announced: list[tuple[UUID, int]] = []
+        self._attempts: dict[UUID, Attempt] = {}
+
+    async def claim(self, slots: int = 1) -> list[Attempt]:
+        """Claim what is due and open its lanes."""
+        async with self.database.connection() as connection:
+            rows = await claim(connection, self.worker_id, slots, self.catalog.graph_ids)
+        return [self.attempt(Claimed(**row)) for row in rows]
+
+    def attempt(self, run: Claimed) -> Attempt:
+        lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
+        attempt = self._attempts[run.run_id] = Attempt(run, lane)
+        return attempt
+
+    async def execute_next(self) -> tuple[Attempt, Outcome | None]:
+        """Claim the one run that is due and execute it to the end of the attempt."""
+        [attempt] = await self.claim()
+        return attempt, await self.executor.execute(attempt)
+
+    async def die(self) -> None:
+        """Be declared lost, and have the runs taken over, as the reaper does it."""
+        await query(self.database, DECLARE_LOST, self.worker_id)
+        await release_orphans(self.database, max_crashes=1000)
+
+    def _announce(self, visible: Iterable[tuple[UUID, int, bool]], ready: bool) -> None:
+        self.announced += [(thread_id, seq) for thread_id, seq, _ in visible]
+
+    def _lane_failed(self, lane: Lane) -> None:
+        attempt = self._attempts.get(lane.run_id)
+        if attempt is not None and attempt.lane is lane and lane.failure is not None:
+            attempt.stop(lane.failure)
+
+
+@asynccontextmanager
+async def open_station(
+    settings: Settings,
+    database: Database,
+    catalog: GraphCatalog,
+    *,
+    lifetime: int | None = None,
+    whole: bool = False,
+) -> AsyncIterator[Station]:
+    """A registered station whose journal runs for the length of the block."""
+    station = Station(settings, database, catalog, lifetime=lifetime, whole=whole)
+    await query(database, REGISTER, station.worker_id)
+    running = asyncio.create_task(station.journal.run(), name="journal")
+    try:
+        yield station
+    finally:
+        station.journal.close()
+        await asyncio.wait({running}, timeout=5)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

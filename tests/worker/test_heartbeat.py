@@ -1,0 +1,227 @@
+"""The lease: graph code cannot cost it, a broken session does not, and a worker that has lost it knows so by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+import pytest
+import structlog
+from psycopg import sql
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.settings import Settings
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import Gate, Words, line
+from tests.support.records import attempts_told, post_run, query, run_ended, run_events, run_row
+from tests.support.waiting import until
+
+WORKERS = "SELECT worker_id, status, backend_pid, lease_until, session_gone_at FROM worker ORDER BY started_at"
+SESSION = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast heartbeat'
+"""
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return quick_settings(database_url, blocked_loop=0.3, lease=1.0)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield cast(Any, entries)
+
+
+async def workers(database: Database) -> list[DictRow]:
+    return await query(database, WORKERS)
+
+
+async def online(database: Database) -> DictRow | None:
+    return next((row for row in await workers(database) if row["status"] == "online"), None)
+
+
+async def test_code_that_blocks_the_loop_keeps_its_lease_and_is_reported(
+    settings: Settings, database: Database, logged: list[Any]
+) -> None:
+    async def blocking(state: Words) -> dict[str, Any]:
+        time.sleep(2.5 * settings.lease)
+        return {"words": ["done"]}
+
+    async with running_worker(settings, catalog_of(graph=line(blocking))):
+        created = await post_run(database, "graph", input={"words": []})
+        run = await run_ended(database, created.run["run_id"])
+        [worker] = await workers(database)
+
+    assert (run["status"], run["attempt"], run["crashes"]) == ("success", 1, 0)
+    assert worker["status"] == "online"
+    blocked = [entry for entry in logged if entry["event"] == "loop.blocked"]
+    assert blocked
+    assert "in blocking" in blocked[0]["stack"]
+    assert "time.sleep" in blocked[0]["stack"]
+
+
+async def test_a_plain_function_runs_in_a_thread_and_blocks_nobody(
+    settings: Settings, database: Database, logged: list[Any]
+) -> None:
+    ran_in: list[str] = []
+    other_ran = threading.Event()
+
+    def waiting(state: Words) -> dict[str, Any]:
+        ran_in.append(threading.current_thread().name)
+        # Returns only if the loop goes on meanwhile, and executes the other run.
+        assert other_ran.wait(20)
+        return {"words": ["waited"]}
+
+    async def quick(state: Words) -> dict[str, Any]:
+        other_ran.set()
+        return {"words": ["quick"]}
+
+    async with running_worker(settings, catalog_of(waiting=line(waiting), quick=line(quick))):
+        slow = await post_run(database, "waiting", input={"words": []})
+        fast = await post_run(database, "quick", input={"words": []})
+        for created in (slow, fast):
+            assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
+
+    assert ran_in != [threading.main_thread().name]
+    assert not [entry for entry in logged if entry["event"] == "loop.blocked"]
+
+
+async def test_a_killed_session_is_replaced_before_anybody_misses_it(database_url: str, database: Database) -> None:
+    # A renewal would come only every five seconds, and the grace is one: it must notice that the server hung up.
+    settings = quick_settings(database_url, lease=15.0, heartbeat=5.0, session_grace=1.0)
+    gate = Gate()
+    async with running_worker(settings, catalog_of(graph=line(gate))):
+        created = await post_run(database, "graph", input={"words": []})
+        await asyncio.wait_for(gate.reached.wait(), 10)
+        for _ in range(3):
+            [before] = await workers(database)
+            await query(database, "SELECT pg_terminate_backend(%s)", before["backend_pid"])
+
+            async def replaced(old: int = before["backend_pid"]) -> bool:
+                [worker] = await workers(database)
+                sessions = await query(database, SESSION)
+                return worker["backend_pid"] != old and [row["pid"] for row in sessions] == [worker["backend_pid"]]
+
+            await until(replaced, "a new session, known to the database")
+        [after] = await workers(database)
+        assert (after["worker_id"], after["status"]) == (before["worker_id"], "online")
+        gate.opened.set()
+        run = await run_ended(database, created.run["run_id"])
+
+    assert (run["status"], run["attempt"], gate.visits) == ("success", 1, 1)
+
+
+async def test_a_worker_declared_lost_drops_its_runs_and_comes_back_as_another(
+    settings: Settings, database: Database, logged: list[Any]
+) -> None:
+    gate = Gate()
+    async with running_worker(settings, catalog_of(graph=line(gate))):
+        created = await post_run(database, "graph", input={"words": []})
+        await asyncio.wait_for(gate.reached.wait(), 10)
+        lost = await until(lambda: online(database), "the worker is registered")
+        assert lost is not None
+        # As a reaper does it that believes the worker dead.
+        await query(
+            database,
+            "UPDATE worker SET status = 'lost', stopped_at = now() WHERE worker_id = %s RETURNING 1",
+            lost["worker_id"],
+        )
+        await query(
+            database,
+            "UPDATE run SET status = 'pending', worker_id = NULL, fence = fence + 1, crashes = crashes + 1 "
+            "WHERE run_id = %s RETURNING 1",
+            created.run["run_id"],
+        )
+        successor = await until(lambda: online(database), "the worker is back under a new name")
+        assert successor is not None
+        assert successor["worker_id"] != lost["worker_id"]
+
+        async def taken_again() -> bool:
+            run = await run_row(database, created.run["run_id"])
+            return run["worker_id"] == successor["worker_id"] and gate.visits == 2
+
+        await until(taken_again, "the run is executed again")
+        assert gate.stopped == 1
+        gate.opened.set()
+        run = await run_ended(database, created.run["run_id"])
+
+    assert (run["status"], run["attempt"]) == ("success", 2)
+    assert attempts_told(await run_events(database, run["thread_id"], run["run_id"])) == [1, 2]
+    assert [entry["event"] for entry in logged].count("worker.lost") == 1
+
+
+class Wall:
+    """Between everybody and one database: nobody gets in, and who is inside is thrown out."""
+
+    def __init__(self, server_url: str, database: str) -> None:
+        self._server_url = server_url
+        self._database = database
+
+    def _allow(self, connections: bool) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self._server_url, autocommit=True)
+        statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+        connection.execute(statement.format(sql.Identifier(self._database), sql.Literal(connections)))
+        return connection
+
+    def raise_up(self) -> None:
+        with self._allow(False) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (self._database,)
+            )
+
+    def take_down(self) -> None:
+        self._allow(True).close()
+
+
+async def test_a_worker_that_is_cut_off_stops_by_its_own_clock(
+    settings: Settings, server_url: str, database_url: str, database: Database, logged: list[Any]
+) -> None:
+    gate = Gate()
+    wall = Wall(server_url, psycopg.conninfo.conninfo_to_dict(database_url)["dbname"])  # type: ignore[arg-type]
+    async with running_worker(settings, catalog_of(graph=line(gate))):
+        created = await post_run(database, "graph", input={"words": []})
+        await asyncio.wait_for(gate.reached.wait(), 10)
+        [first] = await workers(database)
+        await asyncio.to_thread(wall.raise_up)
+        try:
+            # Nobody can tell it anything: only its clock says that the lease is over.
+            await until(lambda: asyncio.sleep(0, gate.stopped), "the run is stopped")
+            assert [entry["event"] for entry in logged].count("worker.lost") == 1
+        finally:
+            await asyncio.to_thread(wall.take_down)
+        gate.opened.set()
+        run = await run_ended_somehow(database, created.run["run_id"])
+        names = {row["worker_id"]: row["status"] for row in await workers(database)}
+
+    assert (run["status"], run["attempt"]) == ("success", 2)
+    assert names.pop(first["worker_id"]) == "lost"
+    assert list(names.values()) == ["online"]
+
+
+async def run_ended_somehow(database: Database, run_id: UUID) -> DictRow:
+    """The pool's connections were thrown out as well; each is found broken once."""
+
+    async def ended() -> DictRow | None:
+        try:
+            row = await run_row(database, run_id)
+        except psycopg.OperationalError:
+            return None
+        return row if row["finished_at"] is not None else None
+
+    return cast(DictRow, await until(ended, f"the end of run {run_id}"))
+
+
+async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:
+    async with running_worker(settings, catalog_of(graph=line(Gate()))):
+        await until(lambda: online(database), "the worker is registered")
+    [worker] = await workers(database)
+    assert worker["status"] == "offline"
+    assert await query(database, SESSION) == []
