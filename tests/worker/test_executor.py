@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langgraph.graph import START, StateGraph
+from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 

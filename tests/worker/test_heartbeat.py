@@ -20,7 +20,7 @@ from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Gate, Words, line
-from tests.support.records import attempts_told, post_run, query, run_ended, run_events, run_row
+from tests.support.records import attempts_told, post_run, query, run_ended, run_events, run_row, thread_events
 from tests.support.waiting import until
 
 WORKERS = "SELECT worker_id, status, backend_pid, lease_until, session_gone_at FROM worker ORDER BY started_at"
@@ -31,7 +31,7 @@ SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND applicat
 
 @pytest.fixture
 def settings(database_url: str) -> Settings:
-    return quick_settings(database_url, blocked_loop=0.3, lease=1.0)
+    return quick_settings(database_url, blocked_loop=0.3)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_code_that_blocks_the_loop_keeps_its_lease_and_is_reported(
     settings: Settings, database: Database, logged: list[Any]
 ) -> None:
     async def blocking(state: Words) -> dict[str, Any]:
-        time.sleep(2.5 * settings.lease)
+        time.sleep(1.3 * settings.lease)
         return {"words": ["done"]}
 
     async with running_worker(settings, catalog_of(graph=line(blocking))):
@@ -95,8 +95,8 @@ async def test_a_plain_function_runs_in_a_thread_and_blocks_nobody(
 
 
 async def test_a_killed_session_is_replaced_before_anybody_misses_it(database_url: str, database: Database) -> None:
-    # A renewal would come only every five seconds, and the grace is one: it must notice that the server hung up.
-    settings = quick_settings(database_url, lease=15.0, heartbeat=5.0, session_grace=1.0)
+    # A renewal would come only every five seconds, and the grace is three: it must notice that the server hung up.
+    settings = quick_settings(database_url, lease=15.0, heartbeat=5.0, session_grace=3.0)
     gate = Gate()
     async with running_worker(settings, catalog_of(graph=line(gate))):
         created = await post_run(database, "graph", input={"words": []})
@@ -126,6 +126,7 @@ async def test_a_worker_declared_lost_drops_its_runs_and_comes_back_as_another(
     async with running_worker(settings, catalog_of(graph=line(gate))):
         created = await post_run(database, "graph", input={"words": []})
         await asyncio.wait_for(gate.reached.wait(), 10)
+        await until(lambda: thread_events(database, created.run["thread_id"]), "its first event is durable")
         lost = await until(lambda: online(database), "the worker is registered")
         assert lost is not None
         # As a reaper does it that believes the worker dead.

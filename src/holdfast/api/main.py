@@ -21,6 +21,7 @@ from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hub import Hub
+from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
 from holdfast.upkeep.leader import Upkeep
 
@@ -82,8 +83,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))
             await server.serve()
-            for task in background:
-                task.cancel()
+            await cancel_all(background)
     finally:
         await store.close()
         await database.close()

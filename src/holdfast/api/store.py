@@ -17,7 +17,7 @@ from holdfast.api.errors import Json
 from holdfast.api.listing import NullsAreAbsent
 from holdfast.errors import BadRequest, InvalidRequest
 from holdfast.graphs.store import LONGEST_TTL
-from holdfast.resources.store import InvalidFilter
+from holdfast.resources.store import InvalidFilter, TooManyTexts
 
 router = APIRouter(tags=["store"], route_class=JsonRoute)
 
@@ -35,6 +35,12 @@ def _label(label: str) -> str:
     return label
 
 
+def _short(labels: list[str]) -> list[str]:
+    if len(".".join(labels).encode()) > LONGEST_NAME:
+        raise ValueError(f"a namespace has at most {LONGEST_NAME} bytes")
+    return labels
+
+
 def _path(path: str) -> str:
     if not path or "\0" in path or len(path.encode()) > LONGEST_PATH:
         raise ValueError(f"a path must have 1 to {LONGEST_PATH} bytes, none of them NUL")
@@ -43,7 +49,7 @@ def _path(path: str) -> str:
 
 Label = Annotated[str, AfterValidator(_label)]
 Paths = Annotated[list[Annotated[str, AfterValidator(_path)]], Field(max_length=100)]
-Namespace = Annotated[list[Label], Field(max_length=LONGEST_NAME)]
+Namespace = Annotated[list[Label], AfterValidator(_short)]
 
 
 class ItemPut(NullsAreAbsent):
@@ -63,7 +69,7 @@ class ItemDelete(NullsAreAbsent):
 
 class ItemSearch(NullsAreAbsent):
     namespace_prefix: Namespace = Field(default_factory=list)
-    filter: dict[str, Any] | None = None
+    filter: dict[str, Any] | None = Field(default=None, max_length=100)
     limit: int = Field(default=10, ge=1, le=1000)
     offset: int = Field(default=0, ge=0, le=LAST_OFFSET)
     query: str | None = None
@@ -155,5 +161,5 @@ def _present(item: Item | SearchItem) -> dict[str, Any]:
 def _refusals() -> Iterator[None]:
     try:
         yield
-    except (InvalidNamespaceError, InvalidFilter) as error:
+    except (InvalidNamespaceError, InvalidFilter, TooManyTexts) as error:
         raise InvalidRequest(str(error)) from None

@@ -68,8 +68,8 @@ def load_embeddings(project: ProjectConfig, embed: str) -> Embeddings:
     Raises ConfigError when it cannot be loaded.
     """
     key = "store.index.embed"
-    location = embed.rpartition(":")[0]
-    if not (location.endswith(".py") or "/" in location or "." in location):
+    # A provider's name has no period; that of a file always has one, and that of a module in a package.
+    if "." not in embed.partition(":")[0]:
         try:
             return ensure_embeddings(embed)
         # A provider's package may fail in any way, for want of a key above all.

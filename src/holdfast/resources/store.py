@@ -40,6 +40,9 @@ from holdfast.graphs.store import StoreSection, load_embeddings, store_section
 
 # How long `close` waits for what is under way.
 CLOSE_PATIENCE = 5.0
+# A statement takes 65535 parameters: five for an item that is put, four for a text that is embedded.
+MOST_AT_ONCE = 1000
+MOST_TEXTS = 10_000
 
 EXTENSION = "SELECT extnamespace::regnamespace::text AS schema FROM pg_extension WHERE extname = 'vector'"
 
@@ -64,6 +67,10 @@ class InvalidFilter(ValueError):
     """A filter names an operator that does not exist, or does not apply."""
 
 
+class TooManyTexts(ValueError):
+    """A batch of items has more texts to embed than one statement can store."""
+
+
 class EmbeddingFailed(RuntimeError):
     """The project's embeddings could not be computed."""
 
@@ -84,9 +91,10 @@ class _Turn:
 
     def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
-        task = asyncio.create_task(self._run(waiting), name="store")
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        for first in range(0, len(waiting), MOST_AT_ONCE):
+            task = asyncio.create_task(self._run(waiting[first : first + MOST_AT_ONCE]), name="store")
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
 
 class PooledStore(AsyncPostgresStore):
@@ -238,6 +246,8 @@ class PooledStore(AsyncPostgresStore):
             statements.append((FORGET_VECTORS, [list(prefixes), list(keys)]))
         if texts is not None:
             query, places = texts
+            if len(places) > MOST_TEXTS:
+                raise TooManyTexts(f"{len(places)} texts are to be embedded at once; {MOST_TEXTS} are possible.")
             vectors = await self._embed([place[-1] for place in places])
             parameters = [
                 value for place, vector in zip(places, vectors, strict=True) for value in (*place[:-1], vector)

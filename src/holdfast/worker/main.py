@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from uuid import UUID
 
@@ -34,6 +33,7 @@ from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
@@ -101,7 +101,7 @@ class Worker:
                 self.journal.close()
                 await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
                 await self._heartbeat.resign(CLEANUP_TIMEOUT)
-                await _cancel(background)
+                await cancel_all(background)
         finally:
             watchdog.stop()
             journal.cancel()
@@ -123,7 +123,7 @@ class Worker:
     async def _drain(self, claiming: asyncio.Task[None]) -> None:
         self._draining = True
         self._heartbeat.drain()
-        await _cancel([claiming])
+        await cancel_all([claiming])
         if self._tasks:
             log.info("worker.draining", runs=len(self._tasks), grace=self._settings.drain_timeout)
             await asyncio.wait(self._tasks, timeout=self._settings.drain_timeout)
@@ -311,16 +311,6 @@ class Worker:
             capacity=self._settings.jobs,
             graphs=tuple(self._catalog.graph_ids),
         )
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel until it holds. Python 3.11's `wait_for` swallows a cancel that meets the end of what it waited for, and
-    every wait for a pooled connection is one."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 async def _main(settings: Settings, catalog: GraphCatalog) -> None:

@@ -30,8 +30,8 @@ def count(state: State) -> State:
     return {"seen": sorted(item.key for item in store.search(("people", state["user"])))}
 
 
-def _compiled(node: Any) -> Any:
-    return StateGraph(State).add_node("node", node).add_edge(START, "node").add_edge("node", END).compile()
+def _compiled(node: Any, name: str = "node") -> Any:
+    return StateGraph(State).add_node(name, node).add_edge(START, name).add_edge(name, END).compile()
 
 
 remember = _compiled(recall)
@@ -45,4 +45,4 @@ async def factory(runtime: ServerRuntime[Any]) -> Any:
     def greet(state: State) -> State:
         return {"seen": greeting}
 
-    return _compiled(greet)
+    return _compiled(greet, greeting or "node")

@@ -1,0 +1,295 @@
+"""The store itself: how it is set up, how it shares connections, and how it forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langgraph.store.base import GetOp, PutOp
+from langgraph.store.postgres import PostgresStore
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+
+from holdfast.db.connect import Database
+from holdfast.errors import ConfigError
+from holdfast.graphs.config import ProjectConfig, load_config
+from holdfast.graphs.store import load_embeddings, store_section
+from holdfast.resources.store import EmbeddingFailed, PooledStore
+from holdfast.settings import Settings, load_settings
+from holdfast.upkeep import items
+from holdfast.upkeep.items import ItemSweeper
+from tests.support.smoke import EXAMPLES
+from tests.support.store_project import PROJECT, project
+
+
+@asynccontextmanager
+async def opened(settings: Settings, config: ProjectConfig | None = None) -> AsyncIterator[PooledStore]:
+    database = Database(settings, "test")
+    await database.open()
+    store = PooledStore(database, config or project())
+    try:
+        await store.setup()
+        yield store
+    finally:
+        await store.close()
+        await database.close()
+
+
+def project_with(directory: Path, store: Any) -> ProjectConfig:
+    file = directory / "langgraph.json"
+    file.write_text(json.dumps({"graphs": {"a": "./a.py:a"}, "store": store}))
+    return load_config(file)
+
+
+async def exercise(store: PooledStore) -> None:
+    await store.aput(("a",), "sea", {"text": "sea"})
+    await store.aput(("a",), "town", {"text": "town"})
+    await store.aput(("a",), "sea", {"text": "ship"})
+    assert [item.key for item in await store.asearch(("a",), query="wave")] == ["sea", "town"]
+    await store.adelete(("a",), "sea")
+    assert [item.key for item in await store.asearch(("a",), query="wave")] == ["town"]
+    assert await store.alist_namespaces() == [("a",)]
+    assert await store.aget(("a",), "sea") is None
+
+
+async def test_many_processes_set_up_at_once(settings: Settings) -> None:
+    async def one() -> None:
+        async with opened(settings):
+            pass
+
+    await asyncio.gather(*(one() for _ in range(5)))
+    async with opened(settings) as store:
+        await exercise(store)
+
+
+async def test_behind_pgbouncer(database_url: str) -> None:
+    settings = load_settings({"HOLDFAST_PGBOUNCER": "true"}, database_url=database_url)
+    assert settings.pgbouncer
+    async with opened(settings) as store:
+        await exercise(store)
+
+
+async def test_pgvector_may_live_in_another_schema(settings: Settings) -> None:
+    with psycopg.connect(str(settings.database_url), autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA "Shared ext"')
+        connection.execute('CREATE EXTENSION vector SCHEMA "Shared ext"')
+    async with opened(settings) as store:
+        await exercise(store)
+
+
+async def test_the_stock_store_reads_what_ours_wrote(settings: Settings) -> None:
+    async with opened(settings) as store:
+        await store.aput(("a",), "k", {"n": 1}, ttl=0.5)
+        with psycopg.connect(
+            make_conninfo(str(settings.database_url), options="-csearch_path=holdfast"),
+            autocommit=True,
+            row_factory=dict_row,
+        ) as connection:
+            stock = PostgresStore(connection)
+            stock.setup()
+            item = stock.get(("a",), "k")
+            assert item is not None
+            assert item.value == {"n": 1}
+            stock.put(("a",), "k", {"n": 2})
+        again = await store.aget(("a",), "k")
+        assert again is not None
+        assert again.value == {"n": 2}
+
+
+async def test_a_database_without_pgvector_is_the_operators_error(server_url: str, settings: Settings) -> None:
+    # One whose user may not create it is as good as one that has none.
+    with psycopg.connect(str(settings.database_url), autocommit=True) as connection:
+        connection.execute(
+            "DO $$ BEGIN CREATE ROLE modest LOGIN PASSWORD 'modest'; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        )
+        connection.execute("GRANT USAGE, CREATE ON SCHEMA holdfast TO modest")
+        connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO modest")
+    url = make_conninfo(str(settings.database_url), user="modest", password="modest")
+    with pytest.raises(ConfigError, match=r"store\.index: semantic search needs the extension pgvector"):
+        async with opened(load_settings({}, database_url=url)):
+            pass
+    # Without an index there is nothing to miss.
+    async with opened(load_settings({}, database_url=url), load_config(EXAMPLES)) as store:
+        await store.aput(("a",), "k", {"n": 1})
+
+
+async def test_other_dimensions_than_before_are_the_operators_error(settings: Settings, tmp_path: Path) -> None:
+    async with opened(settings):
+        pass
+    (tmp_path / "e.py").write_text("def embed(texts): return [[1, 2] for text in texts]")
+    other = project_with(tmp_path, {"index": {"dims": 2, "embed": "./e.py:embed"}})
+    with pytest.raises(ConfigError, match=r"store\.index\.dims: is 2, but the vectors kept have 3"):
+        async with opened(settings, other):
+            pass
+
+
+async def test_vectors_of_the_wrong_size_are_named(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "e.py").write_text("async def embed(texts): return [[1] * len(text) for text in texts]")
+    config = project_with(tmp_path, {"index": {"dims": 3, "embed": "./e.py:embed", "fields": ["t"]}})
+    async with opened(settings, config) as store:
+        await store.aput(("a",), "k", {"t": "abc"})
+        with pytest.raises(EmbeddingFailed, match=r"dims is 3, but store.index.embed returned 4"):
+            await store.aput(("a",), "k", {"t": "abcd"})
+        item = await store.aget(("a",), "k")
+        assert item is not None
+        assert item.value == {"t": "abc"}
+
+
+async def test_operations_of_one_turn_share_a_connection(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(settings) as store:
+        batches: list[int] = []
+        execute = store._execute_batch
+
+        async def counted(grouped: dict[Any, list[Any]], *rest: Any) -> None:
+            batches.append(sum(map(len, grouped.values())))
+            await execute(grouped, *rest)
+
+        monkeypatch.setattr(store, "_execute_batch", counted)
+        await asyncio.gather(*(store.aput(("a",), str(n), {"n": n}) for n in range(20)))
+        found = await asyncio.gather(*(store.aget(("a",), str(n % 10)) for n in range(20)))
+        assert [item.value["n"] for item in found if item] == [n % 10 for n in range(20)]
+        assert batches == [20, 10]
+
+
+async def test_one_bad_operation_fails_alone(settings: Settings) -> None:
+    async with opened(settings) as store:
+        values: list[Any] = [{"a": 1}, {"a": "\0"}, {"a": object()}, {"a": 2}]
+        puts = (store.aput(("a",), str(n), value) for n, value in enumerate(values))
+        done = await asyncio.gather(*puts, store.aput(("a",), "k" * 5000, {}), return_exceptions=True)
+        assert [type(one) for one in done[:4:3]] == [type(None)] * 2
+        assert isinstance(done[1], psycopg.DataError)
+        assert isinstance(done[2], TypeError)
+        assert {item.key for item in await store.asearch(("a",))} >= {"0", "3"}
+
+
+async def test_a_batch_counts_as_a_whole(settings: Settings) -> None:
+    async with opened(settings) as store:
+        await store.aput(("a",), "old", {})
+        with pytest.raises(psycopg.DataError):
+            await store.abatch([PutOp(("a",), "old", None), PutOp(("a",), "new", {"a": "\0"})])
+        results = await store.abatch([GetOp(("a",), "old"), GetOp(("a",), "new")])
+        assert [result is None for result in results] == [False, True]
+
+
+async def test_slow_embeddings_hold_up_nobody(database_url: str) -> None:
+    settings = load_settings({}, database_url=database_url, pool_min=1, pool_max=1)
+    async with opened(settings) as store:
+        release = asyncio.Event()
+        asked = asyncio.Event()
+
+        class Slow(Embeddings):
+            async def aembed_documents(self, texts: Sequence[str]) -> list[list[float]]:
+                asked.set()
+                await release.wait()
+                return [[1.0, 0.0, 0.0] for _ in texts]
+
+            def embed_documents(self, texts: list[str]) -> list[list[float]]:
+                raise NotImplementedError
+
+            def embed_query(self, text: str) -> list[float]:
+                raise NotImplementedError
+
+        store.embeddings = Slow()
+        putting = asyncio.create_task(store.aput(("a",), "slow", {"text": "sea"}))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            # There is one connection in all.
+            await store.aput(("a",), "quick", {"n": 1})
+            assert await store.aget(("a",), "slow") is None
+            release.set()
+            await putting
+            assert await store.aget(("a",), "slow") is not None
+
+
+async def test_blocking_code_uses_it_from_threads(settings: Settings) -> None:
+    async with opened(settings) as store:
+        await asyncio.to_thread(store.put, ("a",), "k", {"n": 1})
+        item = await asyncio.to_thread(store.get, ("a",), "k")
+        assert item is not None
+        with pytest.raises(asyncio.InvalidStateError):
+            store.get(("a",), "k")
+
+
+async def test_expired_items_are_swept(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "BATCH", 2)
+    async with opened(settings) as store:
+        for n in range(5):
+            await store.aput(("a",), str(n), {"text": "sea"}, ttl=1)
+        async with database.connection() as connection:
+            await connection.execute("UPDATE store SET expires_at = now() - interval '1 second' WHERE key <> '4'")
+            sweeper = ItemSweeper(database, 3600)
+            for left in (3, 1, 1):
+                await sweeper.run()
+                for table in ("store", "store_vectors"):
+                    row = await (await connection.execute(f"SELECT count(*) AS n FROM {table}".encode())).fetchone()
+                    assert row is not None
+                    assert row["n"] == left
+            # It came back at once while there was more, and now waits for its interval.
+            await connection.execute("UPDATE store SET expires_at = now() - interval '1 second'")
+            await sweeper.run()
+            row = await (await connection.execute("SELECT count(*) AS n FROM store")).fetchone()
+            assert row is not None
+            assert row["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ([], "store: must be an object"),
+        ({"path": "./mine.py:store"}, "store.path: "),
+        ({"ttl": 5}, "store.ttl: must be an object"),
+        ({"ttl": {"default_ttl": -1}}, "store.ttl.default_ttl: must be minutes"),
+        ({"ttl": {"default_ttl": True}}, "store.ttl.default_ttl: must be minutes"),
+        ({"ttl": {"sweep_interval_minutes": 0}}, "store.ttl.sweep_interval_minutes: must be minutes"),
+        ({"ttl": {"refresh_on_read": "no"}}, "store.ttl.refresh_on_read: must be true or false"),
+        ({"index": []}, "store.index: must be an object"),
+        ({"index": {"embed": "a:b"}}, "store.index.dims: must be a number"),
+        ({"index": {"dims": 20_000, "embed": "a:b"}}, "store.index.dims: must be a number"),
+        ({"index": {"dims": 3}}, "store.index.embed: must be"),
+        ({"index": {"dims": 3, "embed": "a:b", "fields": [5]}}, "store.index.fields: must be an array"),
+    ],
+)
+def test_a_wrong_section_is_named(tmp_path: Path, store: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store_section(project_with(tmp_path, store))
+    assert message in str(caught.value)
+
+
+def test_the_section(tmp_path: Path) -> None:
+    assert store_section(project_with(tmp_path, None)).sweep_interval == 300
+    section = store_section(project())
+    assert section.sweep_interval == 60
+    assert section.ttl == {"default_ttl": 60.0, "refresh_on_read": False, "omit_expired": True}
+
+
+@pytest.mark.parametrize(
+    ("embed", "message"),
+    [
+        ("./missing.py:embed", "missing.py does not exist"),
+        ("./topics.py:missing", "has no 'missing'"),
+        ("./topics.py:not_a_function", "is an object of type int"),
+        ("missing.module:embed", "there is no module 'missing'"),
+        ("./topics.py", "must look like"),
+        ("langchain_core.embeddings:Embeddings", "is the class Embeddings"),
+        ("unheard_of:model", "'unheard_of:model' cannot be loaded"),
+    ],
+)
+def test_embeddings_that_cannot_be_loaded_are_named(embed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"store\.index\.embed") as caught:
+        load_embeddings(load_config(PROJECT), embed)
+    assert message in str(caught.value)
+
+
+def test_embeddings_may_be_an_object(tmp_path: Path) -> None:
+    (tmp_path / "objects.py").write_text(
+        "from langchain_core.embeddings import DeterministicFakeEmbedding\nfake = DeterministicFakeEmbedding(size=4)\n"
+    )
+    found = load_embeddings(project_with(tmp_path, {}), "./objects.py:fake")
+    assert isinstance(found, DeterministicFakeEmbedding)

@@ -1,0 +1,350 @@
+"""Every due time fires once, whoever is there to do it and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.graphs.assistants import assistant_id
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
+from holdfast.resources import crons
+from holdfast.resources.assistants import ensure_system_assistants
+from holdfast.resources.crons import CronContent, create_cron, fire, new_cron_id, upcoming_crons
+from holdfast.resources.threads import delete_thread
+from holdfast.settings import Settings, load_settings
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.upkeep import crons as duty
+from holdfast.upkeep.crons import LOOK_INTERVAL, CronFirer
+from tests.support.records import query, run_ended
+from tests.support.smoke import EXAMPLES, post, working
+from tests.support.waiting import until
+
+HOURLY = "0 * * * *"
+QUICK = {"seconds": 0}
+
+
+@pytest.fixture(autouse=True)
+async def _assistants(database: Database) -> None:
+    await ensure_system_assistants(database, GraphCatalog.load(load_config(EXAMPLES)))
+
+
+async def cron(database: Database, *, thread_id: UUID | None = None, strategy: str = "enqueue", **columns: Any) -> UUID:
+    """A cron that runs `steps`, as the API makes them."""
+    cron_id = new_cron_id()
+    stateless = thread_id is None
+    kept = columns.pop("on_run_completed", "delete")
+    kwargs = {
+        "input": QUICK,
+        "command": None,
+        "config": {"configurable": {"cron_id": str(cron_id)}},
+        "context": None,
+        "stream_mode": ["values"],
+        "temporary": stateless and kept == "delete",
+    }
+    content = {
+        "schedule": HOURLY,
+        "timezone": None,
+        "end_time": None,
+        "enabled": True,
+        "on_run_completed": kept if stateless else None,
+        "metadata": {},
+        "payload": {},
+        "template": {"kwargs": kwargs, "multitask_strategy": strategy, "after_seconds": 0.0, "priority": 0},
+        **columns,
+    }
+    async with database.connection() as connection:
+        await create_cron(connection, cron_id, assistant_id("steps"), thread_id, CronContent(**content))
+    return cron_id
+
+
+async def thread(database: Database) -> UUID:
+    thread_id = uuid4()
+    async with database.connection() as connection:
+        await create_thread(connection, thread_id, {})
+    return thread_id
+
+
+async def make_due(database: Database, *cron_ids: UUID, ago: timedelta = timedelta(seconds=1)) -> None:
+    await query(
+        database,
+        "UPDATE cron SET next_run_date = now() - %s::interval WHERE cron_id = ANY(%s) RETURNING 1",
+        ago,
+        list(cron_ids),
+    )
+
+
+async def row(database: Database, cron_id: UUID) -> DictRow:
+    [found] = await query(database, "SELECT * FROM cron WHERE cron_id = %s", cron_id)
+    return found
+
+
+async def runs(database: Database, cron_id: UUID) -> list[DictRow]:
+    return await query(
+        database, "SELECT * FROM run WHERE metadata ->> 'cron_id' = %s ORDER BY created_at", str(cron_id)
+    )
+
+
+async def due_rows(database: Database) -> list[DictRow]:
+    async with database.connection() as connection:
+        return [found for found in await upcoming_crons(connection, 100) if found["due_in"] <= 0]
+
+
+async def one_pass(database: Database) -> float:
+    async with database.connection() as connection:
+        return await CronFirer(database, PostgresSignals(database)).run(connection)
+
+
+async def test_of_many_processes_that_see_a_cron_due_one_fires_it(database: Database) -> None:
+    made = [await cron(database, thread_id=await thread(database)) for _ in range(4)]
+    made += [await cron(database) for _ in range(4)]
+    await make_due(database, *made)
+    seen = await due_rows(database)
+    assert {found["cron_id"] for found in seen} == set(made)
+    fired = await asyncio.gather(*(fire(database, found) for found in seen for _ in range(6)))
+    assert sum(firing is not None for firing in fired) == len(made)
+    for cron_id in made:
+        assert len(await runs(database, cron_id)) == 1
+    assert len(await query(database, "SELECT 1 FROM thread")) == len(made)
+    assert await due_rows(database) == []
+
+
+async def test_whole_duties_side_by_side_fire_each_due_time_once(database: Database) -> None:
+    made = [await cron(database, on_run_completed="keep") for _ in range(5)]
+    for number in (1, 2, 3):
+        await make_due(database, *made, ago=timedelta(seconds=number))
+        await asyncio.gather(*(one_pass(database) for _ in range(5)))
+        for cron_id in made:
+            assert len(await runs(database, cron_id)) == number
+
+
+@pytest.mark.parametrize("moment", ["before the run", "after the run", "connection lost"])
+async def test_a_crash_in_the_middle_of_a_firing_leaves_it_due(
+    database: Database, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    cron_id = await cron(database)
+    await make_due(database, cron_id)
+    before = await row(database, cron_id)
+
+    async def crash(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
+        if moment != "before the run":
+            await create_run_within(connection, new)
+        if moment == "connection lost":
+            await connection.close()
+        raise psycopg.OperationalError("the process died")
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(crons, "create_run_within", crash)
+        with pytest.raises(psycopg.OperationalError):
+            await one_pass(database)
+    assert await row(database, cron_id) == before
+    assert await query(database, "SELECT 1 FROM run UNION ALL SELECT 1 FROM thread") == []
+    await one_pass(database)
+    assert len(await runs(database, cron_id)) == 1
+
+
+async def test_what_was_missed_is_made_up_for_once(database: Database) -> None:
+    cron_id = await cron(database)
+    await make_due(database, cron_id, ago=timedelta(days=3))
+    assert await one_pass(database) == 0
+    assert await one_pass(database) > 0
+    assert len(await runs(database, cron_id)) == 1
+    due = (await row(database, cron_id))["next_run_date"]
+    assert timedelta(0) < due - datetime.now(UTC) <= timedelta(hours=1)
+
+
+async def test_the_next_due_time_is_by_the_wall_clock_of_the_timezone(database: Database) -> None:
+    cron_id = await cron(database, schedule="30 9 * * *", timezone="Asia/Kathmandu")
+    await make_due(database, cron_id)
+    await one_pass(database)
+    due = (await row(database, cron_id))["next_run_date"].astimezone(UTC)
+    assert (due.hour, due.minute) == (3, 45)
+
+
+async def test_a_cron_that_is_off_or_over_does_not_fire(database: Database) -> None:
+    now = datetime.now(UTC)
+    off = await cron(database, enabled=False)
+    over = await cron(database, end_time=now - timedelta(minutes=30))
+    last = await cron(database, end_time=now)
+    assert (await row(database, over))["next_run_date"] is None
+    # Missed, and made up for only if that is not too late.
+    await make_due(database, over, ago=timedelta(minutes=45))
+    await make_due(database, off, last)
+    await one_pass(database)
+    assert [len(await runs(database, cron_id)) for cron_id in (off, over, last)] == [0, 0, 1]
+    assert [(await row(database, cron_id))["next_run_date"] for cron_id in (over, last)] == [None, None]
+    assert await one_pass(database) > 0
+
+
+async def test_the_run_is_the_crons_and_on_its_thread(database: Database) -> None:
+    thread_id = await thread(database)
+    cron_id = await cron(database, thread_id=thread_id, metadata={"team": "a"})
+    await make_due(database, cron_id)
+    await one_pass(database)
+    [run] = await runs(database, cron_id)
+    assert (run["thread_id"], run["assistant_id"], run["graph_id"]) == (thread_id, assistant_id("steps"), "steps")
+    assert run["metadata"] == {
+        "created_by": "system",
+        "team": "a",
+        "cron_id": str(cron_id),
+        "graph_id": "steps",
+        "assistant_id": str(assistant_id("steps")),
+    }
+    assert run["kwargs"]["config"]["configurable"] == {"cron_id": str(cron_id)}
+
+
+async def test_a_busy_thread_that_rejects_costs_the_cron_one_firing(database: Database) -> None:
+    thread_id = await thread(database)
+    busy = await post(database, "steps", QUICK, thread_id)
+    rejecting = await cron(database, thread_id=thread_id, strategy="reject")
+    await make_due(database, rejecting)
+    await one_pass(database)
+    assert await runs(database, rejecting) == []
+    assert (await row(database, rejecting))["next_run_date"] > datetime.now(UTC)
+    interrupting = await cron(database, thread_id=thread_id, strategy="interrupt")
+    await make_due(database, interrupting)
+    await one_pass(database)
+    assert len(await runs(database, interrupting)) == 1
+    [stopped] = await query(database, "SELECT status FROM run WHERE run_id = %s", busy)
+    assert stopped["status"] == "interrupted"
+
+
+async def test_a_run_the_database_refuses_costs_the_cron_one_firing(database: Database) -> None:
+    cron_id = await cron(database)
+    unfit = "UPDATE cron SET template = jsonb_set(template::jsonb, '{priority}', '10000000000')::json RETURNING 1"
+    await query(database, unfit)
+    await make_due(database, cron_id)
+    await one_pass(database)
+    assert (await row(database, cron_id))["next_run_date"] > datetime.now(UTC)
+    assert await query(database, "SELECT 1 FROM run UNION ALL SELECT 1 FROM thread") == []
+
+
+async def test_the_look_reads_what_is_due_first(database: Database) -> None:
+    """However many crons there are."""
+    await query(
+        database,
+        "INSERT INTO cron (cron_id, assistant_id, schedule, next_run_date, enabled, on_run_completed, payload, "
+        "template) SELECT gen_random_uuid(), %s, '@daily', now() + number * interval '1 minute', number %% 2 = 0, "
+        "'keep', '{}', '{}' FROM generate_series(1, 5000) AS number RETURNING 1",
+        assistant_id("steps"),
+    )
+    plan = await query(database, f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {crons.UPCOMING % {'limit': 100}}")
+    text = "\n".join(line["QUERY PLAN"] for line in plan)
+    assert "Index Scan using cron_due" in text
+    assert "Sort" not in text
+    assert "Rows Removed" not in text
+
+
+async def test_one_that_cannot_be_fired_does_not_stop_the_others(database: Database) -> None:
+    broken, sound = await cron(database), await cron(database)
+    await query(database, "UPDATE cron SET timezone = 'Mars/Olympus' WHERE cron_id = %s RETURNING 1", broken)
+    await make_due(database, broken, ago=timedelta(seconds=9))
+    await make_due(database, sound)
+    await one_pass(database)
+    assert len(await runs(database, sound)) == 1
+    assert await runs(database, broken) == []
+    assert await due_rows(database) == []
+    postponed = (await row(database, broken))["next_run_date"] - datetime.now(UTC)
+    assert timedelta(0) < postponed < timedelta(seconds=61)
+
+
+async def test_a_change_while_it_is_due_is_what_counts(database: Database) -> None:
+    cron_id, deleted = await cron(database), await cron(database)
+    await make_due(database, cron_id, deleted)
+    seen = {found["cron_id"]: found for found in await due_rows(database)}
+    await query(database, "UPDATE cron SET enabled = false WHERE cron_id = %s RETURNING 1", cron_id)
+    await query(database, "DELETE FROM cron WHERE cron_id = %s RETURNING 1", deleted)
+    assert [await fire(database, seen[one]) for one in (cron_id, deleted)] == [None, None]
+    assert await query(database, "SELECT 1 FROM run") == []
+
+
+async def test_a_thread_deleted_while_its_cron_fires(database: Database) -> None:
+    """Both want the thread first, so neither waits for the other for ever."""
+    thread_id = await thread(database)
+    cron_id = await cron(database, thread_id=thread_id)
+    await make_due(database, cron_id)
+    [seen] = await due_rows(database)
+
+    async def waits() -> bool:
+        statement = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return bool(await query(database, statement))
+
+    async with database.transaction() as deleting:
+        await deleting.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (thread_id,))
+        firing = asyncio.create_task(fire(database, seen))
+        await until(waits, "the firing waits for the thread")
+        await deleting.execute("DELETE FROM thread WHERE thread_id = %s", (thread_id,))
+    assert await firing is None
+    assert await query(database, "SELECT 1 FROM cron UNION ALL SELECT 1 FROM run") == []
+
+
+async def test_firing_and_deleting_at_the_same_time(database: Database) -> None:
+    for _ in range(8):
+        thread_id = await thread(database)
+        cron_id = await cron(database, thread_id=thread_id)
+        await make_due(database, cron_id)
+        [seen] = await due_rows(database)
+        await asyncio.gather(fire(database, seen), delete_thread(database, thread_id))
+        assert await query(database, "SELECT 1 FROM cron UNION ALL SELECT 1 FROM run") == []
+
+
+async def test_it_looks_seldom_and_comes_back_in_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = 1000.0, 0
+
+    async def counted(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:
+        nonlocal looks
+        looks += 1
+        return await upcoming_crons(connection, limit)
+
+    monkeypatch.setattr(duty, "upcoming_crons", counted)
+    monkeypatch.setattr(duty, "time", SimpleNamespace(monotonic=lambda: clock))
+    firer = CronFirer(database, PostgresSignals(database))
+    async with database.connection() as connection:
+        for _ in range(50):
+            assert 0 < await firer.run(connection) <= LOOK_INTERVAL
+            clock += 1
+        assert looks == 10
+        cron_id = await cron(database)
+        await make_due(database, cron_id, ago=timedelta(seconds=-2))
+        clock += LOOK_INTERVAL
+        wait = await firer.run(connection)
+        assert 0 < wait <= 2
+        clock += wait / 2
+        assert await firer.run(connection) == pytest.approx(wait / 2)
+    assert looks == 11
+
+
+async def test_every_second_for_real(database: Database, database_url: str) -> None:
+    """The leader comes back for what is due long before it would otherwise."""
+    settings: Settings = load_settings({"REAPER_INTERVAL_SECONDS": "30"}, database_url=database_url)
+    thread_id = await thread(database)
+    mine = await cron(database, schedule="* * * * * *", thread_id=thread_id)
+    fresh = await cron(database, schedule="* * * * * *")
+    kept = await cron(database, schedule="* * * * * *", on_run_completed="keep")
+
+    async with working(settings):
+
+        async def fired() -> bool:
+            return min([len(await runs(database, cron_id)) for cron_id in (mine, fresh, kept)]) >= 3
+
+        await until(fired, "three firings of each")
+        await query(database, "UPDATE cron SET enabled = false RETURNING 1")
+        for cron_id in (mine, fresh, kept):
+            ended = [await run_ended(database, run["run_id"]) for run in await runs(database, cron_id)]
+            assert {run["status"] for run in ended} == {"success"}
+    assert {run["thread_id"] for run in await runs(database, mine)} == {thread_id}
+    for cron_id, hidden in ((fresh, True), (kept, False)):
+        threads = [run["thread_id"] for run in await runs(database, cron_id)]
+        assert len(set(threads)) == len(threads)
+        found = await query(database, "SELECT hidden_at FROM thread WHERE thread_id = ANY(%s)", threads)
+        assert [thread["hidden_at"] is not None for thread in found] == [hidden] * len(threads)
