@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import psycopg
@@ -12,19 +11,21 @@ import pytest
 from holdfast.settings import Settings
 
 RUN = {"assistant_id": "echo"}
+# An id that nothing has. Not a new one each time: test ids must be the same in every process.
+NOBODY = "00000000-0000-4000-8000-000000000000"
 
 
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [
         ("GET", "/threads/not-a-uuid", "", 422),
-        ("GET", f"/threads/{uuid4()}", "", 404),
-        ("GET", f"/threads/{uuid4()}/runs/{uuid4()}", "", 404),
-        ("GET", f"/threads/{uuid4()}/runs", "", 404),
-        ("GET", f"/runs/{uuid4()}/stream", "", 404),
-        ("GET", f"/threads/{uuid4()}/runs/{uuid4()}/join", "", 404),
-        ("POST", f"/threads/{uuid4()}/runs/{uuid4()}/cancel", "", 404),
-        ("DELETE", f"/threads/{uuid4()}", "", 404),
+        ("GET", f"/threads/{NOBODY}", "", 404),
+        ("GET", f"/threads/{NOBODY}/runs/{NOBODY}", "", 404),
+        ("GET", f"/threads/{NOBODY}/runs", "", 404),
+        ("GET", f"/runs/{NOBODY}/stream", "", 404),
+        ("GET", f"/threads/{NOBODY}/runs/{NOBODY}/join", "", 404),
+        ("POST", f"/threads/{NOBODY}/runs/{NOBODY}/cancel", "", 404),
+        ("DELETE", f"/threads/{NOBODY}", "", 404),
         ("GET", "/nothing/here", "", 404),
         ("DELETE", "/runs", "", 405),
         ("POST", "/threads", "{", 422),
@@ -53,7 +54,7 @@ RUN = {"assistant_id": "echo"}
         ("POST", "/runs", '{"assistant_id": "echo", "config": {"recursion_limit": 0}}', 422),
         ("POST", "/runs", '{"assistant_id": "echo", "context": {"a": 1}, "config": {"configurable": {"b": 1}}}', 400),
         ("POST", "/runs", '{"assistant_id": "echo", "webhook": "http://x"}', 422),
-        ("POST", f"/threads/{uuid4()}/runs", '{"assistant_id": "echo"}', 404),
+        ("POST", f"/threads/{NOBODY}/runs", '{"assistant_id": "echo"}', 404),
         ("GET", "/runs?limit=0", "", 422),
         ("GET", "/runs?status=lost", "", 422),
     ],

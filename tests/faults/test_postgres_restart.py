@@ -44,11 +44,11 @@ class PrivateServer:
 
 
 @pytest.fixture
-def private_server(tmp_path: Path) -> Iterator[PrivateServer]:
-    with EmbeddedPostgres(tmp_path / "server") as postgres:
+def private_server(data_dir: Path) -> Iterator[PrivateServer]:
+    with EmbeddedPostgres(data_dir) as postgres:
         url = postgres.start()
         migrate(load_settings({}, database_url=url))
-        yield PrivateServer(tmp_path / "server", url, postgres.guard_pid)
+        yield PrivateServer(data_dir, url, postgres.guard_pid)
 
 
 @pytest.fixture

@@ -51,8 +51,7 @@ class ServedFleet(Fleet):
                 (self._directory / f"serve-{self._starts}.log").write_text(program.output)
 
 
-async def test_runs_go_on_after_a_killed_supervisor(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
+async def test_runs_go_on_after_a_killed_supervisor(data_dir: Path, tmp_path: Path) -> None:
     with EmbeddedPostgres(data_dir) as postgres:
         url = postgres.start()
     async with ServedFleet(url, data_dir, tmp_path) as fleet:
