@@ -9,35 +9,13 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from langgraph.pregel.remote import RemoteGraph
-from langgraph_sdk import get_client, get_sync_client
 from langgraph_sdk.errors import BadRequestError, ConflictError, NotFoundError, UnprocessableEntityError
 
 from holdfast.graphs.assistants import assistant_id
 from holdfast.settings import Settings
+from tests.support.sdk import Sdk
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
-
-
-class Sdk:
-    """One way to call both clients: `await sdk("assistants.get", ...)`."""
-
-    def __init__(self, url: str, *, blocking: bool) -> None:
-        self._blocking = blocking
-        self._client: Any = get_sync_client(url=url) if blocking else get_client(url=url)
-
-    async def __call__(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        method = self._client
-        for part in name.split("."):
-            method = getattr(method, part)
-        if self._blocking:
-            return await asyncio.to_thread(method, *arguments, **named)
-        return await method(*arguments, **named)
-
-    async def close(self) -> None:
-        if self._blocking:
-            self._client.close()
-        else:
-            await self._client.aclose()
 
 
 @pytest.fixture(params=["async", "sync"])

@@ -21,6 +21,7 @@ from holdfast.engine.outcome import (
 )
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
+from holdfast.resources.checkpoints import BlobRow
 from holdfast.streams.serialize import to_jsonb
 
 # Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
@@ -96,7 +97,6 @@ UPDATE run SET progress = p.progress FROM unnest(%(run_ids)s::uuid[], %(progress
 WHERE run.run_id = p.run_id AND run.progress < p.progress
 """
 
-BlobRow = tuple[str, str, str, str, str, bytes | None]
 CheckpointRow = tuple[str, str, str, str | None, str, str]
 WriteKey = tuple[str, str, str, str, int]
 

@@ -6,10 +6,9 @@ Existing LangGraph checkpoint tables keep working, and the stock saver can read 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from langchain_core.runnables import RunnableConfig
@@ -22,13 +21,13 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import RESUME, _DeltaSnapshot
+from langgraph.checkpoint.serde.types import RESUME
 from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.resources.checkpoints import PooledSaver
-from holdfast.worker.batch import BlobRow, CheckpointEntry, WriteKey, WritesEntry
+from holdfast.resources.checkpoints import PooledSaver, stored_values
+from holdfast.worker.batch import CheckpointEntry, WriteKey, WritesEntry
 from holdfast.worker.journal import Lane
 from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING
 
@@ -99,18 +98,7 @@ class JournalSaver(PooledSaver):
         configurable = config["configurable"]
         thread_id: str = configurable["thread_id"]
         namespace: str = configurable.get("checkpoint_ns", "")
-        inline: dict[str, Any] = {}
-        blobs: list[BlobRow] = []
-        for channel, value in checkpoint["channel_values"].items():
-            if _fits_inline(value):
-                inline[channel] = value
-                continue
-            if isinstance(value, _DeltaSnapshot):
-                # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
-                inline[channel] = True
-            if channel in new_versions:
-                version = cast(str, new_versions[channel])
-                blobs.append((thread_id, namespace, channel, version, *self.serde.dumps_typed(value)))
+        inline, blobs = stored_values(self.serde, thread_id, namespace, checkpoint, new_versions)
         row = (
             thread_id,
             namespace,
@@ -180,19 +168,6 @@ class JournalSaver(PooledSaver):
             await self._lane.flush()
         else:
             await self._lane.room()
-
-
-def _fits_inline(value: Any) -> bool:
-    """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
-    primitives do in the stock saver: text with NUL, floats that `jsonb` has no word for or gives back as integers.
-    Integers are exact there at any size, which they are not in the blobs."""
-    if value is None or isinstance(value, bool):
-        return True
-    if type(value) is str:
-        return "\0" not in value
-    if type(value) is float:
-        return -1e15 < value < 1e15 and (value != 0.0 or math.copysign(1.0, value) > 0.0)
-    return type(value) is int
 
 
 def _json(value: Any) -> str:
