@@ -90,6 +90,7 @@ class Worker:
                     tasks.create_task(self.signals.run(), name="signals"),
                     tasks.create_task(self._watch_lease(), name="lease"),
                     tasks.create_task(self._report(), name="stats"),
+                    tasks.create_task(_outlive(journal), name="journal watch"),
                 ]
                 if self._upkeep is not None:
                     background.append(tasks.create_task(self._upkeep.run(), name="upkeep"))
@@ -105,8 +106,7 @@ class Worker:
         finally:
             watchdog.stop()
             journal.cancel()
-            with suppress(asyncio.CancelledError):
-                await journal
+            await asyncio.wait({journal})
             await store.close()
             await self.database.close()
 
@@ -311,6 +311,13 @@ class Worker:
             capacity=self._settings.jobs,
             graphs=tuple(self._catalog.graph_ids),
         )
+
+
+async def _outlive(journal: asyncio.Task[None]) -> None:
+    """A worker without its journal can finish nothing. It ends with it, loudly, and its runs go on elsewhere."""
+    await asyncio.wait({journal})
+    if not journal.cancelled() and (error := journal.exception()) is not None:
+        raise error
 
 
 async def _main(settings: Settings, catalog: GraphCatalog) -> None:
