@@ -52,7 +52,7 @@ format: $(DEV_STAMP) ## put the code into the house format
 docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
 	$(BIN)/python -m holdfast.settings_reference > docs/configuration.md
 
-bench-engine: $(DEV_STAMP) ## measure the engine's figures (eleven minutes)
+bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 	$(BIN)/python -m bench engine
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)

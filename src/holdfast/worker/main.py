@@ -69,6 +69,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._draining = False
+        self._ask_schedule = True
         self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
         self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost)
@@ -156,9 +157,11 @@ class Worker:
                 try:
                     async with self.database.connection() as connection:
                         rows = await claim(connection, worker_id, free, self._catalog.graph_ids)
-                        if not rows:
+                        if not rows and self._ask_schedule:
                             due = await seconds_until_due(connection)
                             pause = pause if due is None else min(pause, due + 0.001)
+                            # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
+                            self._ask_schedule = due is not None or self._settings.session_url is None
                 except (psycopg.Error, OSError) as error:
                     self._strays_due = 0.0
                     await backoff.failed(error)
@@ -233,6 +236,7 @@ class Worker:
     # --- what others tell us ----------------------------------------------------------------------
 
     def _work_hint(self, payload: str | None) -> None:
+        self._ask_schedule = True
         if payload:
             with suppress(ValueError):
                 asyncio.get_running_loop().call_later(float(payload) + 0.001, self._wake.set)
