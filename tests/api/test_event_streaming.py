@@ -206,6 +206,37 @@ async def test_C27_over_a_websocket(client: httpx.AsyncClient, settings: Setting
     assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
 
 
+async def test_subscriptions_of_one_socket_neither_lose_nor_repeat(
+    client: httpx.AsyncClient, settings: Settings
+) -> None:
+    thread_id = str(uuid4())
+    await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 0})
+    whole = await replay(client, thread_id)
+    wanted = [event for event in whole if event["method"] in ("values", "lifecycle", "updates")]
+    async with connect(f"ws://127.0.0.1:{settings.port}/threads/{thread_id}/stream/events") as socket:
+        events: list[dict[str, Any]] = []
+
+        async def subscribe(channels: list[str], since: int) -> None:
+            request = {"id": since, "method": "subscription.subscribe"}
+            await socket.send(orjson.dumps({**request, "params": {"channels": channels, "since": since}}).decode())
+
+        async def read_until(count: int) -> None:
+            async with asyncio.timeout(20):
+                while len(events) < count:
+                    message = orjson.loads(await socket.recv())
+                    if message["type"] == "event":
+                        events.append(message)
+
+        # One that starts in front of where the first stands must not carry it along...
+        await subscribe(["values", "lifecycle"], 0)
+        await subscribe(["values"], whole[-1]["seq"])
+        await read_until(sum(event["method"] != "updates" for event in wanted))
+        # ...and one that starts behind must not repeat what it has had.
+        await subscribe(["lifecycle", "updates"], 0)
+        await read_until(len(wanted))
+    assert sorted(events, key=lambda event: event["seq"]) == wanted
+
+
 async def test_C28_a_cancel_by_rest_is_a_terminal_event(client: httpx.AsyncClient) -> None:
     thread_id = str(uuid4())
     async with watching(client, thread_id) as stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -89,6 +90,15 @@ def _admitted(thread_id: UUID, event: LogEvent, filters: list[Filter]) -> dict[s
     return None
 
 
+@dataclass
+class Subscription:
+    """What a client asked for on a socket: from `since` on, and delivered through `seen`."""
+
+    wanted: Filter
+    since: int
+    seen: int
+
+
 class Socket:
     """One WebSocket: commands in, answers and events out. An event is sent once, however many subscriptions match."""
 
@@ -96,8 +106,8 @@ class Socket:
         self._web = web
         self._thread_id = thread_id
         self._socket = socket
-        self._subscriptions: dict[str, Filter] = {}
-        self._sent_through = 0
+        self._subscriptions: dict[str, Subscription] = {}
+        self._delivering = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
         self._next_subscription = 1
@@ -147,8 +157,7 @@ class Socket:
                     raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
                 identity = str(params.get("subscription_id") or self._next_subscription)
                 self._next_subscription += 1
-                self._subscriptions[identity] = wanted
-                await self._follow(since)
+                await self._follow(identity, Subscription(wanted, since, since))
                 return {"subscription_id": identity, "replayed_events": 0}
             case "subscription.unsubscribe":
                 if self._subscriptions.pop(str(params.get("subscription_id")), None) is None:
@@ -157,13 +166,14 @@ class Socket:
             case _:
                 raise CommandFailed("unknown_command", f"There is no command {method}.")
 
-    async def _follow(self, since: int) -> None:
-        """Start again from a new subscription's cursor. What the others have seen is not sent to them twice: a client
-        knows each event by its id."""
+    async def _follow(self, identity: str, new: Subscription) -> None:
+        """Take a subscription in, and read on from where the one that is furthest behind stands."""
         if self._follower is not None:
-            self._follower.cancel()
+            async with self._delivering:  # Not between sending an event and noting it.
+                self._follower.cancel()
             await asyncio.wait({self._follower})
-        self._follower = asyncio.create_task(self._deliver(since))
+        self._subscriptions[identity] = new
+        self._follower = asyncio.create_task(self._deliver(min(one.seen for one in self._subscriptions.values())))
 
     async def _deliver(self, since: int) -> None:
         try:
@@ -171,14 +181,23 @@ class Socket:
                 self._thread_id, since, tick=self._web.settings.stream_heartbeat
             ):
                 for event in events:
-                    shown = _admitted(self._thread_id, event, list(self._subscriptions.values()))
-                    if shown is not None:
-                        await self._send(shown)
+                    async with self._delivering:
+                        await self._deliver_one(event)
         except HubClosed:
             await self._send(
                 {"type": "error", "id": None, "error": "unavailable", "message": "The server is stopping."}
             )
             await self._socket.close(1012)
+
+    async def _deliver_one(self, event: LogEvent) -> None:
+        subscriptions = list(self._subscriptions.values())
+        waiting = [one for one in subscriptions if one.seen < event.seq]
+        had = [one.wanted for one in subscriptions if one.since < event.seq <= one.seen]
+        shown = _admitted(self._thread_id, event, [one.wanted for one in waiting])
+        if shown is not None and _admitted(self._thread_id, event, had) is None:
+            await self._send(shown)
+        for one in waiting:
+            one.seen = event.seq
 
 
 @router.websocket("/threads/{thread_id}/stream/events")
