@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services check format docs bench-engine clean
+.PHONY: help run demo test services node-modules check format docs torture bench-engine clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -28,16 +28,24 @@ run: $(RUN_STAMP) ## start Holdfast with the graphs in examples/ (Ctrl-C stops i
 demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch another finish it
 	@$(BIN)/holdfast demo --config $(CONFIG)
 
-test: $(DEV_STAMP) services ## run the tests
+test: $(DEV_STAMP) services node-modules ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-# PgBouncer is in no package index. Without it, and without the right to install it, its tests are skipped with a
-# line that says so; in CI they fail.
+# PgBouncer and Chromium are in no package index. Without them, and without the right to install them, their tests are
+# skipped with a line that says so; in CI they fail.
 services:
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || test "$$(id -u)" != 0 || { \
 		echo "Installing pgbouncer, which the tests of that mode need"; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer >/dev/null; \
 		service pgbouncer stop >/dev/null 2>&1 || true; }
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || { \
+		echo "Installing chromium, which the tests in a browser need"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+
+# The packages of the JavaScript tests. Where Node is not found, one line says that those tests will be skipped; in CI
+# they fail.
+node-modules: $(DEV_STAMP)
+	@$(BIN)/python -m tests.support.node $(patsubst %/package.json,%,$(wildcard tests/js/*/package.json))
 
 check: $(DEV_STAMP) ## lint, formatting, types, import direction
 	$(BIN)/ruff check .
@@ -52,12 +60,15 @@ format: $(DEV_STAMP) ## put the code into the house format
 docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
 	$(BIN)/python -m holdfast.settings_reference > docs/configuration.md
 
+torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
+	$(BIN)/python -m tests.torture
+
 bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 	$(BIN)/python -m bench engine
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name __pycache__ -o -name node_modules \) -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than what they were made from, so pip runs only when the pins change.
 $(BIN)/python:

@@ -9,7 +9,8 @@ HoldfastError
 │   ├── InvalidRequest        422
 │   ├── BadRequest            400
 │   ├── NotFound              404
-│   └── Conflict              409
+│   ├── Conflict              409
+│   └── Denied                the project's own auth said no, with its own status
 └── RunSignal                 control flow out of user code; never shown to a client as it is
     ├── LeaseLost             the fence is stale: drop the run, write nothing
     ├── Cancelled             a client asked; carries the action (interrupt or rollback)
@@ -62,6 +63,15 @@ class NotFound(RequestError):
 
 class Conflict(RequestError):
     status = 409
+
+
+class Denied(RequestError):
+    """The project's own authentication or authorisation refused the request."""
+
+    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers or {}
 
 
 class RunSignal(HoldfastError):

@@ -33,6 +33,13 @@ def _only_ours(name: str) -> AliasChoices:
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def usable_prefix(value: str) -> str:
+    """A prefix of paths as it is used: without a slash at its end, so empty for `/`. Raises ValueError."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", value):
+        raise ValueError('must look like "/api": segments of letters, digits and ._~-, each after a slash')
+    return value.rstrip("/")
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -98,6 +105,13 @@ class Settings(BaseSettings):
     )
 
     # --- web --------------------------------------------------------------------------------------
+    studio_auth: bool = Field(
+        False,
+        validation_alias=_only_ours("STUDIO_AUTH"),
+        description="With custom auth: let requests with the header `x-auth-scheme: langsmith` in as a Studio user, "
+        "without asking the project's authenticator. `holdfast dev` switches it on; `auth.disable_studio_auth` in "
+        "langgraph.json switches it off for good. Not for servers that others can reach.",
+    )
     host: str = Field(
         "127.0.0.1",
         validation_alias=_only_ours("HOST"),
@@ -120,6 +134,30 @@ class Settings(BaseSettings):
         validation_alias=_names("MAX_BODY_BYTES"),
         description="The largest request body in bytes; a larger one is answered 413.",
     )
+    mount_prefix: str | None = Field(
+        None,
+        validation_alias=_names("MOUNT_PREFIX"),
+        description="A path that all routes are under, such as `/api`; `/ok` answers without it too. Comes before "
+        "`http.mount_prefix` of langgraph.json. Clients name it in their URL.",
+    )
+    cors_allow_origins: str | None = Field(
+        None,
+        validation_alias=_names("CORS_ALLOW_ORIGINS"),
+        description="Origins whose pages may call the server, separated by commas; `*` is all. Comes before "
+        "`http.cors.allow_origins` of langgraph.json; when neither is set, all may.",
+    )
+    event_streaming: bool = Field(
+        True,
+        validation_alias=_names("FF_V2_EVENT_STREAMING"),
+        description="Whether the routes of the thread-centric protocol are there; off is the same as "
+        "`http.disable_event_streaming` in langgraph.json.",
+    )
+    crons: bool = Field(
+        True,
+        validation_alias=_names("FF_CRONS_ENABLED"),
+        description="Whether there are crons: off, their routes are gone and none fires. Say so to every process, or "
+        "another one fires them.",
+    )
 
     # --- worker -----------------------------------------------------------------------------------
     jobs: int = Field(
@@ -129,6 +167,19 @@ class Settings(BaseSettings):
         validation_alias=_names("N_JOBS_PER_WORKER"),
         description="Runs a worker process executes at once. Higher suits graphs that wait for models, lower those "
         "that compute.",
+    )
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        validation_alias=_only_ours("HEALTH_PORT"),
+        description="Where a worker answers /live, /ready and /metrics. Unset: nowhere. 0: any free port, which it "
+        "logs. Workers on one machine need different ones.",
+    )
+    health_host: str = Field(
+        "127.0.0.1",
+        validation_alias=_only_ours("HEALTH_HOST"),
+        description="The address for HOLDFAST_HEALTH_PORT. In a container: 0.0.0.0.",
     )
     run_timeout: Seconds = Field(
         86_400.0,
@@ -266,7 +317,9 @@ class Settings(BaseSettings):
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("database_url", "direct_database_url", "redis_url", mode="before")
+    @field_validator(
+        "database_url", "direct_database_url", "redis_url", "mount_prefix", "cors_allow_origins", mode="before"
+    )
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return None if value == "" else value
@@ -277,6 +330,11 @@ class Settings(BaseSettings):
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) or value.startswith("pg_"):
             raise ValueError("must be lower-case letters, digits and underscores, at most 63, not starting with pg_")
         return value
+
+    @field_validator("mount_prefix")
+    @classmethod
+    def _usable_prefix(cls, value: str | None) -> str | None:
+        return None if value is None else usable_prefix(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

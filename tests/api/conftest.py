@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from holdfast.api.main import serve
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
+from tests.conformance.server import own_database
+from tests.support.intruder import Intruder, intrusion
 from tests.support.servers import free_port
 from tests.support.smoke import EXAMPLES, working
 
@@ -46,3 +49,11 @@ async def client(web: httpx.AsyncClient, settings: Settings) -> AsyncIterator[ht
     """A client of a server with a worker."""
     async with working(settings):
         yield web
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def intruder(server_url: str) -> AsyncIterator[Intruder]:
+    """A client of a server that has one of everything, the same for all tests of a module."""
+    with own_database(server_url) as database_url:
+        async with intrusion(database_url) as found:
+            yield found

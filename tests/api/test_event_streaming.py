@@ -106,6 +106,35 @@ async def test_C23_C24_an_interrupt_asks_and_is_answered(client: httpx.AsyncClie
     assert "blue" in orjson.dumps(rest).decode()
 
 
+async def test_an_answer_tells_what_is_past(client: httpx.AsyncClient) -> None:
+    """React's hook shows an interrupt that the log asked after this number, and passes over one from before."""
+    thread_id = str(uuid4())
+
+    def past(answer: dict[str, Any]) -> int:
+        seq: int = answer["meta"]["applied_through_seq"]
+        return seq
+
+    assert past(await command(client, thread_id, "run.start", assistant_id="ask", input={})) == 0
+    asked = await replay(client, thread_id)
+    [request] = [event for event in asked if event["method"] == "input.requested"]
+    response = {"interrupt_id": request["params"]["data"]["interrupt_id"], "namespace": [], "response": "blue"}
+    assert past(await command(client, thread_id, "input.respond", **response)) == asked[-1]["seq"]
+    resumed = await replay(client, thread_id, since=asked[-1]["seq"])
+    assert past(await command(client, thread_id, "run.start", assistant_id="ask", input={})) == resumed[-1]["seq"]
+
+
+async def test_the_run_that_a_new_one_waits_for_is_not_past(client: httpx.AsyncClient) -> None:
+    thread_id = str(uuid4())
+    await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 0})
+    end = (await replay(client, thread_id))[-1]["seq"]
+    running = await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 3600})
+    async with watching(client, thread_id, since=end) as stream:
+        assert (await anext(stream)).data["params"]["data"]["event"] == "running"
+    waiting = await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 0})
+    assert (running["meta"], waiting["meta"]) == ({"applied_through_seq": end}, {"applied_through_seq": end})
+    await client.post(f"/threads/{thread_id}/runs/{running['result']['run_id']}/cancel")
+
+
 async def test_input_to_a_waiting_thread_is_the_answer(client: httpx.AsyncClient) -> None:
     thread_id = str(uuid4())
     await command(client, thread_id, "run.start", assistant_id="ask", input={})
@@ -164,6 +193,30 @@ async def test_C64_a_checkpoint_comes_right_before_its_values(client: httpx.Asyn
     assert count >= 3
 
 
+async def test_a_branch_from_further_back_never_counts_backwards(client: httpx.AsyncClient) -> None:
+    """React's hook takes a lower step than the highest it has seen for an old snapshot, and would not let go of the
+    messages of the branch that was left."""
+    thread_id = str(uuid4())
+
+    async def steps(since: int, **config: str) -> tuple[list[int | None], int]:
+        params = {"assistant_id": "echo", "input": HELLO, "config": {"configurable": config}}
+        await command(client, thread_id, "run.start", **params)
+        events = await replay(client, thread_id, since=since, channels=["checkpoints", "lifecycle"])
+        return [e["params"]["data"]["step"] for e in events if e["method"] == "checkpoints"], events[-1]["seq"]
+
+    first, end = await steps(0)
+    assert first == [-1, 0, 1]
+    origin = (await client.get(f"/threads/{thread_id}/state")).json()["checkpoint"]["checkpoint_id"]
+    second, end = await steps(end)
+    third, end = await steps(end)
+    assert (second, third) == ([2, 3, 4], [5, 6, 7])
+    fork, end = await steps(end, checkpoint_id=origin)
+    assert fork == [None, None, None]
+    later = [await steps(end)]
+    later.append(await steps(later[-1][1]))
+    assert [steps for steps, _ in later] == [[None, None, 7], [8, 9, 10]]
+
+
 async def test_C27_over_a_websocket(client: httpx.AsyncClient, settings: Settings) -> None:
     thread_id = str(uuid4())
     async with connect(f"ws://127.0.0.1:{settings.port}/threads/{thread_id}/stream/events") as socket:
@@ -206,35 +259,73 @@ async def test_C27_over_a_websocket(client: httpx.AsyncClient, settings: Setting
     assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
 
 
-async def test_subscriptions_of_one_socket_neither_lose_nor_repeat(
+async def test_each_subscription_of_a_socket_gets_its_past_before_it_is_confirmed(
     client: httpx.AsyncClient, settings: Settings
 ) -> None:
     thread_id = str(uuid4())
     await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 0})
     whole = await replay(client, thread_id)
-    wanted = [event for event in whole if event["method"] in ("values", "lifecycle", "updates")]
+
+    def past(channels: list[str]) -> list[dict[str, Any]]:
+        return [event for event in whole if event["method"] in channels]
+
     async with connect(f"ws://127.0.0.1:{settings.port}/threads/{thread_id}/stream/events") as socket:
-        events: list[dict[str, Any]] = []
 
-        async def subscribe(channels: list[str], since: int) -> None:
-            request = {"id": since, "method": "subscription.subscribe"}
-            await socket.send(orjson.dumps({**request, "params": {"channels": channels, "since": since}}).decode())
-
-        async def read_until(count: int) -> None:
+        async def subscribe(channels: list[str], since: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+            """What came before the answer, and the answer."""
+            request = {"id": 1, "method": "subscription.subscribe", "params": {"channels": channels, "since": since}}
+            await socket.send(orjson.dumps(request).decode())
+            events: list[dict[str, Any]] = []
             async with asyncio.timeout(20):
-                while len(events) < count:
+                while (message := orjson.loads(await socket.recv()))["type"] == "event":
+                    events.append(message)
+            return events, message["result"]
+
+        first, answer = await subscribe(["values", "lifecycle"], 0)
+        assert first == past(["values", "lifecycle"])
+        assert answer["replayed_events"] == len(first)
+        # One that starts in front of where the first stands has no past, and does not carry the first along.
+        nothing, answer = await subscribe(["values"], whole[-1]["seq"])
+        assert nothing == []
+        assert answer["replayed_events"] == 0
+        # One that starts behind gets the past that another has had already: clients expect it, and tell them apart.
+        later, _ = await subscribe(["lifecycle", "updates"], 0)
+        assert later == past(["lifecycle", "updates"])
+        # What happens from now on comes once, to all of them.
+        await command(client, thread_id, "run.start", assistant_id="steps", input={"seconds": 0})
+        live: list[dict[str, Any]] = []
+        async with asyncio.timeout(20):
+            while not live or not is_terminal(live[-1]):
+                live.append(orjson.loads(await socket.recv()))
+        seqs = [event["seq"] for event in live]
+        assert seqs == sorted(set(seqs))
+        assert {event["method"] for event in live} == {"values", "lifecycle", "updates"}
+        assert seqs[0] > whole[-1]["seq"]
+
+
+async def test_subscriptions_that_meet_the_beginning_of_a_run(client: httpx.AsyncClient, settings: Settings) -> None:
+    """The second one cancels what serves the first, at a moment when that is often waiting for a connection."""
+
+    async def watch() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        async with connect(f"ws://127.0.0.1:{settings.port}/threads/{uuid4()}/stream/events") as socket:
+            for number, (method, params) in enumerate(
+                [
+                    ("run.start", {"assistant_id": "echo", "input": HELLO}),
+                    ("subscription.subscribe", {"channels": ["lifecycle"]}),
+                    ("subscription.subscribe", {"channels": ["values", "lifecycle"]}),
+                ]
+            ):
+                await socket.send(orjson.dumps({"id": number, "method": method, "params": params}).decode())
+            async with asyncio.timeout(30):
+                while {event["method"] for event in events} < {"values", "lifecycle"} or not is_terminal(events[-1]):
                     message = orjson.loads(await socket.recv())
                     if message["type"] == "event":
                         events.append(message)
+        return events
 
-        # One that starts in front of where the first stands must not carry it along...
-        await subscribe(["values", "lifecycle"], 0)
-        await subscribe(["values"], whole[-1]["seq"])
-        await read_until(sum(event["method"] != "updates" for event in wanted))
-        # ...and one that starts behind must not repeat what it has had.
-        await subscribe(["lifecycle", "updates"], 0)
-        await read_until(len(wanted))
-    assert sorted(events, key=lambda event: event["seq"]) == wanted
+    for events in await asyncio.gather(*(watch() for _ in range(24))):
+        assert [message["type"] for message in events[-2]["params"]["data"]["messages"]] == ["human", "ai"]
 
 
 async def test_C28_a_cancel_by_rest_is_a_terminal_event(client: httpx.AsyncClient) -> None:

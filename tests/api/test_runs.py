@@ -120,7 +120,7 @@ async def test_idle_streams_and_waits_show_a_sign_of_life(web: httpx.AsyncClient
     thread_id = await thread(web)
     run = (await web.post(f"/threads/{thread_id}/runs", json={"assistant_id": "steps"})).json()
     path = f"/threads/{thread_id}/runs/{run['run_id']}"
-    for suffix, sign in (("stream", b": heartbeat\r\n\r\n" * 3), ("join", b"\n\n\n")):
+    for suffix, sign in (("stream", b": heartbeat\r\n" * 3), ("join", b"\n\n\n")):
         seen = b""
         async with web.stream("GET", f"{path}/{suffix}") as response:
             async for chunk in response.aiter_raw():

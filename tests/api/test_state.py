@@ -55,6 +55,21 @@ async def test_C06_the_state_after_a_run(client: httpx.AsyncClient) -> None:
     assert state["created_at"].endswith("+00:00")
 
 
+async def test_the_metadata_of_the_last_checkpoint_can_be_patched(client: httpx.AsyncClient) -> None:
+    thread_id = await made(client)
+    path = f"/threads/{thread_id}/state"
+    assert (await client.patch(path, json={"metadata": {"seen": 1}})).status_code == 400
+    await ran(client, thread_id, "echo", input=HELLO)
+    before = await state_of(client, thread_id)
+    noted = {"seen": {"by": "me\0"}, "step": 99, "source": "nowhere", "run_id": "forged", "thread_id": "forged"}
+    assert (await client.patch(path, json={"metadata": noted})).status_code == 204
+    after = await state_of(client, thread_id)
+    assert after == {**before, "metadata": {**before["metadata"], "seen": {"by": "me\ufffd"}}}
+    await ran(client, thread_id, "echo", input=HELLO)
+    assert "seen" not in (await state_of(client, thread_id))["metadata"]
+    assert (await client.patch(f"/threads/{uuid4()}/state", json={"metadata": {}})).status_code == 404
+
+
 async def test_a_thread_without_checkpoints_has_the_empty_state(web: httpx.AsyncClient) -> None:
     empty: dict[str, Any] = {
         "values": {},

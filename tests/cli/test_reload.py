@@ -68,6 +68,16 @@ def test_what_defines_the_project_restarts_the_web_process_too(watching: Watchin
     assert {watching.next(), watching.next()} == {"restart web", "restart worker"}
 
 
+@pytest.mark.parametrize("section", [{"http": {"app": "./webapp.py:app"}}, {"auth": {"path": "./auth.py:auth"}}])
+def test_code_of_the_web_process_restarts_it_too(tmp_path: Path, section: dict[str, dict[str, str]]) -> None:
+    (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"g": "./graph.py:graph"}, **section}))
+    watching = Watching(tmp_path)
+    (tmp_path / "webapp.py").write_text("app = None")
+    assert watching.next().startswith("webapp.py changed")
+    assert {watching.next(), watching.next()} == {"restart web", "restart worker"}
+    watching.watch.stop()
+
+
 def test_code_that_does_not_load_waits_for_the_next_change(watching: Watching) -> None:
     watching.loads = False
     (watching.directory / "graph.py").write_text("graph =")

@@ -176,6 +176,7 @@ class Steps(RuleBasedStateMachine):
         ends = isinstance(outcome, Ended | RolledBack)
         self.expected.wrote(thread_id, holding.run_id, write.events + ends, write.checkpoint)
         if isinstance(outcome, Ended):
+            assert outcome.resting is not None
             self.expected.resting[thread_id] = outcome.resting
         elif isinstance(outcome, RolledBack):
             self.expected.rolled_back(thread_id, holding.run_id)

@@ -60,6 +60,8 @@ def new_run(thread: int) -> dict[str, Any]:
         "kwargs": "{}",
         "stamp": json.dumps({"graph_id": GRAPH}),
         "temporary": False,
+        "ttl_minutes": 30.0,
+        "ttl_strategy": "delete",
     }
 
 
@@ -163,7 +165,7 @@ STATEMENTS = [
     Statement(
         "renew",
         lease.RENEW,
-        lambda: {"worker_id": WORKER, "lease": 30.0, "session": False, "reconnected": False},
+        lambda: {"worker_id": WORKER, "lease": 30.0, "session": False, "reconnected": False, "claims": 0},
         40,
     ),
     Statement("watch", reap.WATCH_WORKERS, lambda: {"grace": 2.0}, 100),

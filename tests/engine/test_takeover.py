@@ -68,7 +68,8 @@ async def test_a_renewal_that_gets_in_first_keeps_the_worker(database: Database)
         assert found["lost"]
         async with database.transaction() as renewing:
             await renewing.execute(
-                RENEW, {"worker_id": worker_id, "lease": 30.0, "session": False, "reconnected": False}
+                RENEW,
+                {"worker_id": worker_id, "lease": 30.0, "session": False, "reconnected": False, "claims": 0},
             )
             marking = asyncio.create_task(mark_lost(connection, worker_id, grace=1.0))
             await somebody_waits(database)

@@ -24,9 +24,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "langgraph.json"
 
 
 @asynccontextmanager
-async def working(settings: Settings) -> AsyncIterator[Worker]:
-    """A worker with the example graphs, for the length of the block."""
-    worker = Worker(settings, GraphCatalog.load(load_config(EXAMPLES)))
+async def working(settings: Settings, config: Path = EXAMPLES) -> AsyncIterator[Worker]:
+    """A worker with the graphs of a project, for the length of the block."""
+    worker = Worker(settings, GraphCatalog.load(load_config(config)))
     task = asyncio.create_task(worker.run())
     try:
         yield worker

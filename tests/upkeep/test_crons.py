@@ -26,6 +26,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import crons as duty
 from holdfast.upkeep.crons import LOOK_INTERVAL, CronFirer
+from holdfast.upkeep.leader import Upkeep
 from tests.support.records import query, run_ended
 from tests.support.smoke import EXAMPLES, post, working
 from tests.support.waiting import until
@@ -64,7 +65,7 @@ async def cron(database: Database, *, thread_id: UUID | None = None, strategy: s
         **columns,
     }
     async with database.connection() as connection:
-        await create_cron(connection, cron_id, assistant_id("steps"), thread_id, CronContent(**content))
+        await create_cron(connection, cron_id, assistant_id("steps"), thread_id, "", CronContent(**content))
     return cron_id
 
 
@@ -348,3 +349,28 @@ async def test_every_second_for_real(database: Database, database_url: str) -> N
         assert len(set(threads)) == len(threads)
         found = await query(database, "SELECT hidden_at FROM thread WHERE thread_id = ANY(%s)", threads)
         assert [thread["hidden_at"] is not None for thread in found] == [hidden] * len(threads)
+
+
+async def test_crons_can_be_switched_off(database: Database, database_url: str) -> None:
+    cron_id = await cron(database)
+    await make_due(database, cron_id)
+    for value, fired in (("false", 0), ("true", 1)):
+        other = Database(load_settings({"FF_CRONS_ENABLED": value}, database_url=database_url), "test")
+        await other.open()
+        async with other.connection() as connection:
+            await Upkeep(other, PostgresSignals(other))._pass(connection)
+        await other.close()
+        assert len(await runs(database, cron_id)) == fired
+
+
+async def test_the_threads_of_a_cron_may_have_a_time_to_live(database: Database) -> None:
+    cron_id = await cron(database, on_run_completed="keep")
+    await query(
+        database,
+        'UPDATE cron SET template = (template::jsonb || \'{"thread_ttl": [5, "keep_latest"]}\')::json RETURNING 1',
+    )
+    await make_due(database, cron_id)
+    await one_pass(database)
+    [run] = await runs(database, cron_id)
+    [found] = await query(database, "SELECT * FROM thread WHERE thread_id = %s", run["thread_id"])
+    assert (found["ttl_minutes"], found["ttl_strategy"]) == (5, "keep_latest")

@@ -99,6 +99,28 @@ def test_it_never_goes_back_nor_skips(moment: datetime, schedule: str) -> None:
     assert parsed.after(moment) == next(due for due in chain if due > moment)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("0 0 0 ? * MON 2027", "none for years"),
+        ("* * * * * * *", "none for years"),
+        ("@reboot", "is not one of @yearly"),
+        ("@every 5m", "is not one of @yearly"),
+        ("CRON_TZ=UTC 0 0 * * *", "into `timezone`"),
+        ("TZ=UTC * * * * * 0", "into `timezone`"),
+        ("", "has 0 fields"),
+        ("* * * *", "has 4 fields"),
+        ("* * * * * * * *", "has 8 fields"),
+        ("0 0 * * ?", "Bad day-of-week"),
+        ("H * * * *", "Bad minute"),
+    ],
+)
+def test_forms_of_other_schedulers_are_refused_by_name(schedule: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match="schedule: ") as refused:
+        Schedule.parse(schedule, None)
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("schedule", ["0 0 31 2 *", "* * */20 * 1L", "* * * * 5L/2", "61 * * * *", "x", "@reboot"])
 def test_what_never_comes_is_refused(schedule: str) -> None:
     with pytest.raises(InvalidRequest):

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from holdfast.db.connect import Database
+from holdfast.engine.create import create_thread
+from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.resources.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
@@ -193,3 +195,20 @@ async def test_only_the_latest_state_is_kept_if_that_was_asked_for(settings: Set
     assert len(thread["values"]["done"]) == 10
     assert ttl is not None
     assert ttl["expires_at"] > datetime.now(UTC)
+
+
+async def test_a_project_says_how_often_and_how_many_threads_expire(database: Database) -> None:
+    async with database.transaction() as connection:
+        for _ in range(3):
+            await create_thread(connection, uuid4(), {}, ttl=(10, "delete"))
+        await connection.execute(
+            "UPDATE thread SET expires_at = now() - interval '1 hour', updated_at = now() - interval '1 day'"
+        )
+    threads = "SELECT count(*) FROM thread"
+    sweeper = Sweeper(database, CheckpointerSection(sweep_interval=3600, sweep_limit=2))
+    await sweeper.run()
+    assert await count(database, threads) == 1
+    await sweeper.run()
+    assert await count(database, threads) == 1, "its interval has not passed"
+    await Sweeper(database).run()
+    assert await count(database, threads) == 0

@@ -244,6 +244,15 @@ async def first_answer_at_checkpoint(past: Past) -> Kwargs:
     return {**answer("one", update={"words": ["noted"]}), "config": await past.checkpoint_before("ask")}
 
 
+def strictly(kwargs: RunKwargs) -> RunKwargs:
+    """The same, refusing to answer what does not wait."""
+
+    async def asked(past: Past) -> Kwargs:
+        return {**(await kwargs(past) if callable(kwargs) else kwargs), "strict_resume": True}
+
+    return asked
+
+
 STORIES: dict[str, Story] = {
     "input": Story(graphs.steps, GO, after=(AGAIN,)),
     "input on a thread with a past": Story(graphs.steps, AGAIN, before=(GO,)),
@@ -268,6 +277,11 @@ STORIES: dict[str, Story] = {
     ),
     "two answers by id, one of which leads to another question": Story(
         graphs.two_ask_twice, both_answers, before=(GO,), after=(answer("L2"),)
+    ),
+    "strict answer": Story(graphs.asks, strictly(answer("yes")), before=(GO,)),
+    "strict answers by id": Story(graphs.two_ask, strictly(both_answers), before=(GO,)),
+    "strict answer by id that leads to another question": Story(
+        graphs.asks_twice, strictly(only_answer), before=(GO,), after=(strictly(only_answer),)
     ),
     "update and goto": Story(
         graphs.steps, {"command": {"update": {"words": ["updated"]}, "goto": "b"}}, before=(GO,), after=(AGAIN,)
@@ -335,6 +349,20 @@ async def test_a_crash_at_any_moment_changes_nothing(name: str, teller: Teller) 
             assert crashed.attempts == 2, at
             assert crashed.told == ([1, 2] if entries else [2]), at
             assert Counter(crashed.second) == left_to_execute(STORIES[name], calm, crashed, durability), at
+
+
+async def test_a_crash_makes_no_wrong_answer_right(teller: Teller) -> None:
+    async def wrong(past: Past) -> Kwargs:
+        return {**answer({**await past.answers(left="L", right="R"), "0" * 32: "?"}), "strict_resume": True}
+
+    story = Story(graphs.two_ask, wrong, before=(GO,), after=(strictly(both_answers),))
+    calm = await teller.tell(story, "async")
+    assert calm.result["error"]["error"] == "UnknownInterruptError"
+    assert calm.result["then"]["thread"][::2] == ("interrupted", ["left 0?", "right 0?"])
+    for entries in moments(calm.durable):
+        crashed = await teller.tell(story, "async", dies_after=entries)
+        assert crashed.result == calm.result
+        assert crashed.attempts == 2
 
 
 def moments(durable: list[Entry | Outcome]) -> list[int]:

@@ -1,59 +1,129 @@
-"""The web application: routers, error answers and the edge, put together."""
+"""The web application: routers, error answers and the layers around them, put together."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
-import psycopg
-from fastapi import FastAPI, Response
-from psycopg_pool import PoolTimeout
-from starlette.middleware.cors import CORSMiddleware
+import structlog
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import holdfast
-from holdfast.api import assistants, commands, crons, events, run_sets, runs, state, store, threads
-from holdfast.api.context import Web, WebContext
+from holdfast.api import (
+    assistants,
+    commands,
+    crons,
+    events,
+    fleet,
+    run_sets,
+    runs,
+    state,
+    store,
+    thread_stream,
+    threads,
+)
+from holdfast.api.context import WebContext
+from holdfast.api.custom_app import surround
 from holdfast.api.edge import BodyLimit
-from holdfast.api.errors import Json, install_error_handlers
+from holdfast.api.errors import install_error_handlers
+from holdfast.api.meta import describe, meta_router
+from holdfast.api.perimeter import CorsLayer, MountPrefix
+from holdfast.api.request_context import RequestContextLayer
+from holdfast.api.shapes import refusals
+from holdfast.errors import ConfigError
+from holdfast.graphs.http import HttpSection, http_section, load_app
+
+log = structlog.get_logger(__name__)
+
+# Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
+ROUTERS = (
+    ("assistants", assistants.router),
+    ("threads", threads.router),
+    ("threads", state.router),
+    ("runs crons", crons.router),
+    ("runs", runs.router),
+    ("runs", run_sets.router),
+    ("event_streaming", commands.router),
+    ("event_streaming", events.router),
+    ("threads", thread_stream.router),
+    ("store", store.router),
+    ("fleet", fleet.router),
+)
 
 
-def build_app(web: WebContext) -> FastAPI:
-    """The application of one web process. `web` is opened and closed by whoever runs it."""
-
-    app = FastAPI(title="Holdfast", version=holdfast.__version__)
+def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
+    """The API of one web process, without what `http` of langgraph.json puts around it. `web` is opened and closed by
+    whoever runs it."""
+    section = http_section(web.catalog.project).under(web.settings) if section is None else section
+    undocumented = {"docs_url": None, "redoc_url": None, "openapi_url": None} if "meta" in section.disabled else {}
+    app = FastAPI(title="Holdfast", version=holdfast.__version__, **undocumented)  # type: ignore[arg-type]
     app.state.holdfast = web
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=["*"],
-        allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=["x-pagination-total", "x-pagination-next", "content-location", "location"],
-    )
-
-    @app.get("/ok", tags=["meta"])
-    @app.get("/", include_in_schema=False)
-    async def ok(web: Web, check_db: bool = False) -> Response:
-        if not check_db:
-            return Json({"ok": True, "services": {"postgres": "skipped"}})
-        try:
-            async with web.database.connection() as connection:
-                await connection.execute("SELECT 1")
-        except (psycopg.Error, PoolTimeout, OSError):
-            return Json({"ok": False, "services": {"postgres": "unhealthy"}}, status_code=503)
-        return Json({"ok": True, "services": {"postgres": "healthy"}})
-
-    @app.get("/info", tags=["meta"])
-    async def info() -> Response:
-        return Json({"version": holdfast.__version__, "langgraph_py_version": version("langgraph"), "flags": {}})
-
-    app.include_router(assistants.router)
-    app.include_router(threads.router)
-    app.include_router(state.router)
-    app.include_router(crons.router)
-    app.include_router(runs.router)
-    app.include_router(run_sets.router)
-    app.include_router(commands.router)
-    app.include_router(events.router)
-    app.include_router(store.router)
+    app.include_router(meta_router(section))
+    if "meta" not in section.disabled:
+        app.include_router(fleet.metrics_router)
+    denials = {} if web.auth is None else refusals(401, 403)
+    for switches, router in ROUTERS:
+        if section.disabled.isdisjoint(switches.split()):
+            app.include_router(router, responses=denials)
     return app
+
+
+class Application:
+    """All that a web process serves. From the outside in: the request's context, other origins, the path's prefix, the
+    custom app's middleware, its routes, the API.
+
+    Raises ConfigError when langgraph.json asks for something that cannot be done, or names an app that cannot be used.
+    """
+
+    def __init__(self, web: WebContext) -> None:
+        project = web.catalog.project
+        section = http_section(project).under(web.settings)
+        custom = load_app(project)
+        api = build_app(web, section)
+        describe(api, custom, {} if web.auth is None else web.auth.openapi)
+        inner = surround(custom, api, web, section)
+        layers: ASGIApp = CorsLayer(MountPrefix(inner, section.mount_prefix), section.cors)
+        self._app = RequestContextLayer(layers, section)
+        self._project = project
+        self._spec = section.app
+        # Nobody can know of another whether it has a lifespan.
+        self._has_lifespan = custom is None or isinstance(custom, Starlette)
+        self.failure: ConfigError | None = None
+        """Why the custom app did not start, once it has tried."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._lifespan if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        heard: list[str] = []
+
+        async def hear() -> Message:
+            message = await receive()
+            heard.append(message["type"])
+            return message
+
+        async def say(message: Message) -> None:
+            heard.append(message["type"])
+            await send(message)
+
+        try:
+            await self._app(scope, hear, say)
+        except Exception as error:
+            if "lifespan.startup.complete" in heard:
+                log.error("app.shutdown_failed", app=self._spec, exc_info=error)
+                raise
+            if not self._has_lifespan and "lifespan.startup.failed" not in heard:
+                await self._without_lifespan(hear, send, begun=bool(heard))
+                return
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            self.failure = self._project.error("http.app", f"{self._spec}: its lifespan failed to start\n  {cause}")
+            raise
+
+    async def _without_lifespan(self, receive: Receive, send: Send, *, begun: bool) -> None:
+        log.debug("app.without_lifespan", app=self._spec)
+        if not begun:
+            await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -20,11 +20,23 @@ from langgraph.pregel.protocol import PregelProtocol
 from psycopg.rows import DictRow
 from pydantic import Field, TypeAdapter, create_model
 
-from holdfast.api.bodies import RunConfig
+from holdfast.api.bodies import NullsAreAbsent, RunConfig, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import NullsAreAbsent, Page, Search, clean_configurable, clean_metadata, only, page
+from holdfast.api.listing import Page, Search, clean_configurable, clean_metadata, only, page
+from holdfast.api.shapes import (
+    Assistant,
+    AssistantSchemas,
+    AssistantVersion,
+    Drawing,
+    GraphSchemas,
+    SelectedAssistant,
+    answers,
+    pages,
+    refusals,
+)
+from holdfast.db.visibility import is_visible
 from holdfast.engine.cancel import CancelledRuns
 from holdfast.errors import BadRequest, Conflict, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
@@ -103,10 +115,10 @@ class Versions(Page):
 
 
 class Latest(NullsAreAbsent):
-    version: int = Field(ge=0, le=2**31 - 1)
+    version: Whole = Field(ge=0, le=2**31 - 1)
 
 
-@router.post("/assistants")
+@router.post("/assistants", summary="Create an assistant", responses=answers(Assistant, 400, 404, 409))
 async def create(web: Web, body: AssistantCreate) -> Response:
     _known_graph(web.catalog, body.graph_id)
     config, context = _mirrored(body.config, body.context)
@@ -119,18 +131,25 @@ async def create(web: Web, body: AssistantCreate) -> Response:
         "metadata": clean_metadata(body.metadata),
     }
     keep = body.if_exists == "do_nothing"
+    identity = body.assistant_id or uuid4()
+    asked: dict[str, Any] = {"assistant_id": identity, "if_exists": body.if_exists, **content}
+    visible = await web.caller.may("assistants", "create", asked)
+    content = {key: asked[key] for key in content}
     async with web.database.connection() as connection:
-        row = await create_assistant(connection, body.assistant_id or uuid4(), content, keep_existing=keep)
+        row = await create_assistant(connection, identity, content, keep_existing=keep)
+        if visible.restricted and keep and not await is_visible(connection, "assistant", identity, visible):
+            raise Conflict(f"Assistant {identity} exists already.")
     return Json(present(row))
 
 
-@router.post("/assistants/search")
+@router.post("/assistants/search", summary="Search assistants", responses=pages(list[SelectedAssistant]))
 async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = None) -> Response:
     body = body or AssistantSearch()
+    filters = await _visible(web, body)
     async with web.database.connection() as connection:
         rows = await search_assistants(
             connection,
-            Filters(metadata=body.metadata, graph_id=body.graph_id, name=body.name),
+            filters,
             sort_by=body.sort_by,
             ascending=body.sort_order == "asc",
             limit=body.fetch,
@@ -140,20 +159,26 @@ async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = Non
     return Json([only(present(row), body.select) for row in found], headers=headers)
 
 
-@router.post("/assistants/count")
+@router.post("/assistants/count", summary="Count assistants", responses=answers(int))
 async def count(web: Web, body: Annotated[AssistantCount | None, Body()] = None) -> Response:
-    body = body or AssistantCount()
-    wanted = Filters(metadata=body.metadata, graph_id=body.graph_id, name=body.name)
+    filters = await _visible(web, body or AssistantCount())
     async with web.database.connection() as connection:
-        return Json(await count_assistants(connection, wanted))
+        return Json(await count_assistants(connection, filters))
 
 
-@router.get("/assistants/{assistant_id}")
+async def _visible(web: WebContext, asked: AssistantSearch | AssistantCount) -> Filters:
+    """What a search asks for, less what is not the caller's to see."""
+    value: dict[str, Any] = asked.model_dump(include={"metadata", "graph_id", "limit", "offset"})
+    visible = await web.caller.may("assistants", "search", value)
+    return Filters(metadata=value["metadata"] or {}, graph_id=value["graph_id"], name=asked.name, visible=visible)
+
+
+@router.get("/assistants/{assistant_id}", summary="Get an assistant", responses=answers(Assistant, 404))
 async def get(web: Web, assistant_id: str) -> Response:
     return Json(present(await _assistant(web, assistant_id)))
 
 
-@router.patch("/assistants/{assistant_id}")
+@router.patch("/assistants/{assistant_id}", summary="Change an assistant", responses=answers(Assistant, 400, 404, 409))
 async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
     if body.graph_id is not None:
         _known_graph(web.catalog, body.graph_id)
@@ -166,19 +191,20 @@ async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
         "context": context,
         "metadata": clean_metadata(body.metadata),
     }
+    row = await _assistant(web, assistant_id, "update", changes)
     async with web.database.connection() as connection:
-        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
         if body.graph_id not in (None, row["graph_id"]) and _is_system(web.catalog, row):
             raise Conflict(f"This assistant stands for graph '{row['graph_id']}': create one for '{body.graph_id}'.")
         return Json(present(await change_assistant(connection, row["assistant_id"], changes)))
 
 
-@router.delete("/assistants/{assistant_id}", status_code=204)
+@router.delete(
+    "/assistants/{assistant_id}", status_code=204, summary="Delete an assistant", responses=refusals(404, 409)
+)
 async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> Response:
     """Cancels the assistant's unfinished runs first. A graph's own assistant stays while the project has the
     graph: runs that name the graph need it, and the next start would bring it back."""
-    async with web.database.connection() as connection:
-        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
+    row = await _assistant(web, assistant_id, "delete")
     if _is_system(web.catalog, row):
         raise Conflict(f"This assistant stands for graph '{row['graph_id']}' and exists for as long as the graph does.")
     identity: UUID = row["assistant_id"]
@@ -192,44 +218,58 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
     return Response(status_code=204)
 
 
-@router.post("/assistants/{assistant_id}/versions")
+@router.post(
+    "/assistants/{assistant_id}/versions",
+    summary="List an assistant's versions",
+    responses=answers(list[AssistantVersion], 404),
+)
 async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None, Body()] = None) -> Response:
     body = body or Versions()
+    row = await _assistant(web, assistant_id)
     async with web.database.connection() as connection:
-        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
         rows = await list_versions(
             connection, row["assistant_id"], metadata=body.metadata, limit=body.limit, offset=body.offset
         )
     return Json([present(row) for row in rows])
 
 
-@router.post("/assistants/{assistant_id}/latest")
+@router.post("/assistants/{assistant_id}/latest", summary="Return to a version", responses=answers(Assistant, 404))
 async def latest(web: Web, assistant_id: str, body: Latest) -> Response:
+    row = await _assistant(web, assistant_id, "update", {"version": body.version})
     async with web.database.connection() as connection:
-        row = await resolve_assistant_row(connection, web.catalog, assistant_id)
         return Json(present(await set_latest(connection, row["assistant_id"], body.version)))
 
 
-@router.get("/assistants/{assistant_id}/graph")
+@router.get("/assistants/{assistant_id}/graph", summary="Draw the graph", responses=answers(Drawing, 404))
 async def graph(web: Web, assistant_id: str, xray: Xray = False) -> Response:
     row = await _assistant(web, assistant_id)
     async with _opened(web, row) as opened:
         return Json(await _aside(row, lambda: opened.get_graph(_config(row), xray=xray).to_json()))
 
 
-@router.get("/assistants/{assistant_id}/schemas")
+@router.get(
+    "/assistants/{assistant_id}/schemas", summary="The graph's schemas", responses=answers(AssistantSchemas, 404)
+)
 async def schemas(web: Web, assistant_id: str) -> Response:
     row = await _assistant(web, assistant_id)
     async with _opened(web, row) as opened:
         return Json({"graph_id": row["graph_id"], **await _aside(row, lambda: _schemas(opened))})
 
 
-@router.get("/assistants/{assistant_id}/subgraphs")
+@router.get(
+    "/assistants/{assistant_id}/subgraphs",
+    summary="The schemas of the subgraphs",
+    responses=answers(dict[str, GraphSchemas], 404),
+)
 async def subgraphs(web: Web, assistant_id: str, recurse: bool = False) -> Response:
     return await _subgraphs(web, assistant_id, None, recurse)
 
 
-@router.get("/assistants/{assistant_id}/subgraphs/{namespace:path}")
+@router.get(
+    "/assistants/{assistant_id}/subgraphs/{namespace:path}",
+    summary="The schemas of one subgraph",
+    responses=answers(dict[str, GraphSchemas], 404),
+)
 async def subgraphs_in(web: Web, assistant_id: str, namespace: str, recurse: bool = False) -> Response:
     return await _subgraphs(web, assistant_id, namespace, recurse)
 
@@ -270,9 +310,28 @@ def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:
     return row["assistant_id"] in map(system.assistant_id, catalog.graph_ids)
 
 
-async def _assistant(web: WebContext, assistant: str) -> DictRow:
+async def _assistant(
+    web: WebContext, assistant: str, action: str = "read", changes: dict[str, Any] | None = None
+) -> DictRow:
+    """The assistant that a path names, if the caller may do this with it. The project's handler may alter `changes`."""
     async with web.database.connection() as connection:
-        return await resolve_assistant_row(connection, web.catalog, assistant)
+        row = await resolve_assistant_row(connection, web.catalog, assistant)
+    asked: dict[str, Any] = {"assistant_id": row["assistant_id"], "metadata": {}, **(changes or {})}
+    await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", action, asked))
+    if changes is not None:
+        changes.update({key: asked[key] for key in changes})
+    return row
+
+
+async def runnable_assistant(web: WebContext, assistant: str) -> DictRow:
+    """The assistant a run is to be of. A graph's own is for everybody who may create runs; another must be the
+    caller's to read."""
+    async with web.database.connection() as connection:
+        row = await resolve_assistant_row(connection, web.catalog, assistant)
+    if web.auth is not None and not _is_system(web.catalog, row):
+        asked = {"assistant_id": row["assistant_id"], "metadata": {}}
+        await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", "read", asked))
+    return row
 
 
 async def _cancel_runs(web: WebContext, identity: UUID) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic_core import CoreSchema
 
 StreamMode = Literal[
     "values", "messages", "messages-tuple", "tasks", "checkpoints", "updates", "debug", "custom", "events"
 ]
 
 
+# JSON has types of its own: "5" is not 5, and true is not 1.
+Flag = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _none_as_empty(value: Any) -> Any:
-    return {} if value is None else value
-
-
-Mapping = Annotated[dict[str, Any], BeforeValidator(_none_as_empty)]
+Modes = Annotated[list[StreamMode], BeforeValidator(_as_list, json_schema_input_type=StreamMode | list[StreamMode])]
 Nodes = Literal["*"] | list[str] | None
 
 
@@ -28,12 +31,48 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class NullsAreAbsent(Body):
+    """A body in which an explicit null says as little as leaving the field out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Says so in `/openapi.json`."""
+        shown = handler(core_schema)
+        schema = handler.resolve_ref_schema(shown)
+        required = schema.get("required", ())
+        for name, field in schema.get("properties", {}).items():
+            if name not in required:
+                _allow_null(field)
+        return shown
+
+
+def _allow_null(field: dict[str, Any]) -> None:
+    about: dict[str, Any] = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+    if field and {"type": "null"} not in field.get("anyOf", ()):
+        alternatives = field["anyOf"] if set(field) == {"anyOf"} else [dict(field)]
+        field.clear()
+        field["anyOf"] = [*alternatives, {"type": "null"}]
+    field.update(about)
+
+
+class Destination(Body):
+    """A node, and what it is given instead of the state."""
+
+    node: str
+    input: Any = None
+
+
 class Command(Body):
     model_config = ConfigDict(extra="forbid")
 
     resume: Any = None
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
-    goto: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    goto: str | Destination | list[str | Destination] | None = None
 
 
 class Checkpoint(Body):
@@ -46,12 +85,19 @@ class RunConfig(Body):
     model_config = ConfigDict(extra="allow")
 
     tags: list[str] | None = None
-    recursion_limit: int | None = Field(None, ge=1, le=100_000)
+    recursion_limit: Whole | None = Field(None, ge=1, le=100_000)
     configurable: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
 
-class RunCreate(Body):
+class Tracer(Body):
+    """Where the run's trace goes in LangSmith, for graphs that trace there."""
+
+    project_name: str | None = None
+    example_id: str | None = None
+
+
+class RunCreate(NullsAreAbsent):
     """Everything a client may say about a run."""
 
     assistant_id: str = Field(description="A graph's name, or an assistant's UUID.")
@@ -59,20 +105,23 @@ class RunCreate(Body):
     command: Command | None = None
     config: RunConfig | None = None
     context: dict[str, Any] | None = None
-    metadata: Mapping = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     checkpoint_id: UUID | None = None
     interrupt_before: Nodes = None
     interrupt_after: Nodes = None
-    stream_mode: Annotated[list[StreamMode], BeforeValidator(_as_list)] = ["values"]
-    stream_subgraphs: bool = False
-    stream_resumable: bool = False
+    stream_mode: Modes = ["values"]
+    stream_subgraphs: Flag = False
+    stream_resumable: Flag = False
     multitask_strategy: Literal["reject", "enqueue", "interrupt", "rollback"] | None = None
     if_not_exists: Literal["create", "reject"] | None = None
-    after_seconds: float = Field(0, ge=0, le=31_536_000)
+    after_seconds: Number = Field(0, ge=0, le=31_536_000)
     durability: Literal["sync", "async", "exit"] | None = None
-    checkpoint_during: bool | None = None
+    checkpoint_during: Flag | None = None
     on_disconnect: Literal["cancel", "continue"] | None = None
     on_completion: Literal["delete", "keep"] | None = None
-    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Higher runs first. A Holdfast extension.")
+    strict_resume: Flag = Field(False, description="Fail the run if it answers an interrupt that is not waiting.")
+    feedback_keys: list[str] | None = Field(None, description="Kept with the run. Nothing else is done with them.")
+    langsmith_tracer: Tracer | None = None
+    priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="Higher runs first. A Holdfast extension.")
     webhook: str | None = None

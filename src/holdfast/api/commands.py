@@ -9,16 +9,21 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+import psycopg
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
-from holdfast.api.errors import Json
+from holdfast.api.errors import Json, not_storable
 from holdfast.api.runs import create_from
+from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.errors import BadRequest, NotFound, RequestError
+from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread
+from holdfast.streams.log import ended_through, life_of_run, requested_inputs
+from holdfast.streams.tree import tree_of
 
 router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
 
@@ -28,12 +33,21 @@ STRATEGIES = ("reject", "enqueue", "interrupt", "rollback")
 class CommandFailed(Exception):
     """A command that cannot be carried out, with the protocol's code for it."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
         self.code = code
+        self.details = details
+
+    def answer(self, identity: int | None) -> dict[str, Any]:
+        return {"type": "error", "id": identity, "error": self.code, "message": str(self), **self.details}
 
 
-@router.post("/threads/{thread_id}/commands")
+@router.post(
+    "/threads/{thread_id}/commands",
+    summary="Carry out a command of the thread-centric protocol",
+    responses=answers(CommandSucceeded | CommandRefused, 400),
+    openapi_extra=takes(ProtocolCommand),
+)
 async def command(web: Web, thread_id: UUID, request: Request) -> Response:
     try:
         body = await request.json()
@@ -49,14 +63,21 @@ async def command(web: Web, thread_id: UUID, request: Request) -> Response:
 async def answer(web: WebContext, thread_id: UUID, body: dict[str, Any]) -> dict[str, Any]:
     """Carry out a command and say how it went."""
     try:
-        result = await _carry_out(web, thread_id, body["method"], body.get("params") or {})
+        # Before the command, which may cause events at once.
+        async with web.database.connection() as connection:
+            past = await ended_through(connection, thread_id)
+        params = {} if body.get("params") is None else body["params"]
+        result = await _carry_out(web, thread_id, body["method"], params)
     except CommandFailed as failure:
-        return {"type": "error", "id": body["id"], "error": failure.code, "message": str(failure)}
+        return failure.answer(body["id"])
     except RequestError as failure:
         message = f"{failure.status}: {failure}"
         return {"type": "error", "id": body["id"], "error": "unknown_error", "message": message}
-    # A client reads on from here, so it has to come before everything the command causes.
-    return {"type": "success", "id": body["id"], "result": result, "meta": {"applied_through_seq": 0}}
+    except psycopg.DataError as failure:
+        return {"type": "error", "id": body["id"], "error": "invalid_argument", "message": not_storable(failure)}
+    # Python's client reads on from here, so it has to come before everything the command causes. React's takes an
+    # interrupt for answered long ago when the log asked it before this, and for a new one when it was after.
+    return {"type": "success", "id": body["id"], "result": result, "meta": {"applied_through_seq": past}}
 
 
 async def _carry_out(web: WebContext, thread_id: UUID, method: str, params: Any) -> dict[str, Any]:
@@ -68,13 +89,17 @@ async def _carry_out(web: WebContext, thread_id: UUID, method: str, params: Any)
         case "input.respond":
             return await _respond(web, thread_id, params)
         case "agent.getTree":
-            return await _tree(web, thread_id)
+            return await _tree(web, thread_id, params)
         case _:
             raise CommandFailed("unknown_command", f"There is no command {method}.")
 
 
-def _run(params: dict[str, Any]) -> RunCreate:
+def _strategy(params: dict[str, Any]) -> str:
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
+    return strategy if strategy in STRATEGIES else "enqueue"
+
+
+def _run(params: dict[str, Any]) -> RunCreate:
     try:
         return RunCreate.model_validate(
             {
@@ -83,7 +108,9 @@ def _run(params: dict[str, Any]) -> RunCreate:
                 "command": params.get("command"),
                 "config": params.get("config"),
                 "metadata": params.get("metadata"),
-                "multitask_strategy": strategy if strategy in STRATEGIES else "enqueue",
+                "langsmith_tracer": params.get("langsmith_tracer"),
+                "strict_resume": params.get("strict_resume"),
+                "multitask_strategy": _strategy(params),
                 "if_not_exists": "create",
                 "stream_subgraphs": True,
                 "stream_resumable": True,
@@ -96,16 +123,17 @@ def _run(params: dict[str, Any]) -> RunCreate:
 
 
 async def _thread(web: WebContext, thread_id: UUID) -> dict[str, Any] | None:
-    async with web.database.connection() as connection:
-        try:
+    try:
+        await web.may_thread(thread_id, "read")
+        async with web.database.connection() as connection:
             return await get_thread(connection, thread_id)
-        except NotFound:
-            return None
+    except NotFound:
+        return None
 
 
 async def _start(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
     thread = await _thread(web, thread_id)
-    if thread is not None and thread["interrupts"] and params.get("input") is not None:
+    if thread is not None and params.get("input") is not None and await _asks(web, thread, params):
         # The protocol's rule: input to a thread that waits for an answer is the answer.
         params = {**params, "input": None, "command": {"resume": params["input"]}}
     run = await create_from(web, _run(params), thread_id, protocol=True)
@@ -121,10 +149,9 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
     thread = await _thread(web, thread_id)
     if thread is None:
         raise CommandFailed("no_such_run", f"Thread {thread_id} does not exist.")
-    waiting = {item["id"] for items in thread["interrupts"].values() for item in items}
-    for item in responses:
-        if item["interrupt_id"] not in waiting:
-            raise CommandFailed("no_such_interrupt", f"No interrupt {item['interrupt_id']} is waiting on this thread.")
+    unknown = await _unknown_interrupt(web, thread, [item["interrupt_id"] for item in responses])
+    if unknown is not None:
+        raise CommandFailed("no_such_interrupt", f"No interrupt {unknown} is waiting on this thread.")
     command: dict[str, Any] = {"resume": {item["interrupt_id"]: item.get("response") for item in responses}}
     command |= {key: params[key] for key in ("update", "goto") if params.get(key) is not None}
     resumed = {
@@ -132,14 +159,63 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
         "command": command,
         "config": params.get("config"),
         "metadata": params.get("metadata"),
+        "strict_resume": params.get("strict_resume"),
     }
     await create_from(web, _run(resumed), thread_id, protocol=True)
     return {}
 
 
-async def _tree(web: WebContext, thread_id: UUID) -> dict[str, Any]:
+async def _asks(web: WebContext, thread: dict[str, Any], params: dict[str, Any]) -> bool:
+    """Whether the thread waits for an answer, or will when the run that asks has ended: see `_unknown_interrupt`."""
+    if thread["interrupts"] or thread["status"] != "busy":
+        return bool(thread["interrupts"])
+    if _strategy(params) != "enqueue":
+        return False  # The one that asks is not waited for.
+    async with web.database.connection() as connection:
+        if await requested_inputs(connection, thread["thread_id"]):
+            return True
+        return bool((await get_thread(connection, thread["thread_id"]))["interrupts"])
+
+
+async def _unknown_interrupt(web: WebContext, thread: dict[str, Any], answered: list[str]) -> str | None:
+    """The first of the answered interrupts that nobody asked.
+
+    A question is seen when it is in the log, a moment before the run that asks it has ended and the thread says that
+    it waits. An answer may come in between: its run is queued behind the one that asks.
+    """
+    missing = set(answered) - _interrupts_of(thread)
+    if missing:
+        async with web.database.connection() as connection:
+            missing -= await requested_inputs(connection, thread["thread_id"])
+            if missing:  # It may have ended since the thread was read.
+                missing -= _interrupts_of(await get_thread(connection, thread["thread_id"]))
+    return next((interrupt_id for interrupt_id in answered if interrupt_id in missing), None)
+
+
+def _interrupts_of(thread: dict[str, Any]) -> set[str]:
+    return {item["id"] for items in thread["interrupts"].values() for item in items}
+
+
+async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
+    """The tree of a run, by default of the last that has begun. Without its events, for they are kept for a while only,
+    or before any has begun, the thread tells what there is to tell."""
+    try:
+        run_id = None if params.get("run_id") is None else UUID(str(params["run_id"]))
+    except ValueError:
+        raise CommandFailed("invalid_argument", "run_id must be a UUID.") from None
     thread = await _thread(web, thread_id)
     if thread is None or not thread["metadata"].get("graph_id"):
         raise CommandFailed("no_such_run", "No run has been started on this thread.")
-    status = {"busy": "running", "idle": "completed", "error": "failed"}.get(thread["status"], thread["status"])
-    return {"tree": {"namespace": [], "status": status, "graph_name": thread["metadata"]["graph_id"]}}
+    async with web.database.connection() as connection:
+        if run_id is not None:
+            try:
+                await get_run(connection, run_id, thread_id)
+            except NotFound as error:
+                raise CommandFailed("no_such_run", str(error)) from None
+        tree = tree_of(thread_id, await life_of_run(connection, thread_id, run_id))
+        if tree is None and not await list_runs(connection, thread_id, None, 1, 0):
+            raise CommandFailed("no_such_run", "No run has been started on this thread.")
+    if tree is None:
+        status = {"busy": "running", "idle": "completed", "error": "failed"}.get(thread["status"], thread["status"])
+        tree = {"namespace": [], "status": status, "graph_name": thread["metadata"]["graph_id"]}
+    return {"tree": tree}

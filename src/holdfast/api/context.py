@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from uuid import UUID
 
+import orjson
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 
+from holdfast.auth.custom import ANYONE, Caller, CustomAuth
 from holdfast.db.connect import Database
+from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.states import CancelAction
+from holdfast.errors import NotFound
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
+from holdfast.resources.fleet import QueueGauge
 from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hub import Hub
+
+CALLER = "holdfast.caller"
 
 
 @dataclass
@@ -28,15 +37,43 @@ class WebContext:
     signals: Signals
     hub: Hub
     store: PooledStore
+    auth: CustomAuth | None = None
+    # Who the request at hand is from: routes get a view of the process's one object.
+    caller: Caller = ANYONE
+    queue: QueueGauge = field(default_factory=QueueGauge)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def thread_ttl(self) -> ThreadTtl | None:
+        """The time to live of threads that are not given one."""
+        return checkpointer_section(self.catalog.project).thread_ttl
 
     def announce_cancelled(self, cancelled: CancelledRuns, action: CancelAction) -> None:
         announce_cancelled(self.signals, cancelled, action)
+
+    def touched(self, thread_id: UUID) -> None:
+        """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
+        self.signals.publish("events", orjson.dumps({"touched": [str(thread_id)]}).decode())
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:
         cancelled = await cancel_runs(self.database, thread_id, run_ids, action)
         self.announce_cancelled(cancelled, action)
         return cancelled
+
+    async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:
+        """Raise NotFound for a row that the caller may not see, as if it were not there."""
+        if visible.restricted:
+            async with self.database.connection() as connection:
+                if not await is_visible(connection, table, row_id, visible):
+                    raise NotFound(f"{table.capitalize()} {row_id} does not exist.")
+
+    async def may_thread(self, thread_id: UUID, access: str, **value: Any) -> dict[str, Any]:
+        """Have it decided whether the caller may do something with a thread or one of its runs. Returns `value` as the
+        project's handler left it; raises Denied, and NotFound for a thread that is not the caller's to see."""
+        value = {"thread_id": thread_id, **value}
+        visible = await self.caller.may("threads", access, value)
+        await self.require("thread", thread_id, visible)
+        return value
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run something to its end although the request that began it is over."""
@@ -45,9 +82,25 @@ class WebContext:
         task.add_done_callback(self._background.discard)
 
 
+async def identify(connection: HTTPConnection) -> None:
+    """Authenticate a request, if the project has an auth. Raises Denied."""
+    auth: CustomAuth | None = connection.app.state.holdfast.auth
+    # With `middleware_order: auth_first` that has been done already.
+    if auth is not None and CALLER not in connection.scope:
+        connection.scope[CALLER] = await auth.authenticate(connection)
+
+
+def web_of(connection: HTTPConnection) -> WebContext:
+    """The process's context, as the caller of an authenticated request sees it."""
+    context: WebContext = connection.app.state.holdfast
+    if context.auth is None:
+        return context
+    caller: Caller = connection.scope[CALLER]
+    return replace(context, caller=caller, catalog=context.catalog.acting_for(caller.user, caller.configurable))
+
+
 def web_context(request: Request) -> WebContext:
-    context: WebContext = request.app.state.holdfast
-    return context
+    return web_of(request)
 
 
 Web = Annotated[WebContext, Depends(web_context)]

@@ -11,17 +11,20 @@ import orjson
 from fastapi import APIRouter, Response
 from fastapi import Body as FromBody
 from psycopg.rows import DictRow
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from holdfast.api.bodies import RunCreate
+from holdfast.api.assistants import runnable_assistant
+from holdfast.api.bodies import Flag, NullsAreAbsent, RunCreate
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import NullsAreAbsent, Search, clean_configurable, clean_metadata, only, page
-from holdfast.api.runs import request_kwargs
+from holdfast.api.listing import Search, clean_configurable, clean_metadata, only, page
+from holdfast.api.request_context import forward
+from holdfast.api.run_kwargs import request_kwargs
+from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
-from holdfast.resources.assistants import resolve_assistant_row
+from holdfast.graphs.checkpointer import ThreadTtl
 from holdfast.resources.crons import (
     CronContent,
     Filters,
@@ -65,10 +68,22 @@ def _in_utc(value: datetime) -> datetime:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def _as_text(value: Any) -> Any:
+    # pydantic takes a number for seconds since 1970, or for milliseconds if it is large.
+    if isinstance(value, (int, float)):
+        raise ValueError("must be a date and time in ISO 8601")  # noqa: TRY004 (pydantic reports no other)
+    return value
+
+
 SCHEDULE = "Five fields of cron, or six with the seconds last; or @daily and its like."
 ScheduleText = Annotated[str, Field(max_length=500, description=SCHEDULE)]
 Timezone = Annotated[str, Field(max_length=100, description="An IANA name. Without it the schedule is in UTC.")]
-EndTime = Annotated[datetime, AfterValidator(_in_utc), Field(description="No firings later. In UTC unless it says so.")]
+EndTime = Annotated[
+    datetime,
+    BeforeValidator(_as_text),
+    AfterValidator(_in_utc),
+    Field(description="No firings later. In UTC unless it says so."),
+]
 OnRunCompleted = Annotated[
     Literal["delete", "keep"],
     Field(
@@ -77,13 +92,13 @@ OnRunCompleted = Annotated[
 ]
 
 
-class CronCreate(NullsAreAbsent, RunCreate):
+class CronCreate(RunCreate):
     """A run, and when it is to be."""
 
     schedule: ScheduleText
     timezone: Timezone | None = None
     end_time: EndTime | None = None
-    enabled: bool | None = None
+    enabled: Flag | None = None
     on_run_completed: OnRunCompleted | None = None
 
 
@@ -97,7 +112,7 @@ class CronPatch(RunCreate):
     schedule: ScheduleText | None = None
     timezone: Timezone | None = None
     end_time: EndTime | None = None
-    enabled: bool | None = None
+    enabled: Flag | None = None
     on_run_completed: OnRunCompleted | None = None
 
     @model_validator(mode="before")
@@ -111,35 +126,36 @@ class CronPatch(RunCreate):
 class CronCount(NullsAreAbsent):
     assistant_id: str | None = None
     thread_id: UUID | None = None
-    enabled: bool | None = None
+    enabled: Flag | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class CronSearch(Search):
     assistant_id: str | None = None
     thread_id: UUID | None = None
-    enabled: bool | None = None
+    enabled: Flag | None = None
     sort_by: SortBy = "created_at"
     select: list[Column] | None = None
 
 
-@router.post("/threads/{thread_id}/runs/crons")
+@router.post("/threads/{thread_id}/runs/crons", summary="Create a cron of a thread", responses=answers(Cron, 400, 404))
 async def create_for_thread(web: Web, thread_id: UUID, body: CronCreate) -> Response:
     return await _create(web, body, thread_id)
 
 
-@router.post("/runs/crons")
+@router.post("/runs/crons", summary="Create a stateless cron", responses=answers(Cron, 400, 404))
 async def create(web: Web, body: CronCreate) -> Response:
     return await _create(web, body, None)
 
 
-@router.post("/runs/crons/search")
+@router.post("/runs/crons/search", summary="Search crons", responses=pages(list[SelectedCron]))
 async def search(web: Web, body: Annotated[CronSearch | None, FromBody()] = None) -> Response:
     body = body or CronSearch()
+    filters = await _filters(web, body)
     async with web.database.connection() as connection:
         rows = await search_crons(
             connection,
-            _filters(web, body),
+            filters,
             sort_by=body.sort_by,
             ascending=body.sort_order == "asc",
             limit=body.fetch,
@@ -149,53 +165,95 @@ async def search(web: Web, body: Annotated[CronSearch | None, FromBody()] = None
     return Json([only(_shown(row, now="now" in (body.select or ())), body.select) for row in found], headers=headers)
 
 
-@router.post("/runs/crons/count")
+@router.post("/runs/crons/count", summary="Count crons", responses=answers(int))
 async def count(web: Web, body: Annotated[CronCount | None, FromBody()] = None) -> Response:
-    filters = _filters(web, body or CronCount())
+    filters = await _filters(web, body or CronCount())
     async with web.database.connection() as connection:
         return Json(await count_crons(connection, filters))
 
 
-@router.get("/runs/crons/{cron_id}")
+@router.get("/runs/crons/{cron_id}", summary="Get a cron", responses=answers(Cron, 404))
 async def get(web: Web, cron_id: UUID) -> Response:
+    await _may(web, cron_id, "read")
     async with web.database.connection() as connection:
         return Json(_shown(await get_cron(connection, cron_id)))
 
 
-@router.patch("/runs/crons/{cron_id}")
+@router.patch("/runs/crons/{cron_id}", summary="Change a cron", responses=answers(Cron, 400, 404))
 async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
     if not body.model_fields_set:
         raise BadRequest("The request body is empty: there is nothing to change.")
+    asked = await _may(web, cron_id, "update", metadata=clean_metadata(body.metadata), schedule=body.schedule)
     async with web.database.transaction() as connection:
         old = await get_cron_for_change(connection, cron_id)
         changed = _changed(old["payload"], body)
-        metadata = {**old["metadata"], **clean_metadata(body.metadata)}
-        content = _content(cron_id, UUID(changed.assistant_id), changed, metadata, stateless=old["thread_id"] is None)
+        metadata = {**old["metadata"], **(asked["metadata"] or {})}
+        content = _content(
+            cron_id, UUID(changed.assistant_id), changed, metadata, web.thread_ttl, stateless=old["thread_id"] is None
+        )
+        _keep_creator(content, old["template"]["kwargs"].get("user"))
+        content.template["kwargs"]["forwarded"] = old["template"]["kwargs"].get("forwarded") or {}
         return Json(_shown(await change_cron(connection, old, content)))
 
 
-@router.delete("/runs/crons/{cron_id}", status_code=204)
+@router.delete("/runs/crons/{cron_id}", status_code=204, summary="Delete a cron", responses=refusals(404))
 async def delete(web: Web, cron_id: UUID) -> Response:
+    await _may(web, cron_id, "delete")
     async with web.database.connection() as connection:
         await delete_cron(connection, cron_id)
     return Response(status_code=204)
 
 
 async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> Response:
+    assistant = await runnable_assistant(web, body.assistant_id)
+    cron_id = new_cron_id()
+    asked: dict[str, Any] = {
+        "cron_id": cron_id,
+        "thread_id": thread_id,
+        "user_id": web.caller.user_id,
+        "schedule": body.schedule,
+        "end_time": body.end_time,
+        "payload": _given(body),
+        "metadata": clean_metadata(body.metadata),
+    }
+    await web.caller.may("crons", "create", asked)
+    if thread_id is not None:
+        await web.may_thread(thread_id, "create_run", assistant_id=assistant["assistant_id"], metadata={}, kwargs={})
     async with web.database.connection() as connection:
         if thread_id is not None:
             await get_thread(connection, thread_id)
-        assistant = await resolve_assistant_row(connection, web.catalog, body.assistant_id)
         graph_id, assistant_id = assistant["graph_id"], assistant["assistant_id"]
         if graph_id not in web.catalog.graph_ids:
             raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
-        cron_id = new_cron_id()
-        content = _content(cron_id, assistant_id, body, clean_metadata(body.metadata), stateless=thread_id is None)
-        return Json(_shown(await create_cron(connection, cron_id, assistant_id, thread_id, content)))
+        content = _content(
+            cron_id, assistant_id, body, asked["metadata"] or {}, web.thread_ttl, stateless=thread_id is None
+        )
+        _keep_creator(content, None if web.caller.user is None else web.caller.user.stored())
+        content.template["kwargs"].update(forward(content.template["kwargs"]))
+        row = await create_cron(connection, cron_id, assistant_id, thread_id, web.caller.user_id, content)
+        return Json(_shown(row))
+
+
+def _keep_creator(content: CronContent, user: Mapping[str, Any] | None) -> None:
+    """The runs of a cron are its creator's, whoever changes it later."""
+    if user is not None:
+        content.template["kwargs"]["user"] = user
+
+
+async def _may(web: WebContext, cron_id: UUID, action: str, **value: Any) -> dict[str, Any]:
+    asked = {"cron_id": cron_id, **value}
+    await web.require("cron", cron_id, await web.caller.may("crons", action, asked))
+    return asked
 
 
 def _content(
-    cron_id: UUID, assistant_id: UUID, body: CronCreate, metadata: Mapping[str, Any], *, stateless: bool
+    cron_id: UUID,
+    assistant_id: UUID,
+    body: CronCreate,
+    metadata: Mapping[str, Any],
+    ttl: ThreadTtl | None,
+    *,
+    stateless: bool,
 ) -> CronContent:
     completed: Literal["delete", "keep"] | None = (body.on_run_completed or "delete") if stateless else None
     kwargs = request_kwargs(body, stateless=stateless, temporary=completed == "delete")
@@ -224,6 +282,7 @@ def _content(
             "multitask_strategy": body.multitask_strategy or "enqueue",
             "after_seconds": body.after_seconds,
             "priority": body.priority,
+            "thread_ttl": ttl,
         },
     )
 
@@ -254,7 +313,7 @@ def _given(body: RunCreate) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def _filters(web: WebContext, body: CronSearch | CronCount) -> Filters:
+async def _filters(web: WebContext, body: CronSearch | CronCount) -> Filters:
     assistant_id: UUID | None = None
     if body.assistant_id is not None:
         own = body.assistant_id in web.catalog.graph_ids
@@ -262,7 +321,15 @@ def _filters(web: WebContext, body: CronSearch | CronCount) -> Filters:
             assistant_id = system.assistant_id(body.assistant_id) if own else UUID(body.assistant_id)
         except ValueError:
             raise InvalidRequest(f"assistant_id: '{body.assistant_id}' is neither a UUID nor a graph.") from None
-    return Filters(assistant_id=assistant_id, thread_id=body.thread_id, enabled=body.enabled, metadata=body.metadata)
+    asked = body.model_dump(include={"metadata", "limit", "offset", "thread_id"}) | {"assistant_id": assistant_id}
+    visible = await web.caller.may("crons", "search", asked)
+    return Filters(
+        assistant_id=assistant_id,
+        thread_id=body.thread_id,
+        enabled=body.enabled,
+        metadata=asked["metadata"] or {},
+        visible=visible,
+    )
 
 
 def _shown(row: DictRow, *, now: bool = False) -> dict[str, Any]:

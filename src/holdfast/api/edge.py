@@ -9,10 +9,13 @@ import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.api.context import identify
 from holdfast.api.errors import Json
+from holdfast.api.shapes import everywhere
 
 # Levels of nesting in a request body.
 DEEPEST = 200
@@ -23,11 +26,16 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            body = await self.body()
-            self._json = orjson.loads(body)
-            if body.count(b"{") + body.count(b"[") > DEEPEST:
-                _refuse_too_deep(self._json)
+            self._json = read_json(await self.body())
         return self._json
+
+
+def read_json(body: bytes) -> Any:
+    """The value that a body or a frame is. Raises JSONDecodeError, and HTTPException when it is nested too deeply."""
+    value = orjson.loads(body)
+    if body.count(b"{") + body.count(b"[") > DEEPEST:
+        _refuse_too_deep(value)
+    return value
 
 
 def _refuse_too_deep(value: Any) -> None:
@@ -41,11 +49,23 @@ def _refuse_too_deep(value: Any) -> None:
 
 
 class JsonRoute(APIRoute):
+    """A route of the API: reads JSON as JsonRequest does, and declares what every such route may answer."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        options["responses"] = {**everywhere(options.get("methods") or ["GET"]), **(options.get("responses") or {})}
+        super().__init__(path, endpoint, **options)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            parsed = JsonRequest(request.scope, request.receive)
+            # Before anything of the request is looked at: a stranger is not told what is wrong with it.
+            await identify(parsed)
+            try:
+                return await handler(parsed)
+            except ClientDisconnect:
+                return Response(status_code=400)  # The request was cut short, and nobody waits for this.
 
         return handle
 

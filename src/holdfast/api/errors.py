@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg_pool import PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
-from holdfast.errors import RequestError
+from holdfast.errors import Denied, RequestError
 from holdfast.streams.serialize import to_json
 
-log = structlog.get_logger(__name__)
+FAILED = "Something went wrong on the server; its log says what."
 
 
 class Json(Response):
@@ -37,10 +37,28 @@ def _sentence(error: RequestValidationError) -> str:
     return "; ".join(problems)
 
 
+def not_storable(error: psycopg.Error) -> str:
+    """The sentence for what Postgres has no room for: NUL characters, above all, which JSON has and it does not."""
+    return f"The request holds a value that cannot be stored: {str(error).strip().splitlines()[0]}"
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods that a path has."""
+    found: set[str] = set()
+    routes: list[Any] = list(request.app.routes)
+    while routes:
+        route = routes.pop()
+        if hasattr(route, "original_router"):  # How FastAPI keeps what was included.
+            routes += route.original_router.routes
+        elif isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return found
+
+
 def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def request_error(request: Request, error: RequestError) -> Json:
-        return _answer(error.status, str(error))
+        return _answer(error.status, str(error), error.headers if isinstance(error, Denied) else None)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Json:
@@ -48,13 +66,16 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Json:
-        return _answer(error.status_code, str(error.detail), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            # The router knows only the first route of the path.
+            headers["Allow"] = ", ".join(sorted(_allowed(request)))
+        return _answer(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(psycopg.DataError)
-    async def data(request: Request, error: psycopg.DataError) -> Json:
-        # NUL characters, above all: JSON has them, Postgres does not.
-        message = str(error).strip().splitlines()[0]
-        return _answer(422, f"The request holds a value that cannot be stored: {message}")
+    @app.exception_handler(psycopg.errors.ProgramLimitExceeded)
+    async def data(request: Request, error: psycopg.Error) -> Json:
+        return _answer(422, not_storable(error))
 
     @app.exception_handler(psycopg.OperationalError)
     @app.exception_handler(PoolTimeout)
@@ -64,5 +85,5 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Json:
-        log.error("http.failed", method=request.method, path=request.url.path, exc_info=error)
-        return _answer(500, "Something went wrong on the server; its log says what.")
+        # Starlette raises it again, and the layer around everything logs it.
+        return _answer(500, FAILED)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import orjson
+import psycopg
 from fastapi import APIRouter, Request, Response
-from starlette.responses import StreamingResponse
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from holdfast.api.commands import CommandFailed, answer
-from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
-from holdfast.api.streaming import STREAM_HEADERS
+from holdfast.api.context import Web, WebContext, identify, web_of
+from holdfast.api.edge import JsonRoute, read_json
+from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
+from holdfast.api.streaming import STREAM_HEADERS, Breakable
 from holdfast.errors import BadRequest, RequestError
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
 from holdfast.streams.hub import HubClosed
-from holdfast.streams.log import LogEvent
+from holdfast.streams.log import LogEvent, first_after_gap, heads
 from holdfast.streams.sse import HEARTBEAT
+from holdfast.telemetry.cancelling import cancel_all
 
 router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
 
@@ -29,8 +33,8 @@ router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
 def _whole_number(value: Any, name: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRequest(f"{name} must be a whole number from 0 on.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LAST_EVENT:
+        raise BadRequest(f"{name} must be a whole number from 0 to {LAST_EVENT}.")
     return value
 
 
@@ -44,7 +48,7 @@ def read_filter(params: Any) -> tuple[Filter, int]:
     for channel in channels:
         if not isinstance(channel, str) or not (channel in CHANNELS or channel.startswith("custom:")):
             raise BadRequest(f"channel {channel!r} is not one of: {', '.join(sorted(CHANNELS))}.")
-    namespaces = params.get("namespaces") or []
+    namespaces = [] if params.get("namespaces") is None else params["namespaces"]
     if not isinstance(namespaces, list) or not all(
         isinstance(prefix, list) and all(isinstance(segment, str) for segment in prefix) for prefix in namespaces
     ):
@@ -54,53 +58,55 @@ def read_filter(params: Any) -> tuple[Filter, int]:
     return Filter(frozenset(channels), tuple(tuple(prefix) for prefix in namespaces), depth), since or 0
 
 
-@router.post("/threads/{thread_id}/stream/events")
+@router.post(
+    "/threads/{thread_id}/stream/events",
+    summary="Stream a thread's events of the thread-centric protocol",
+    response_class=Response,
+    responses=streamed_thread(400),
+    openapi_extra=takes(EventFilter),
+)
 async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response:
     try:
         wanted, since = read_filter(await request.json())
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not JSON: {error}.") from None
+    await web.may_thread(thread_id, "read")
 
     async def body() -> AsyncIterator[bytes]:
-        try:
-            async for events in web.hub.thread_events(thread_id, since, tick=web.settings.stream_heartbeat):
-                framed = b"".join(_frame(thread_id, event, wanted) for event in events)
-                if framed or not events:
-                    yield framed or HEARTBEAT
-        except HubClosed:
-            return
+        async for events in web.hub.thread_events(thread_id, since, tick=web.settings.stream_heartbeat):
+            framed = b"".join(_frame(thread_id, event, wanted) for event in events)
+            if framed or not events:
+                yield framed or HEARTBEAT
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers=STREAM_HEADERS)
+    return Breakable(body(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 def _frame(thread_id: UUID, event: LogEvent, wanted: Filter) -> bytes:
-    shown = _admitted(thread_id, event, [wanted])
-    if shown is None:
+    shown = envelope(thread_id, event)
+    if shown is None or not _admits(wanted, shown):
         return b""
     return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (shown["method"].encode(), orjson.dumps(shown), event.seq)
 
 
-def _admitted(thread_id: UUID, event: LogEvent, filters: list[Filter]) -> dict[str, Any] | None:
-    shown = envelope(thread_id, event)
-    if shown is None:
-        return None
-    params = shown["params"]
-    if any(wanted.admits(shown["method"], params["namespace"], params["data"]) for wanted in filters):
-        return shown
-    return None
+def _admits(wanted: Filter, shown: dict[str, Any]) -> bool:
+    return wanted.admits(shown["method"], shown["params"]["namespace"], shown["params"]["data"])
 
 
-@dataclass
+@dataclass(eq=False)
 class Subscription:
-    """What a client asked for on a socket: from `since` on, and delivered through `seen`."""
+    """What a client asked for on a socket, delivered through `seen`. Its past ends at `end`, the last event there was
+    when it came."""
 
     wanted: Filter
-    since: int
     seen: int
+    end: int
+    caught_up: asyncio.Future[None]
+    replayed: int = 0
 
 
 class Socket:
-    """One WebSocket: commands in, answers and events out. An event is sent once, however many subscriptions match."""
+    """One WebSocket: commands in, answers and events out. Each new subscription is sent the past that it asks for;
+    what happens from then on is sent once, however many subscriptions match."""
 
     def __init__(self, web: WebContext, thread_id: UUID, socket: WebSocket) -> None:
         self._web = web
@@ -115,37 +121,49 @@ class Socket:
     async def run(self) -> None:
         try:
             while True:
-                await self._receive(await self._socket.receive_text())
+                await self._receive(await self._frame())
         except WebSocketDisconnect:
             pass
         finally:
             if self._follower is not None:
-                self._follower.cancel()
-                await asyncio.wait({self._follower})
+                await cancel_all([self._follower])
 
     async def _send(self, message: dict[str, Any]) -> None:
         async with self._sending:
+            if self._socket.application_state is WebSocketState.DISCONNECTED:
+                raise WebSocketDisconnect(1006)
             await self._socket.send_text(orjson.dumps(message).decode())
 
-    async def _receive(self, text: str) -> None:
+    async def _frame(self) -> bytes:
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"], message.get("reason"))
+        return message.get("bytes") or (message.get("text") or "").encode()
+
+    async def _receive(self, frame: bytes) -> None:
         identity = None
         try:
             try:
-                command = orjson.loads(text)
+                command = read_json(frame)
             except orjson.JSONDecodeError:
                 raise CommandFailed("invalid_argument", "The frame is not JSON.") from None
+            except HTTPException as error:
+                raise CommandFailed("invalid_argument", str(error.detail)) from None
             identity = command.get("id") if isinstance(command, dict) else None
             method = command.get("method") if isinstance(command, dict) else None
-            if not isinstance(identity, int) or not isinstance(method, str):
+            if isinstance(identity, bool) or not isinstance(identity, int) or not isinstance(method, str):
+                identity = None
                 raise CommandFailed("invalid_argument", "A command has an integer id and a method.")
-            params = command.get("params") or {}
+            params = {} if command.get("params") is None else command["params"]
             if method.startswith("subscription."):
+                if not isinstance(params, dict):
+                    raise CommandFailed("invalid_argument", "params must be an object.")
                 result = await self._subscription(method, params)
                 await self._send({"type": "success", "id": identity, "result": result})
             else:
                 await self._send(await answer(self._web, self._thread_id, command))
         except CommandFailed as failure:
-            await self._send({"type": "error", "id": identity, "error": failure.code, "message": str(failure)})
+            await self._send(failure.answer(identity))
         except RequestError as failure:
             await self._send({"type": "error", "id": identity, "error": "invalid_argument", "message": str(failure)})
 
@@ -153,12 +171,14 @@ class Socket:
         match method:
             case "subscription.subscribe" | "subscription.reconnect":
                 wanted, since = read_filter(params)
-                if method == "subscription.reconnect" and params.get("since") is None:
-                    raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
+                if method == "subscription.reconnect":
+                    await self._refuse_gap(params.get("since"))
                 identity = str(params.get("subscription_id") or self._next_subscription)
                 self._next_subscription += 1
-                await self._follow(identity, Subscription(wanted, since, since))
-                return {"subscription_id": identity, "replayed_events": 0}
+                caught_up = asyncio.get_running_loop().create_future()
+                new = Subscription(wanted, since, await self._head(), caught_up)
+                await self._follow(identity, new)
+                return {"subscription_id": identity, "replayed_events": new.replayed}
             case "subscription.unsubscribe":
                 if self._subscriptions.pop(str(params.get("subscription_id")), None) is None:
                     raise CommandFailed("no_such_subscription", "There is no subscription with that id.")
@@ -167,41 +187,84 @@ class Socket:
                 raise CommandFailed("unknown_command", f"There is no command {method}.")
 
     async def _follow(self, identity: str, new: Subscription) -> None:
-        """Take a subscription in, and read on from where the one that is furthest behind stands."""
+        """Take a subscription in, and read on from where the one that is furthest behind stands. Returns when it has
+        been sent its past: a client that has heard of a run's end by another subscription would take this one, once it
+        is confirmed, for finished, and what came then would be lost on it."""
         if self._follower is not None:
             async with self._delivering:  # Not between sending an event and noting it.
-                self._follower.cancel()
-            await asyncio.wait({self._follower})
+                await cancel_all([self._follower])
         self._subscriptions[identity] = new
         self._follower = asyncio.create_task(self._deliver(min(one.seen for one in self._subscriptions.values())))
+        if new.seen < new.end:
+            await asyncio.wait({self._follower, new.caught_up}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _refuse_gap(self, since: int | None) -> None:
+        """Who goes on from an event must be told when what came next cannot be had any more."""
+        if since is None:
+            raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
+        async with self._web.database.connection() as connection:
+            available = await first_after_gap(connection, self._thread_id, since)
+        if available is not None:
+            raise CommandFailed(
+                "resume_gap",
+                f"The events after {since} have expired. Subscribe anew, and read the state.",
+                since=since,
+                min_available_seq=available,
+            )
+
+    async def _head(self) -> int:
+        """The number of the log's last event; none to wait for while the database is out of reach."""
+        try:
+            async with self._web.database.connection() as connection:
+                return (await heads(connection, [self._thread_id])).get(self._thread_id, 0)
+        except (psycopg.Error, OSError):
+            return 0
 
     async def _deliver(self, since: int) -> None:
-        try:
-            async for events in self._web.hub.thread_events(
-                self._thread_id, since, tick=self._web.settings.stream_heartbeat
-            ):
-                for event in events:
-                    async with self._delivering:
-                        await self._deliver_one(event)
-        except HubClosed:
-            await self._send(
-                {"type": "error", "id": None, "error": "unavailable", "message": "The server is stopping."}
-            )
-            await self._socket.close(1012)
+        with suppress(WebSocketDisconnect):  # Whoever reads the commands learns of it too.
+            try:
+                async for events in self._web.hub.thread_events(
+                    self._thread_id, since, tick=self._web.settings.stream_heartbeat
+                ):
+                    for event in events:
+                        async with self._delivering:
+                            await self._deliver_one(event)
+                    if not events:  # There is no more for now, even if there was once.
+                        for one in self._subscriptions.values():
+                            _settle(one)
+            except HubClosed:
+                await self._send(
+                    {"type": "error", "id": None, "error": "unavailable", "message": "The server is stopping."}
+                )
+                await self._socket.close(1012)
 
     async def _deliver_one(self, event: LogEvent) -> None:
-        subscriptions = list(self._subscriptions.values())
-        waiting = [one for one in subscriptions if one.seen < event.seq]
-        had = [one.wanted for one in subscriptions if one.since < event.seq <= one.seen]
-        shown = _admitted(self._thread_id, event, [one.wanted for one in waiting])
-        if shown is not None and _admitted(self._thread_id, event, had) is None:
+        shown = envelope(self._thread_id, event)
+        waiting = [one for one in self._subscriptions.values() if one.seen < event.seq]
+        takers = [one for one in waiting if shown is not None and _admits(one.wanted, shown)]
+        if shown is not None and takers:
             await self._send(shown)
         for one in waiting:
             one.seen = event.seq
+            one.replayed += one in takers and event.seq <= one.end
+            if event.seq >= one.end:
+                _settle(one)
+
+
+def _settle(subscription: Subscription) -> None:
+    if not subscription.caught_up.done():
+        subscription.caught_up.set_result(None)
 
 
 @router.websocket("/threads/{thread_id}/stream/events")
 async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
     await socket.accept()
-    web: WebContext = socket.app.state.holdfast
+    try:
+        await identify(socket)
+        web = web_of(socket)
+        await web.may_thread(thread_id, "read")
+    except RequestError as error:
+        # What clients of the protocol take for a status, and do not try again.
+        await socket.close(4000 + error.status, str(error)[:100])
+        return
     await Socket(web, thread_id, socket).run()

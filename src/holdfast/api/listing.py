@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from holdfast.api.bodies import Body
+from holdfast.api.bodies import NullsAreAbsent, Whole
 from holdfast.errors import InvalidRequest
 from holdfast.resources.runs import RESERVED_METADATA
 
@@ -37,6 +37,8 @@ RESERVED_CONFIGURABLE = frozenset(
         "__context_provided__",
     }
 )
+# How LangGraph hands its own parts to itself: a checkpointer from there would take the place of the server's.
+MACHINERY = "__pregel_"
 # Postgres counts in 64 bits; nobody pages this far.
 LAST_OFFSET = 2**53
 
@@ -44,20 +46,11 @@ SortOrder = Literal["asc", "desc"]
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
-class NullsAreAbsent(Body):
-    """A body in which an explicit null says as little as leaving the field out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, given: Any) -> Any:
-        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
-
-
 class Page(NullsAreAbsent):
     """Which part of a list."""
 
-    limit: int = Field(default=10, ge=1, le=1000)
-    offset: int = Field(default=0, ge=0, le=LAST_OFFSET)
+    limit: Whole = Field(default=10, ge=1, le=1000)
+    offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
     @property
     def fetch(self) -> int:
@@ -97,7 +90,8 @@ def clean_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def clean_configurable(configurable: Mapping[str, Any]) -> dict[str, Any]:
     """The same for `config.configurable` and `context`."""
-    return _without(configurable, RESERVED_CONFIGURABLE, "configurable")
+    kept = _without(configurable, RESERVED_CONFIGURABLE, "configurable")
+    return {key: value for key, value in kept.items() if not key.startswith(MACHINERY)}
 
 
 def _without(given: Mapping[str, Any], reserved: frozenset[str], where: str) -> dict[str, Any]:

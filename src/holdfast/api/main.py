@@ -9,11 +9,13 @@ import structlog
 import uvicorn
 import uvloop
 
-from holdfast.api.app import build_app
+from holdfast.api.app import Application
 from holdfast.api.context import WebContext
+from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import store_section
 from holdfast.resources.assistants import ensure_system_assistants
@@ -49,16 +51,20 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
     """Serve until a signal comes, or `stop` is set."""
+    # First of all: without it nobody may be let in.
+    auth = CustomAuth.load(catalog.project, studio=settings.studio_auth)
     database = Database(settings, "web")
     signals = PostgresSignals(database)
     store = PooledStore(database, catalog.project)
     catalog.lend(store)
-    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store)
+    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store, auth)
     sweep_interval = store_section(catalog.project).sweep_interval
+    threads = checkpointer_section(catalog.project)
+    application = Application(web)
     await database.open()
     server = _Server(
         uvicorn.Config(
-            build_app(web),
+            application,
             host=settings.host,
             port=settings.port,
             log_config=None,
@@ -78,11 +84,17 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             background = [
                 tasks.create_task(signals.run(), name="signals"),
                 tasks.create_task(web.hub.run(), name="hub"),
-                tasks.create_task(Upkeep(database, signals, sweep_interval).run(), name="upkeep"),
+                tasks.create_task(Upkeep(database, signals, sweep_interval, threads).run(), name="upkeep"),
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))
-            await server.serve()
+            try:
+                await server.serve()
+            except SystemExit:
+                # How uvicorn says that it could not start. If the custom app is why, that is for the operator to read.
+                if application.failure is None:
+                    raise
+                raise application.failure from None
             await cancel_all(background)
     finally:
         await store.close()

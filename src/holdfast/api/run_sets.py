@@ -12,7 +12,10 @@ from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.runs import create_from, present_run
+from holdfast.api.run_kwargs import present_run
+from holdfast.api.runs import announce_created, described_run
+from holdfast.api.shapes import Run, answers, refusals
+from holdfast.engine.create import create_run_within
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.runs import delete_run, unfinished_by_thread
 
@@ -27,12 +30,16 @@ class BulkCancel(RequestBody):
     status: Literal["pending", "running", "all"] | None = None
 
 
-@router.post("/runs/batch")
+@router.post("/runs/batch", summary="Create stateless runs", responses=answers(list[Run], 400, 404))
 async def create_batch(web: Web, body: Annotated[list[RunCreate], Body(min_length=1, max_length=1000)]) -> Response:
-    return Json([present_run(await create_from(web, one, None)) for one in body])
+    """All of them, or none."""
+    described = [await described_run(web, one, None) for one in body]
+    async with web.database.transaction() as connection:
+        created = [await create_run_within(connection, new) for new in described]
+    return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
 
 
-@router.post("/runs/cancel", status_code=204)
+@router.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404))
 async def cancel_many(
     web: Web, body: BulkCancel, action: Annotated[Literal["interrupt", "rollback"], Query()] = "interrupt"
 ) -> Response:
@@ -41,10 +48,12 @@ async def cancel_many(
     if body.status is None and (body.thread_id is None or not body.run_ids):
         raise InvalidRequest("thread_id and run_ids belong together.")
     if body.thread_id is not None:
+        await web.may_thread(body.thread_id, "update", action=action)
         wanted: dict[UUID, list[UUID]] = {body.thread_id: body.run_ids or []}
     else:
+        visible = await web.caller.may("threads", "update", {"thread_id": None, "action": action})
         async with web.database.connection() as connection:
-            wanted = await unfinished_by_thread(connection, body.status or "all")
+            wanted = await unfinished_by_thread(connection, body.status or "all", visible)
     found = 0
     for thread_id, run_ids in wanted.items():
         cancelled = await web.cancel(thread_id, run_ids, action)
@@ -54,7 +63,13 @@ async def cancel_many(
     return Response(status_code=204)
 
 
-@router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
+@router.delete(
+    "/threads/{thread_id}/runs/{run_id}",
+    status_code=204,
+    summary="Delete a run that has ended",
+    responses=refusals(404, 409),
+)
 async def delete(web: Web, thread_id: UUID, run_id: UUID) -> Response:
+    await web.may_thread(thread_id, "delete", run_id=run_id)
     await delete_run(web.database, thread_id, run_id)
     return Response(status_code=204)

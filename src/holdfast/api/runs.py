@@ -11,17 +11,23 @@ from fastapi import APIRouter, Header, Query, Response
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
+from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import clean_configurable, clean_metadata
+from holdfast.api.listing import clean_metadata
+from holdfast.api.request_context import forward
+from holdfast.api.run_kwargs import present_run, request_kwargs
+from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, streamed_run
 from holdfast.api.streaming import locations, stream_response, wait_response
-from holdfast.engine.create import NewRun, create_run
-from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.resources.assistants import inherit, resolve_assistant_row
+from holdfast.db.visibility import EVERYTHING
+from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.resources.assistants import inherit
+from holdfast.resources.fleet import waits_for
 from holdfast.resources.runs import get_run, list_runs
-from holdfast.resources.threads import get_thread, present
+from holdfast.resources.threads import get_thread
 from holdfast.streams.sse import select_modes
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -29,43 +35,16 @@ router = APIRouter(tags=["runs"], route_class=JsonRoute)
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
 
-def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict[str, Any]:
-    """What the worker needs of a request, as it is stored and shown; without what only the server sets."""
-    if body.webhook is not None:
-        raise InvalidRequest("webhook: this version does not deliver webhooks; leave it out.")
-    if stateless and body.command is not None and body.command.resume is not None:
-        raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
-    config = body.config.model_dump(exclude_none=True) if body.config is not None else {}
-    configurable: dict[str, Any] = dict(config.get("configurable") or {})
-    if configurable and body.context:
-        raise BadRequest("Give either config.configurable or context, not both: context is the newer name.")
-    checkpoint = body.checkpoint.model_dump(mode="json", exclude_none=True) if body.checkpoint is not None else {}
-    if body.checkpoint_id is not None:
-        checkpoint["checkpoint_id"] = str(body.checkpoint_id)
-    configurable.update(checkpoint)
-    if configurable:
-        config["configurable"] = clean_configurable(configurable)
-    durability = body.durability or ("exit" if body.checkpoint_during is False else "async")
-    return {
-        "input": body.input,
-        "command": None if body.command is None else body.command.model_dump(mode="json", exclude_none=True),
-        "config": config,
-        "context": None if body.context is None else clean_configurable(body.context),
-        "stream_mode": body.stream_mode,
-        "interrupt_before": body.interrupt_before,
-        "interrupt_after": body.interrupt_after,
-        "temporary": temporary,
-        "subgraphs": body.stream_subgraphs,
-        "resumable": body.stream_resumable,
-        "durability": durability,
-    }
-
-
 async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> DictRow:
-    """Create the run that a request describes, and tell the workers. `protocol`: for the thread-centric protocol, whose
-    events are more than the modes a client of v1 can ask for."""
-    async with web.database.connection() as connection:
-        assistant = await resolve_assistant_row(connection, web.catalog, body.assistant_id)
+    """Create the run that a request describes, and tell the workers."""
+    new = await described_run(web, body, thread_id, protocol=protocol)
+    return announce_created(web, new, await create_run(web.database, new))
+
+
+async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> NewRun:
+    """The run that a request describes. `protocol`: for the thread-centric protocol, whose events are more than the
+    modes a client of v1 can ask for."""
+    assistant = await runnable_assistant(web, body.assistant_id)
     graph_id = assistant["graph_id"]
     if graph_id not in web.catalog.graph_ids:
         raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
@@ -74,15 +53,33 @@ async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, 
     kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
     if protocol:
         kwargs["protocol"] = True
-    kwargs = inherit(assistant, kwargs)
+    kwargs = forward(inherit(assistant, kwargs))
+    run_id = uuid7()
+    asked: dict[str, Any] = {
+        "thread_id": thread_id,
+        "run_id": run_id,
+        "assistant_id": assistant["assistant_id"],
+        "status": "pending",
+        "metadata": given,
+        "prevent_insert_if_inflight": body.multitask_strategy == "reject",
+        "multitask_strategy": body.multitask_strategy or "enqueue",
+        "if_not_exists": body.if_not_exists or "reject",
+        "after_seconds": body.after_seconds,
+        "kwargs": kwargs,
+    }
+    visible = await web.caller.may("threads", "create_run", asked)
+    given, kwargs = asked["metadata"] or {}, asked["kwargs"]
     metadata = {
         **clean_metadata(kwargs["config"].get("metadata") or {}),
         **given,
         "graph_id": graph_id,
         "assistant_id": str(assistant["assistant_id"]),
     }
-    new = NewRun(
+    if web.caller.user is not None:
+        kwargs["user"] = web.caller.user.stored()
+    return NewRun(
         thread_id=thread_id or uuid7(),
+        run_id=run_id,
         assistant_id=assistant["assistant_id"],
         graph_id=graph_id,
         kwargs=kwargs,
@@ -94,61 +91,69 @@ async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, 
         create_thread=thread_id is None or body.if_not_exists == "create",
         temporary=temporary,
         thread_metadata=given,
+        thread_ttl=web.thread_ttl,
+        visible=EVERYTHING if thread_id is None else visible,
     )
-    created = await create_run(web.database, new)
+
+
+def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
+    """Tell the workers of a run that is committed."""
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
         web.signals.publish("work", f"{new.after_seconds:.3f}" if new.after_seconds else "")
     return created.run
 
 
-def present_run(run: DictRow) -> dict[str, Any]:
-    """A run as clients see it, with what Holdfast adds: attempt, priority and error."""
-    shown = present(run)
-    for internal in ("first_seq", "graph_id", "finished_at"):
-        shown.pop(internal, None)
-    shown["langsmith_session_name"] = None
-    return shown
-
-
-@router.post("/threads/{thread_id}/runs")
+@router.post("/threads/{thread_id}/runs", summary="Create a run", responses=answers(Run, 400, 404, 409, headers=PLACE))
 async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     run = await create_from(web, body, thread_id)
     return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
-@router.post("/threads/{thread_id}/runs/stream")
+@router.post(
+    "/threads/{thread_id}/runs/stream",
+    summary="Create a run and stream it",
+    response_class=Response,
+    responses=streamed_run(400, 404, 409),
+)
 async def stream(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     run = await create_from(web, body, thread_id)
     return stream_response(web, run, after=None, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
-@router.post("/threads/{thread_id}/runs/wait")
+@router.post(
+    "/threads/{thread_id}/runs/wait", summary="Create a run and wait for it", responses=awaited_run(400, 404, 409)
+)
 async def wait(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     run = await create_from(web, body, thread_id)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
-@router.post("/runs")
+@router.post("/runs", summary="Create a stateless run", responses=answers(Run, 400, 404, headers=PLACE))
 async def create_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None)
     return Json(present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
 
 
-@router.post("/runs/stream")
+@router.post(
+    "/runs/stream",
+    summary="Create a stateless run and stream it",
+    response_class=Response,
+    responses=streamed_run(400, 404),
+)
 async def stream_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 
 
-@router.post("/runs/wait")
+@router.post("/runs/wait", summary="Create a stateless run and wait for it", responses=awaited_run(400, 404))
 async def wait_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
-@router.get("/threads/{thread_id}/runs")
+@router.get("/threads/{thread_id}/runs", summary="List a thread's runs", responses=answers(list[SelectedRun], 404))
 async def list_of_thread(
     web: Web,
     thread_id: UUID,
@@ -157,6 +162,7 @@ async def list_of_thread(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     select: Annotated[Sequence[str], Query()] = (),
 ) -> Response:
+    await web.may_thread(thread_id, "read")
     async with web.database.connection() as connection:
         await get_thread(connection, thread_id)
         found = [present_run(run) for run in await list_runs(connection, thread_id, status, limit, offset)]
@@ -164,34 +170,65 @@ async def list_of_thread(
     return Json([{key: run[key] for key in run if key in wanted} for run in found] if wanted else found)
 
 
-@router.get("/runs", description="All runs, newest first. A Holdfast extension.")
+@router.get(
+    "/runs",
+    summary="List runs",
+    description="All runs, newest first. A Holdfast extension.",
+    responses=answers(list[Run]),
+)
 async def list_all(
     web: Web,
     status: RunState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
+    asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": limit, "offset": offset}
+    visible = await web.caller.may("threads", "search", asked)
     async with web.database.connection() as connection:
-        return Json([present_run(run) for run in await list_runs(connection, None, status, limit, offset)])
+        return Json([present_run(run) for run in await list_runs(connection, None, status, limit, offset, visible)])
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}")
+@router.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))
 async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
-    async with web.database.connection() as connection:
-        return Json(present_run(await get_run(connection, run_id, thread_id)))
+    return Json(await _explained(web, await _run_of(web, run_id, thread_id)))
 
 
-@router.get("/runs/{run_id}", description="A run by its id alone. A Holdfast extension.")
+@router.get(
+    "/runs/{run_id}",
+    summary="Get a run by its id",
+    description="A run by its id alone. A Holdfast extension.",
+    responses=answers(Run, 404),
+)
 async def get_by_id(web: Web, run_id: UUID) -> Response:
-    async with web.database.connection() as connection:
-        return Json(present_run(await get_run(connection, run_id)))
+    return Json(await _explained(web, await _run_of(web, run_id)))
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}/join")
+@router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run", responses=awaited_run(404))
 async def join(web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bool = False) -> Response:
+    run = await _run_of(web, run_id, thread_id)
+    return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect)
+
+
+async def _run_of(
+    web: WebContext, run_id: UUID, thread_id: UUID | None = None, *, access: str = "read", **value: Any
+) -> DictRow:
+    """A run that the caller may see, or change. What may be done with a run is what may be done with its thread."""
+    if thread_id is not None:
+        await web.may_thread(thread_id, access, run_id=run_id, **value)
     async with web.database.connection() as connection:
         run = await get_run(connection, run_id, thread_id)
-    return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect)
+    if thread_id is None:
+        await web.may_thread(run["thread_id"], access, run_id=run_id, **value)
+    return run
+
+
+async def _explained(web: WebContext, run: DictRow) -> dict[str, Any]:
+    """A run, with what it waits for if it does. `waiting_for` is a Holdfast extension."""
+    shown = present_run(run)
+    if run["status"] == "pending":
+        async with web.database.connection() as connection:
+            shown["waiting_for"] = await waits_for(connection, run["run_id"], run["graph_id"])
+    return shown
 
 
 def split_list(values: Sequence[str]) -> list[str]:
@@ -208,21 +245,25 @@ def split_list(values: Sequence[str]) -> list[str]:
     return found
 
 
-def _cursor(last_event_id: str | None) -> int | None:
-    """A Last-Event-ID as a number of the log; None for the run's beginning."""
+def event_cursor(last_event_id: str | None) -> int | None:
+    """A Last-Event-ID as a number of the log; None for the beginning."""
     if last_event_id is None or last_event_id in ("-", "-1", "0", ""):
         return None
-    try:
-        return max(0, int(last_event_id))
-    except ValueError:
-        raise InvalidRequest(f"Last-Event-ID '{last_event_id}' is not the id of an event: those are numbers.") from None
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) <= 16):
+        raise InvalidRequest(f"Last-Event-ID '{last_event_id}' is not the id of an event: those are numbers.")
+    return int(last_event_id)
 
 
 Modes = Annotated[Sequence[str], Query()]
 LastEventId = Annotated[str | None, Header()]
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}/stream")
+@router.get(
+    "/threads/{thread_id}/runs/{run_id}/stream",
+    summary="Stream a run",
+    response_class=Response,
+    responses=streamed_run(404),
+)
 async def join_stream(
     web: Web,
     thread_id: UUID,
@@ -231,26 +272,35 @@ async def join_stream(
     cancel_on_disconnect: bool = False,
     last_event_id: LastEventId = None,
 ) -> Response:
-    async with web.database.connection() as connection:
-        run = await get_run(connection, run_id, thread_id)
-    modes, cursor = select_modes(split_list(stream_mode)), _cursor(last_event_id)
+    run = await _run_of(web, run_id, thread_id)
+    modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
     return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel_on_disconnect)
 
 
-@router.get("/runs/{run_id}/stream")
+@router.get(
+    "/runs/{run_id}/stream",
+    summary="Stream a run by its id",
+    response_class=Response,
+    responses=streamed_run(404),
+)
 async def join_stream_by_id(
     web: Web,
     run_id: UUID,
     stream_mode: Modes = (),
     last_event_id: LastEventId = None,
 ) -> Response:
-    async with web.database.connection() as connection:
-        run = await get_run(connection, run_id)
-    modes, cursor = select_modes(split_list(stream_mode)), _cursor(last_event_id)
+    run = await _run_of(web, run_id)
+    modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
     return stream_response(web, run, after=cursor, modes=modes, stateless=True)
 
 
-@router.post("/threads/{thread_id}/runs/{run_id}/cancel", status_code=202)
+@router.post(
+    "/threads/{thread_id}/runs/{run_id}/cancel",
+    status_code=202,
+    summary="Cancel a run",
+    response_class=Response,
+    responses=cancelled_run(404),
+)
 async def cancel(
     web: Web,
     thread_id: UUID,
@@ -258,8 +308,7 @@ async def cancel(
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
-    async with web.database.connection() as connection:
-        run = await get_run(connection, run_id, thread_id)
+    run = await _run_of(web, run_id, thread_id, access="update", action=action)
     cancelled = await web.cancel(thread_id, [run_id], action)
     if not cancelled.ended and not cancelled.requested:
         raise NotFound(f"Run {run_id} has ended already, as {run['status']}.")

@@ -14,11 +14,13 @@ from holdfast.api.bodies import Checkpoint
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import only
-from holdfast.api.thread_bodies import HistoryRead, StateRead, StateUpdateBody
+from holdfast.api.listing import clean_metadata, only
+from holdfast.api.shapes import State, Storage, Updated, answers, refusals
+from holdfast.api.thread_bodies import HistoryRead, StatePatch, StateRead, StateUpdateBody
 from holdfast.errors import InvalidRequest
 from holdfast.resources.state import (
     checkpoint_of,
+    patch_metadata,
     present_interrupts,
     read_history,
     read_state,
@@ -41,22 +43,28 @@ FIELDS = (
     "parent_checkpoint_id",
 )
 
-Select = Annotated[list[str] | None, Query(description="Fields, or `values.<key>` for one key of the state.")]
+Select = Annotated[Sequence[str], Query(description="Fields, or `values.<key>` for one key of the state.")]
 
 
-@router.get("/threads/{thread_id}/state")
-async def get(web: Web, thread_id: UUID, subgraphs: bool = False, select: Select = None) -> Response:
+@router.get("/threads/{thread_id}/state", summary="Get the state", responses=answers(State, 404))
+async def get(web: Web, thread_id: UUID, subgraphs: bool = False, select: Select = ()) -> Response:
     return await _state(web, thread_id, None, subgraphs, select)
 
 
-@router.get("/threads/{thread_id}/state/{checkpoint_id}")
+@router.get(
+    "/threads/{thread_id}/state/{checkpoint_id}", summary="Get the state at a checkpoint", responses=answers(State, 404)
+)
 async def get_at(
-    web: Web, thread_id: UUID, checkpoint_id: UUID, subgraphs: bool = False, select: Select = None
+    web: Web, thread_id: UUID, checkpoint_id: UUID, subgraphs: bool = False, select: Select = ()
 ) -> Response:
     return await _state(web, thread_id, Checkpoint(checkpoint_id=checkpoint_id), subgraphs, select)
 
 
-@router.post("/threads/{thread_id}/state/checkpoint")
+@router.post(
+    "/threads/{thread_id}/state/checkpoint",
+    summary="Get the state at a checkpoint, of a subgraph if need be",
+    responses=answers(State, 404),
+)
 async def get_at_checkpoint(web: Web, thread_id: UUID, body: StateRead) -> Response:
     return await _state(web, thread_id, body.checkpoint, body.subgraphs, body.select)
 
@@ -65,33 +73,50 @@ async def _state(
     web: Web, thread_id: UUID, checkpoint: Checkpoint | None, subgraphs: bool, select: Iterable[str] | None
 ) -> Response:
     selected = _selection(select)
+    await web.may_thread(thread_id, "read")
     state = await read_state(web.database, web.catalog, thread_id, _place(checkpoint), subgraphs=subgraphs)
     return Json(_selected(present_state(state), selected))
 
 
-@router.post("/threads/{thread_id}/state")
+@router.post("/threads/{thread_id}/state", summary="Update the state", responses=answers(Updated, 400, 404, 409))
 async def update(web: Web, thread_id: UUID, body: StateUpdateBody) -> Response:
+    await web.may_thread(thread_id, "update")
     place = _place(body.checkpoint)
     if body.checkpoint_id is not None:
         place["checkpoint_id"] = str(body.checkpoint_id)
     change = StateUpdate(body.values, body.as_node)  # type: ignore[arg-type]
     reached = await update_state(web.database, web.catalog, thread_id, [[change]], place)
+    web.touched(thread_id)
     return Json({"checkpoint": reached, "configurable": reached, "checkpoint_id": reached.get("checkpoint_id")})
 
 
-@router.get("/threads/{thread_id}/history")
+@router.patch(
+    "/threads/{thread_id}/state",
+    status_code=204,
+    summary="Patch the metadata of the state",
+    description="Merged into the metadata of the thread's last checkpoint.",
+    responses=refusals(400, 404, 409),
+)
+async def patch(web: Web, thread_id: UUID, body: StatePatch) -> Response:
+    await web.may_thread(thread_id, "update")
+    await patch_metadata(web.database, thread_id, clean_metadata(body.metadata))
+    web.touched(thread_id)
+    return Response(status_code=204)
+
+
+@router.get("/threads/{thread_id}/history", summary="Get past states", responses=answers(list[State], 404))
 async def history(
     web: Web,
     thread_id: UUID,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1,
     before: UUID | None = None,
-    select: Select = None,
+    select: Select = (),
 ) -> Response:
     earlier = None if before is None else str(before)
-    return await _history(web, thread_id, HistoryRead(limit=limit, select=select), earlier)
+    return await _history(web, thread_id, HistoryRead(limit=limit, select=list(select) or None), earlier)
 
 
-@router.post("/threads/{thread_id}/history")
+@router.post("/threads/{thread_id}/history", summary="Search past states", responses=answers(list[State], 404))
 async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead | None, FromBody()] = None) -> Response:
     body = body or HistoryRead()
     return await _history(web, thread_id, body, None if body.before is None else body.before.id)
@@ -99,6 +124,7 @@ async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead 
 
 async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | None) -> Response:
     selected = _selection(asked.select)
+    await web.may_thread(thread_id, "read")
     states = await read_history(
         web.database,
         web.catalog,
@@ -111,8 +137,14 @@ async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | 
     return Json([_selected(present_state(state), selected) for state in states])
 
 
-@router.get("/threads/{thread_id}/storage", description="Bytes that the thread's history takes in the database.")
+@router.get(
+    "/threads/{thread_id}/storage",
+    summary="Get a thread's size",
+    description="Bytes that the thread's history takes in the database.",
+    responses=answers(Storage, 404),
+)
 async def storage(web: Web, thread_id: UUID) -> Response:
+    await web.may_thread(thread_id, "read")
     async with web.database.connection() as connection:
         return Json(await storage_of(connection, thread_id))
 

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Body, Response
 from langgraph.store.base import NOT_PROVIDED, InvalidNamespaceError, Item, SearchItem
 from pydantic import AfterValidator, Field
 
-from holdfast.api.context import Web
+from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import NullsAreAbsent
+from holdfast.api.shapes import FoundItems, FoundNamespaces, StoredItem, answers, refusals
 from holdfast.errors import BadRequest, InvalidRequest
 from holdfast.graphs.store import LONGEST_TTL
 from holdfast.resources.store import InvalidFilter, TooManyTexts
@@ -59,7 +60,7 @@ class ItemPut(NullsAreAbsent):
     index: Literal[False] | Paths | None = Field(
         default=None, description="The paths of the texts to embed; false for none. The project's fields if absent."
     )
-    ttl: float | None = Field(default=None, gt=0, le=LONGEST_TTL, allow_inf_nan=False, description="Minutes.")
+    ttl: Number | None = Field(default=None, gt=0, le=LONGEST_TTL, allow_inf_nan=False, description="Minutes.")
 
 
 class ItemDelete(NullsAreAbsent):
@@ -70,21 +71,21 @@ class ItemDelete(NullsAreAbsent):
 class ItemSearch(NullsAreAbsent):
     namespace_prefix: Namespace = Field(default_factory=list)
     filter: dict[str, Any] | None = Field(default=None, max_length=100)
-    limit: int = Field(default=10, ge=1, le=1000)
-    offset: int = Field(default=0, ge=0, le=LAST_OFFSET)
+    limit: Whole = Field(default=10, ge=1, le=1000)
+    offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
     query: str | None = None
-    refresh_ttl: bool | None = None
+    refresh_ttl: Flag | None = None
 
 
 class NamespaceList(NullsAreAbsent):
     prefix: Namespace | None = None
     suffix: Namespace | None = None
-    max_depth: int | None = Field(default=None, ge=1, le=LONGEST_NAME)
-    limit: int = Field(default=100, ge=1, le=1000)
-    offset: int = Field(default=0, ge=0, le=LAST_OFFSET)
+    max_depth: Whole | None = Field(default=None, ge=1, le=LONGEST_NAME)
+    limit: Whole = Field(default=100, ge=1, le=1000)
+    offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
 
-@router.put("/store/items", status_code=204)
+@router.put("/store/items", status_code=204, summary="Put an item", responses=refusals(400))
 async def put(web: Web, body: ItemPut) -> Response:
     namespace = tuple(body.namespace)
     if not namespace:
@@ -94,57 +95,74 @@ async def put(web: Web, body: ItemPut) -> Response:
     size = len(".".join(namespace).encode()) + len(body.key.encode())
     if size > LONGEST_NAME:
         raise InvalidRequest(f"namespace and key are {size} bytes long together; {LONGEST_NAME} are possible.")
+    given = {"namespace": namespace, "key": body.key, "value": body.value, "index": body.index}
+    asked = await _may(web, "put", given)
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     with _refusals():
-        await web.store.aput(namespace, body.key, body.value, index=body.index, ttl=ttl)
+        await web.store.aput(asked["namespace"], asked["key"], asked["value"], index=asked["index"], ttl=ttl)
     return Response(status_code=204)
 
 
-@router.get("/store/items")
+@router.get("/store/items", summary="Get an item", responses=answers(StoredItem | None, 400))
 async def get(web: Web, namespace: str = "", key: str | None = None, refresh_ttl: bool | None = None) -> Response:
     """The item, or null when there is none."""
     if key is None:
         raise BadRequest("key: missing.")
     labels = tuple(namespace.split(".")) if namespace else ()
+    asked = await _may(web, "get", {"namespace": labels, "key": key})
     with _refusals():
-        item = await web.store.aget(labels, key, refresh_ttl=refresh_ttl)
+        item = await web.store.aget(asked["namespace"], asked["key"], refresh_ttl=refresh_ttl)
     return Json(None if item is None else _present(item))
 
 
-@router.delete("/store/items", status_code=204)
+@router.delete("/store/items", status_code=204, summary="Delete an item")
 async def delete(web: Web, body: ItemDelete) -> Response:
+    asked = await _may(web, "delete", {"namespace": tuple(body.namespace), "key": body.key})
     with _refusals():
-        await web.store.adelete(tuple(body.namespace), body.key)
+        await web.store.adelete(asked["namespace"], asked["key"])
     return Response(status_code=204)
 
 
-@router.post("/store/items/search")
+@router.post("/store/items/search", summary="Search items", responses=answers(FoundItems))
 async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) -> Response:
     body = body or ItemSearch()
+    asked = body.model_dump(include={"filter", "limit", "offset", "query"})
+    asked = await _may(web, "search", {"namespace": tuple(body.namespace_prefix), **asked})
     with _refusals():
         found = await web.store.asearch(
-            tuple(body.namespace_prefix),
-            query=body.query,
-            filter=body.filter,
-            limit=body.limit,
-            offset=body.offset,
+            asked["namespace"],
+            query=asked["query"],
+            filter=asked["filter"],
+            limit=asked["limit"],
+            offset=asked["offset"],
             refresh_ttl=body.refresh_ttl,
         )
     return Json({"items": [{**_present(item), "score": item.score} for item in found]})
 
 
-@router.post("/store/namespaces")
+@router.post("/store/namespaces", summary="List namespaces", responses=answers(FoundNamespaces))
 async def namespaces(web: Web, body: Annotated[NamespaceList | None, Body()] = None) -> Response:
     body = body or NamespaceList()
+    asked = body.model_dump(include={"max_depth", "limit", "offset"})
+    given = {"namespace": tuple(body.prefix or ()), "suffix": tuple(body.suffix or ()), **asked}
+    asked = await _may(web, "list_namespaces", given)
     with _refusals():
         found = await web.store.alist_namespaces(
-            prefix=tuple(body.prefix or ()),
-            suffix=tuple(body.suffix or ()),
-            max_depth=body.max_depth,
-            limit=body.limit,
-            offset=body.offset,
+            prefix=asked["namespace"],
+            suffix=tuple(asked["suffix"] or ()),
+            max_depth=asked["max_depth"],
+            limit=asked["limit"],
+            offset=asked["offset"],
         )
     return Json({"namespaces": found})
+
+
+async def _may(web: WebContext, action: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What is to be done, as the project's handler left it: it may move the caller to a namespace of their own. Items
+    have no metadata, so a filter restricts nothing."""
+    await web.caller.may("store", action, asked)
+    asked["namespace"] = tuple(asked["namespace"] or ())
+    return asked
 
 
 def _present(item: Item | SearchItem) -> dict[str, Any]:

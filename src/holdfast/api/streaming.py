@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlencode
 from uuid import UUID
 
-import orjson
 from psycopg.rows import DictRow
 from starlette.responses import StreamingResponse
+from starlette.types import Send
 
 from holdfast.api.context import WebContext
 from holdfast.errors import NotFound
@@ -15,9 +17,19 @@ from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.hub import HubClosed
 from holdfast.streams.log import last_output
+from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Breakable(StreamingResponse):
+    """A response that breaks off where it is when the process goes away, for clients that would take a clean end for
+    the end of it all. They come back to another process."""
+
+    async def stream_response(self, send: Send) -> None:
+        with suppress(HubClosed):
+            await super().stream_response(send)
 
 
 def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str, str]:
@@ -47,13 +59,19 @@ def stream_response(
                 yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
             done = True
         except HubClosed:
-            done = True  # The run goes on, and so can the client, at the Location it was given.
+            done = True
+            raise  # The run goes on, and so can the client, at the Location it was given.
         finally:
             if cancel_on_disconnect and not done:
                 web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
 
-    headers = STREAM_HEADERS | locations(run, "stream", stateless=stateless)
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+    # Clients go on at the Location as it stands, so it says what they asked for here.
+    asked = [("stream_mode", mode) for mode in sorted(modes or ())]
+    if cancel_on_disconnect:
+        asked.append(("cancel_on_disconnect", "true"))
+    place = f"stream?{urlencode(asked)}" if asked else "stream"
+    headers = STREAM_HEADERS | locations(run, place, stateless=stateless)
+    return Breakable(body(), media_type="text/event-stream", headers=headers)
 
 
 def wait_response(
@@ -73,14 +91,14 @@ def wait_response(
             done = True
         except HubClosed:
             done = True
-            raise  # Breaks the connection: half an answer must not look like one.
+            raise  # Half an answer must not look like one.
         finally:
             if cancel_on_disconnect and not done:
                 web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
         yield await result(web, run["thread_id"], run["run_id"])
 
     headers = {"cache-control": "no-store"} | locations(run, "join", stateless=stateless)
-    return StreamingResponse(body(), media_type="application/json", headers=headers)
+    return Breakable(body(), media_type="application/json", headers=headers)
 
 
 async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:
@@ -91,12 +109,14 @@ async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:
         except NotFound:
             return b"{}"  # Rolled back: it left nothing.
         if run["status"] in ("error", "timeout"):
-            return orjson.dumps({"__error__": run["error"]})
+            return to_json({"__error__": run["error"]})
         if run["first_seq"] is not None:
             output = await last_output(connection, thread_id, run_id, run["first_seq"])
             if output is not None:
                 return output
         try:
-            return orjson.dumps((await get_thread(connection, thread_id))["values"] or {})
+            thread = await get_thread(connection, thread_id)
         except NotFound:
             return b"{}"
+        asked = [interrupt for of_task in thread["interrupts"].values() for interrupt in of_task]
+        return to_json({**(thread["values"] or {}), "__interrupt__": asked} if asked else thread["values"] or {})

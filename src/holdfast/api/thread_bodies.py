@@ -8,8 +8,8 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.api.bodies import Body, Checkpoint, Command
-from holdfast.api.listing import NullsAreAbsent, Search
+from holdfast.api.bodies import Body, Checkpoint, Command, Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.listing import Search
 from holdfast.resources.threads import COLUMNS, Filters, TtlStrategy
 
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
@@ -40,11 +40,12 @@ def _minutes(value: Any) -> Any:
 
 
 class Ttl(NullsAreAbsent):
-    ttl: float = Field(gt=0, le=CENTURY, allow_inf_nan=False, description="Minutes without activity.")
+    ttl: Number = Field(gt=0, le=CENTURY, allow_inf_nan=False, description="Minutes without activity.")
     strategy: TtlStrategy = "delete"
 
 
-TtlField = Annotated[Ttl, BeforeValidator(_minutes)]
+Minutes = Annotated[float, Field(gt=0, le=CENTURY)]
+TtlField = Annotated[Ttl, BeforeValidator(_minutes, json_schema_input_type=Ttl | Minutes)]
 
 
 class Update(Body):
@@ -119,7 +120,7 @@ class ThreadPrune(NullsAreAbsent):
 
 class StateRead(NullsAreAbsent):
     checkpoint: Checkpoint
-    subgraphs: bool = False
+    subgraphs: Flag = False
     select: list[str] | None = None
 
 
@@ -128,6 +129,10 @@ class StateUpdateBody(NullsAreAbsent):
     as_node: str | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_id: UUID | None = None
+
+
+class StatePatch(NullsAreAbsent):
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class Configurable(Body):
@@ -151,8 +156,8 @@ def _named(value: Any) -> Any:
 
 
 class HistoryRead(NullsAreAbsent):
-    limit: int = Field(default=1, ge=1, le=1000)
-    before: Annotated[Before, BeforeValidator(_named)] | None = None
+    limit: Whole = Field(default=1, ge=1, le=1000)
+    before: Annotated[Before, BeforeValidator(_named, json_schema_input_type=Before | UUID)] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     select: list[str] | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from fastapi import APIRouter, Header, Query, Response
@@ -15,6 +17,7 @@ from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata, only, page
+from holdfast.api.shapes import Detail, Pruned, SelectedThread, Thread, ThreadWithTtl, answers, pages, refusals
 from holdfast.api.thread_bodies import (
     Superstep,
     ThreadCount,
@@ -24,13 +27,15 @@ from holdfast.api.thread_bodies import (
     ThreadSearch,
     Update,
 )
+from holdfast.db.visibility import is_visible
 from holdfast.engine.cancel import CancelledRuns
 from holdfast.engine.create import create_thread
-from holdfast.errors import BadRequest, Conflict, InvalidRequest, NotFound, RequestError
+from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.resources.pruning import keep_latest
 from holdfast.resources.state import update_state
 from holdfast.resources.threads import (
     COLUMNS,
+    Filters,
     change_thread,
     copy_thread,
     count_threads,
@@ -44,7 +49,12 @@ from holdfast.resources.threads import (
 router = APIRouter(tags=["threads"], route_class=JsonRoute)
 
 
-@router.post("/threads")
+@router.post(
+    "/threads",
+    summary="Create a thread",
+    responses=answers(Thread, 400, 404, 409)
+    | {201: {"model": Detail, "description": "The thread was created, but its supersteps do not fit the graph."}},
+)
 async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = None) -> Response:
     body = body or ThreadCreate()
     thread_id = body.thread_id or uuid7()
@@ -52,12 +62,20 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     if body.supersteps:
         _require_graph(web, metadata)
     supersteps = [_superstep(superstep) for superstep in body.supersteps]
+    asked: dict[str, Any] = {
+        "thread_id": thread_id,
+        "metadata": metadata,
+        "if_exists": body.if_exists,
+        "ttl": None if body.ttl is None else body.ttl.model_dump(),
+    }
+    visible = await web.caller.may("threads", "create", asked)
+    metadata = asked["metadata"] or {}
     async with web.database.transaction() as connection:
-        created = await create_thread(connection, thread_id, metadata)
-        if not created and body.if_exists == "raise":
+        ttl = web.thread_ttl if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
+        created = await create_thread(connection, thread_id, metadata, ttl=ttl)
+        seen = created or await is_visible(connection, "thread", thread_id, visible)
+        if not created and (body.if_exists == "raise" or not seen):
             raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
-        if created and body.ttl is not None:
-            await change_thread(connection, thread_id, {}, (body.ttl.ttl, body.ttl.strategy))
         thread = await get_thread(connection, thread_id)
     if created and supersteps:
         try:
@@ -88,25 +106,19 @@ def _values(update: Update) -> Any:
     if command is None:
         return update.values
     targets = command.goto if isinstance(command.goto, list) else [] if command.goto is None else [command.goto]
-    goto: list[str | Send] = []
-    for target in targets:
-        if isinstance(target, str):
-            goto.append(target)
-        elif isinstance(target.get("node"), str):
-            goto.append(Send(target["node"], target.get("input")))
-        else:
-            raise InvalidRequest("command.goto: name a node, or give an object with node and input.")
+    goto = [target if isinstance(target, str) else Send(target.node, target.input) for target in targets]
     return Command(resume=command.resume, update=command.update, goto=goto)
 
 
-@router.post("/threads/search")
+@router.post("/threads/search", summary="Search threads", responses=pages(list[SelectedThread]))
 async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = None) -> Response:
     body = body or ThreadSearch()
+    filters = await _visible(web, body)
     columns = COLUMNS if body.select is None else [column for column in COLUMNS if column in body.select]
     async with web.database.connection() as connection:
         rows = await search_threads(
             connection,
-            body.filters(),
+            filters,
             columns=columns or ["thread_id"],
             extract=body.places(),
             sort_by=body.sort_by or "updated_at",
@@ -119,16 +131,28 @@ async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = No
     return Json([only(present(row), fields) for row in found], headers=headers)
 
 
-@router.post("/threads/count")
+@router.post("/threads/count", summary="Count threads", responses=answers(int))
 async def count(web: Web, body: Annotated[ThreadCount | None, FromBody()] = None) -> Response:
+    filters = await _visible(web, body or ThreadCount())
     async with web.database.connection() as connection:
-        return Json(await count_threads(connection, (body or ThreadCount()).filters()))
+        return Json(await count_threads(connection, filters))
 
 
-@router.post("/threads/prune")
+async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> Filters:
+    """What a search asks for, less what is not the caller's to see."""
+    value: dict[str, Any] = asked.model_dump(include={"metadata", "values", "status", "limit", "offset", "ids"})
+    visible = await web.caller.may("threads", "search", value)
+    return replace(asked.filters(), metadata=value["metadata"] or {}, values=value["values"] or {}, visible=visible)
+
+
+@router.post("/threads/prune", summary="Delete or shorten threads", responses=answers(Pruned, 409))
 async def prune(web: Web, body: ThreadPrune) -> Response:
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
+        try:
+            await web.may_thread(thread_id, "update" if body.strategy == "keep_latest" else "delete")
+        except NotFound:
+            continue
         if body.strategy == "keep_latest":
             pruned += await keep_latest(web.database, thread_id)
         else:
@@ -140,30 +164,37 @@ async def prune(web: Web, body: ThreadPrune) -> Response:
     return Json({"pruned_count": pruned})
 
 
-@router.get("/threads/{thread_id}")
-async def get(web: Web, thread_id: UUID, include: Annotated[list[str] | None, Query()] = None) -> Response:
+@router.get("/threads/{thread_id}", summary="Get a thread", responses=answers(ThreadWithTtl, 404))
+async def get(web: Web, thread_id: UUID, include: Annotated[Sequence[str], Query()] = ()) -> Response:
+    await web.may_thread(thread_id, "read")
     async with web.database.connection() as connection:
         thread = present(await get_thread(connection, thread_id))
-        if "ttl" in {name.strip() for part in include or () for name in part.split(",")}:
+        if "ttl" in {name.strip() for part in include for name in part.split(",")}:
             ttl = await get_ttl(connection, thread_id)
             thread["ttl"] = None if ttl is None else present(ttl)
     return Json(thread)
 
 
-@router.patch("/threads/{thread_id}")
+@router.patch(
+    "/threads/{thread_id}",
+    summary="Change a thread",
+    responses=answers(Thread, 404) | {204: {"description": "Changed; `Prefer: return=minimal` was asked for."}},
+)
 async def patch(
     web: Web, thread_id: UUID, body: ThreadPatch, prefer: Annotated[str | None, Header()] = None
 ) -> Response:
     ttl = None if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
+    asked = await web.may_thread(thread_id, "update", metadata=clean_metadata(body.metadata))
     async with web.database.connection() as connection:
-        thread = await change_thread(connection, thread_id, clean_metadata(body.metadata), ttl)
+        thread = await change_thread(connection, thread_id, asked["metadata"] or {}, ttl)
     if "return=minimal" in (prefer or "").lower().replace(" ", ""):
         return Response(status_code=204)
     return Json(present(thread))
 
 
-@router.delete("/threads/{thread_id}", status_code=204)
+@router.delete("/threads/{thread_id}", status_code=204, summary="Delete a thread", responses=refusals(404))
 async def delete(web: Web, thread_id: UUID) -> Response:
+    await web.may_thread(thread_id, "delete")
     await _delete(web, thread_id)
     return Response(status_code=204)
 
@@ -172,9 +203,16 @@ async def _delete(web: WebContext, thread_id: UUID) -> None:
     unfinished = await delete_thread(web.database, thread_id)
     running = [run for run in unfinished if run["status"] == "running"]
     web.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
+    web.touched(thread_id)
 
 
-@router.post("/threads/{thread_id}/copy")
+@router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
 async def copy(web: Web, thread_id: UUID) -> Response:
-    async with web.database.connection() as connection:
-        return Json(present(await copy_thread(connection, thread_id)))
+    await web.may_thread(thread_id, "read")
+    asked: dict[str, Any] = {"thread_id": uuid4(), "metadata": {}}
+    await web.caller.may("threads", "create", asked)
+    async with web.database.transaction() as connection:
+        thread = await copy_thread(connection, thread_id, asked["thread_id"])
+        if asked["metadata"]:
+            thread = await change_thread(connection, asked["thread_id"], asked["metadata"], None)
+    return Json(present(thread))

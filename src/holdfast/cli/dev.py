@@ -36,7 +36,7 @@ def dev(
     Without DATABASE_URL it brings its own Postgres, in .holdfast/ (HOLDFAST_DATA_DIR).
     """
     overrides = {"host": host, "port": port, "jobs": jobs}
-    defaults = {"drain_timeout": DRAIN}
+    defaults = {"drain_timeout": DRAIN, "studio_auth": True}
     sys.exit(run_fleet(config, overrides, defaults=defaults, workers=1, reload=reload, announce=announce))
 
 

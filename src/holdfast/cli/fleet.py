@@ -20,6 +20,7 @@ from holdfast.cli.reload import ProjectWatch
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.http import http_section
 from holdfast.settings import Settings, environment_names, load_settings
 
 
@@ -87,7 +88,8 @@ def run_fleet(
             watch = ProjectWatch(project, loads=lambda: graphs_load(config), restart=supervisor.restart, say=say)
             watch.start()
             stack.callback(watch.stop)
-        ready = Ready(local_url(settings.host, settings.port), settings, project, database)
+        url = local_url(settings.host, settings.port) + http_section(project).under(settings).mount_prefix
+        ready = Ready(url, settings, project, database)
         waiting = when_ready(
             settings.host,
             settings.port,

@@ -36,12 +36,18 @@ def definitions(project: ProjectConfig) -> set[Path]:
     return {file.resolve() for file in files}
 
 
+def has_web_code(project: ProjectConfig) -> bool:
+    """Whether the web process runs code of the project besides graphs: an app, or an auth."""
+    sections = (project.raw.get("http"), project.raw.get("auth"))
+    return any(isinstance(section, dict) and (section.get("app") or section.get("path")) for section in sections)
+
+
 class ProjectWatch:
     """Watches in a thread of its own, from `start` to `stop`; `watching` is set once no change can be missed.
 
     `restart` is called with the name of each child that has to start anew: the worker, and the web process too
-    when langgraph.json or the environment changed. After a change that does not load, the worker goes on with
-    the code it has.
+    when langgraph.json or the environment changed, or the project has code of its own in it. After a change that does
+    not load, the worker goes on with the code it has.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class ProjectWatch:
             )
             return
         self._say(f"{names} changed: restarting the worker")
-        if any(file in definitions(self._project) for file in files):
+        if has_web_code(self._project) or any(file in definitions(self._project) for file in files):
             self._restart("web")
         self._restart("worker")
 

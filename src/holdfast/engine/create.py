@@ -12,14 +12,16 @@ from typing import Any, cast
 from uuid import UUID
 
 import orjson
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
+from holdfast.streams.serialize import to_json
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
@@ -28,8 +30,9 @@ RUN_COLUMNS = (
 
 # `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
 CREATE_THREAD = """
-INSERT INTO thread (thread_id, metadata, temporary, has_state)
-VALUES (%(thread_id)s, %(metadata)s::jsonb, %(temporary)s,
+INSERT INTO thread (thread_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
+VALUES (%(thread_id)s, %(metadata)s::jsonb, %(temporary)s, %(ttl_minutes)s::float8, %(ttl_strategy)s::text,
+        now() + %(ttl_minutes)s::float8 * interval '1 minute',
         EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = %(thread_id)s::uuid::text))
 ON CONFLICT (thread_id) DO NOTHING
 RETURNING thread_id
@@ -100,6 +103,10 @@ class NewRun:
     create_thread: bool = False
     temporary: bool = False
     thread_metadata: dict[str, Any] = field(default_factory=dict)
+    # Of a thread that is created with the run: minutes without activity, and what happens then.
+    thread_ttl: tuple[float, str] | None = None
+    # A thread that is not the creator's to see does not exist for this run.
+    visible: Visibility = EVERYTHING
     run_id: UUID = field(default_factory=uuid7)
 
 
@@ -118,11 +125,19 @@ async def create_thread(
     metadata: dict[str, Any],
     *,
     temporary: bool = False,
+    ttl: tuple[float, str] | None = None,
 ) -> bool:
     """Create a thread; False when it exists already."""
+    minutes, strategy = ttl or (None, None)
     cursor = await connection.execute(
         CREATE_THREAD,
-        {"thread_id": thread_id, "metadata": orjson.dumps(metadata).decode(), "temporary": temporary},
+        {
+            "thread_id": thread_id,
+            "metadata": orjson.dumps(metadata).decode(),
+            "temporary": temporary,
+            "ttl_minutes": minutes,
+            "ttl_strategy": strategy,
+        },
     )
     return await cursor.fetchone() is not None
 
@@ -147,16 +162,15 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
         "after_seconds": new.after_seconds,
         "priority": new.priority,
         "multitask_strategy": new.multitask_strategy,
-        "metadata": orjson.dumps(new.metadata).decode(),
-        "assistant_metadata": orjson.dumps(new.assistant_metadata).decode(),
-        "kwargs": orjson.dumps(new.kwargs).decode(),
+        "metadata": to_json(new.metadata).decode(),
+        "assistant_metadata": to_json(new.assistant_metadata).decode(),
+        "kwargs": to_json(new.kwargs).decode(),
         "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
     }
     cancelled = CancelledRuns()
     async with connection.pipeline():
-        if new.create_thread:
-            await create_thread_pipelined(connection, new)
-        locked = await connection.execute(LOCK_THREAD, parameters)
+        created = await create_thread_pipelined(connection, new) if new.create_thread else None
+        locked = await _lock_thread(connection, new, parameters)
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
         await connection.execute(LOCK_LATER_HEAD, parameters)
@@ -164,7 +178,7 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
         await connection.execute(MARK_BUSY, parameters)
         thread = await locked.fetchone()
         row = await inserted.fetchone()
-        if thread is None:
+        if thread is None and (created is None or await created.fetchone() is None):
             raise NotFound(f"Thread {new.thread_id} does not exist.")
         if row is None:
             raise Conflict(
@@ -174,13 +188,27 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
     return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
 
 
-async def create_thread_pipelined(connection: AsyncConnection[DictRow], new: NewRun) -> None:
+async def _lock_thread(
+    connection: AsyncConnection[DictRow], new: NewRun, parameters: dict[str, Any]
+) -> AsyncCursor[DictRow]:
+    if not new.visible.restricted:
+        return await connection.execute(LOCK_THREAD, parameters)
+    # Under the lock, and not before: the thread may be created by somebody else at this moment.
+    condition, more = new.visible.condition()
+    statement = LOCK_THREAD.replace(" FOR NO KEY", f" AND {condition} FOR NO KEY")
+    return await connection.execute(statement.encode(), {**parameters, **more})
+
+
+async def create_thread_pipelined(connection: AsyncConnection[DictRow], new: NewRun) -> AsyncCursor[DictRow]:
     """Part of `create_run`: the thread, unless it is there already."""
-    await connection.execute(
+    minutes, strategy = (None, None) if new.temporary or new.thread_ttl is None else new.thread_ttl
+    return await connection.execute(
         CREATE_THREAD,
         {
             "thread_id": new.thread_id,
             "metadata": orjson.dumps(new.thread_metadata).decode(),
             "temporary": new.temporary,
+            "ttl_minutes": minutes,
+            "ttl_strategy": strategy,
         },
     )

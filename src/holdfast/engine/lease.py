@@ -27,6 +27,7 @@ RENEW = """
 WITH renewed AS (
     UPDATE worker SET
         lease_until = now() + make_interval(secs => %(lease)s), session_gone_at = NULL,
+        claims_last_minute = %(claims)s,
         backend_pid = CASE WHEN %(session)s THEN pg_backend_pid() END,
         backend_start = CASE WHEN NOT %(session)s THEN NULL
             WHEN worker.backend_pid = pg_backend_pid() AND NOT %(reconnected)s THEN worker.backend_start
@@ -89,11 +90,25 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
 
 
 def renew(
-    connection: Connection[DictRow], worker_id: UUID, lease: float, *, session: bool, reconnected: bool
+    connection: Connection[DictRow],
+    worker_id: UUID,
+    lease: float,
+    *,
+    session: bool,
+    reconnected: bool,
+    claims: int = 0,
 ) -> Renewal | None:
-    """Renew the lease. None: the worker has been declared lost and must drop everything it holds."""
+    """Renew the lease. None: the worker has been declared lost and must drop everything it holds. `claims` is how many
+    runs it has claimed in the last minute."""
     rows = connection.execute(
-        RENEW, {"worker_id": worker_id, "lease": lease, "session": session, "reconnected": reconnected}
+        RENEW,
+        {
+            "worker_id": worker_id,
+            "lease": lease,
+            "session": session,
+            "reconnected": reconnected,
+            "claims": claims,
+        },
     ).fetchall()
     if not rows:
         return None

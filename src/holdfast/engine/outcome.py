@@ -16,11 +16,12 @@ from holdfast.engine.states import DeadLetter, EndedStatus
 class Ended:
     """The run is over. What it leaves behind is seen on the thread.
 
-    `resting` is the thread's status once nothing else is queued; `values` None keeps the values the thread had.
+    `resting` is the thread's status once nothing else is queued; None leaves the thread as the run found it, whatever
+    else is said here. `values` None keeps the values the thread had.
     """
 
     status: EndedStatus
-    resting: str
+    resting: str | None
     values: bytes | None = None
     interrupts: dict[str, Any] | None = None
     error: dict[str, str] | None = None
@@ -51,10 +52,13 @@ WHERE run.run_id = o.run_id AND run.status = 'running'
 """
 
 END_THREADS = """
-UPDATE thread SET resting_status = o.resting, "values" = coalesce(o.values::jsonb, thread.values),
-                  interrupts = o.interrupts::jsonb, error = o.error::jsonb,
+UPDATE thread SET resting_status = coalesce(o.resting, thread.resting_status),
+                  "values" = coalesce(CASE WHEN o.resting IS NOT NULL THEN o.values::jsonb END, thread.values),
+                  interrupts = CASE WHEN o.resting IS NULL THEN thread.interrupts ELSE o.interrupts::jsonb END,
+                  error = CASE WHEN o.resting IS NULL THEN thread.error ELSE o.error::jsonb END,
                   last_seq = greatest(thread.last_seq, o.last_seq),
-                  has_state = true, state_updated_at = now()
+                  has_state = true,
+                  state_updated_at = CASE WHEN o.resting IS NULL THEN thread.state_updated_at ELSE now() END
 FROM unnest(%(thread_ids)s::uuid[], %(restings)s::text[], %(values)s::text[], %(interrupts)s::text[],
             %(errors)s::text[], %(last_seqs)s::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)
 WHERE thread.thread_id = o.thread_id

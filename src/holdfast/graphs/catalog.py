@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
+from langgraph.pregel.main import _normalize_stream_transformer_factories
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph_sdk.auth.types import BaseUser
@@ -42,9 +43,12 @@ class GraphCatalog:
         self._config = config
         self._loaded = dict(loaded)
         self._sources = {graph_id: _source(config, one) for graph_id, one in loaded.items()}
+        self._transformers = {graph_id: _transformers(config, one) for graph_id, one in loaded.items()}
         self._replaced: set[tuple[str, str]] = set()
         self._lent: BaseStore | None = None
         self._fallback_store: InMemoryStore | None = None
+        self._user: BaseUser | None = None
+        self._about_user: Mapping[str, Any] = {}
 
     @classmethod
     def load(cls, config: ProjectConfig) -> GraphCatalog:
@@ -63,6 +67,13 @@ class GraphCatalog:
     def lend(self, store: BaseStore) -> None:
         """Give graphs this store from now on, unless `open` is told another."""
         self._lent = store
+
+    def acting_for(self, user: BaseUser | None, configurable: Mapping[str, Any]) -> GraphCatalog:
+        """The same graphs, opened for a user: factories find the user in their runtime, and `configurable` in their
+        config."""
+        view = copy.copy(self)
+        view._user, view._about_user = user, configurable
+        return view
 
     @property
     def graph_ids(self) -> tuple[str, ...]:
@@ -111,6 +122,7 @@ class GraphCatalog:
         if source is None:
             raise NotFound(f"Graph '{graph_id}' not found. Expected one of: {list(self._sources)}")
         store = self._lent if store is None else store
+        user = self._user if user is None else user
         if isinstance(source, Factory):
             return self._built(graph_id, source, config, access_context, checkpointer, store, user, context)
         return _Opened(self._bound(graph_id, source, checkpointer, store))
@@ -131,6 +143,9 @@ class GraphCatalog:
         if factory.wants_runtime:
             lent = self._store() if store is None else store
             runtime = factory.runtime(access_context=access_context, user=user, store=lent, context=context)
+        if self._about_user:
+            about = {**(config.get("configurable") or {}), **self._about_user}
+            config = {**config, "configurable": about}
         async with entered(factory.call(config, runtime)) as answer:
             graph = answer.compile() if isinstance(answer, StateGraph) else answer
             if not isinstance(graph, Pregel):
@@ -156,6 +171,8 @@ class GraphCatalog:
         if graph.checkpointer is not None and graph.checkpointer is not True:
             self._warn_once("graph.checkpointer_replaced", graph_id, graph.checkpointer)
         bound.checkpointer = checkpointer
+        if self._transformers[graph_id]:
+            bound.stream_transformers = (*graph.stream_transformers, *self._transformers[graph_id])
         if store is not None:
             if graph.store is not None and graph.store is not store:
                 self._warn_once("graph.store_replaced", graph_id, graph.store)
@@ -212,6 +229,22 @@ def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
         return inspect_factory(value)
     except ValueError as error:
         raise config.error(target.key, f"the factory {target.spec} cannot be used: {error}") from error
+
+
+def _transformers(config: ProjectConfig, loaded: Loaded) -> tuple[Callable[..., Any], ...]:
+    """What the function `stream_transformers` of a graph's module returns, if it has one: a list of factories, each of
+    which makes a transformer for the run it is called for."""
+    given = vars(loaded.module).get("stream_transformers")
+    if given is None:
+        return ()
+    try:
+        factories = given() if callable(given) else given
+        checked = _normalize_stream_transformer_factories(factories)
+    except Exception as error:
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        key, name = loaded.target.key, loaded.module.__name__
+        raise config.error(key, f"stream_transformers() of {name} cannot be used: {summary}") from error
+    return tuple(checked)
 
 
 def _described(value: object) -> str:

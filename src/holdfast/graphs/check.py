@@ -1,4 +1,4 @@
-"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether every graph loads, as an exit status.
+"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether every graph and the auth load, as an exit status.
 
 Silent and 0 when everything does; otherwise the reason on stderr and 78 (EX_CONFIG). Run in a process of its
 own before a server starts, so that broken user code cannot leave half-imported modules behind in it.
@@ -12,9 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from holdfast.auth.custom import CustomAuth
 from holdfast.errors import ConfigError
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import load_config
+from holdfast.graphs.http import load_app
 
 EX_CONFIG = 78
 
@@ -23,7 +26,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.graphs.check")
     parser.add_argument("path", metavar="LANGGRAPH_JSON", type=Path)
     try:
-        GraphCatalog.load(load_config(parser.parse_args(arguments).path, environ))
+        project = load_config(parser.parse_args(arguments).path, environ)
+        GraphCatalog.load(project)
+        CustomAuth.load(project, studio=False)
+        load_app(project)
+        checkpointer_section(project)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EX_CONFIG

@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,14 @@ from holdfast.errors import ConfigError
 DEFAULT_PATH = Path("langgraph.json")
 
 GRAPHS_VARIABLE = "LANGSERVE_GRAPHS"
+# Each holds a section as JSON, which takes the place of the one in the file.
+SECTION_VARIABLES = {
+    "auth": "LANGGRAPH_AUTH",
+    "checkpointer": "LANGGRAPH_CHECKPOINTER",
+    "http": "LANGGRAPH_HTTP",
+    "store": "LANGGRAPH_STORE",
+    "webhooks": "LANGGRAPH_WEBHOOKS",
+}
 
 KNOWN_KEYS = frozenset(
     {
@@ -45,6 +53,53 @@ KNOWN_KEYS = frozenset(
         "webhooks",
     }
 )
+
+# What the objects inside of sections may hold. A key that is missing here would be ignored in silence.
+KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
+    "checkpointer": frozenset({"backend", "path", "serde", "ttl"}),
+    "checkpointer.ttl": frozenset({"default_ttl", "strategy", "sweep_interval_minutes", "sweep_limit"}),
+    "http": frozenset(
+        {
+            "app",
+            "configurable_headers",
+            "cors",
+            "disable_a2a",
+            "disable_assistants",
+            "disable_event_streaming",
+            "disable_mcp",
+            "disable_meta",
+            "disable_runs",
+            "disable_store",
+            "disable_threads",
+            "disable_ui",
+            "disable_webhooks",
+            "enable_custom_route_auth",
+            "logging_headers",
+            "middleware_order",
+            "mount_prefix",
+        }
+    ),
+    "http.configurable_headers": frozenset({"excludes", "includes"}),
+    "http.cors": frozenset(
+        {
+            "allow_credentials",
+            "allow_headers",
+            "allow_methods",
+            "allow_origin_regex",
+            "allow_origins",
+            "expose_headers",
+            "max_age",
+        }
+    ),
+    "http.logging_headers": frozenset({"excludes", "includes"}),
+}
+
+# Understood elsewhere, without effect here. Whoever relies on one should hear of it.
+WITHOUT_EFFECT = {
+    "checkpointer.serde": "checkpoints are written and read by LangGraph's default serializer",
+    "ui": "components of a user interface are not served",
+    "webhooks": "this version delivers none",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +135,21 @@ class ProjectConfig:
     warnings: tuple[str, ...]
     source: str
     """What messages call the file: its path as given, or LANGSERVE_GRAPHS."""
+    overridden: Mapping[str, str] = field(default_factory=dict)
+    """The sections that come from the environment, and the variable of each."""
 
     def error(self, key: str, cause: str) -> ConfigError:
-        return _error(self.source, key, cause)
+        return _error(self.overridden.get(key.partition(".")[0], self.source), key, cause)
 
 
 def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = None) -> ProjectConfig:
     """Read and check the shape of `path`.
 
     When `path` is the default langgraph.json and does not exist, the graphs come from LANGSERVE_GRAPHS in
-    `environ` and their paths are relative to the current directory. A file named explicitly must exist.
+    `environ` and their paths are relative to the current directory. A file named explicitly must exist. The variables
+    of SECTION_VARIABLES come before the sections of the file, each as a whole.
 
-    Raises ConfigError naming the file, the key and the cause.
+    Raises ConfigError naming the file or variable, the key and the cause.
     """
     source = str(path)
     if path == DEFAULT_PATH and not path.exists() and (environ or {}).get(GRAPHS_VARIABLE):
@@ -102,10 +160,21 @@ def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = N
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: must hold a JSON object, not {_kind(document)}")
 
+    overridden = {}
+    for section, variable in SECTION_VARIABLES.items():
+        if (environ or {}).get(variable):
+            document[section] = _parse(variable, (environ or {})[variable])
+            if document[section] is not None and not isinstance(document[section], dict):
+                raise ConfigError(f"{variable}: must hold a JSON object, not {_kind(document[section])}")
+            overridden[section] = variable
+
     directory = path.absolute().parent
     warnings = [
         f'{source}: unknown key "{key}"{suggestion(key, KNOWN_KEYS)}' for key in document if key not in KNOWN_KEYS
     ]
+    warnings += _unknown_inside(source, document, overridden)
+    warnings += _without_effect(source, document, overridden)
+    _refuse_encryption(source, document.get("encryption"))
     return ProjectConfig(
         path=path.absolute(),
         directory=directory,
@@ -115,6 +184,7 @@ def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = N
         raw=MappingProxyType(document),
         warnings=tuple(warnings),
         source=source,
+        overridden=MappingProxyType(overridden),
     )
 
 
@@ -163,6 +233,38 @@ def _parse(source: str, text: str) -> Any:
         raise ConfigError(
             f"{source}: not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from None
+
+
+def _unknown_inside(source: str, document: Mapping[str, Any], overridden: Mapping[str, str]) -> list[str]:
+    found = []
+    for place, known in KNOWN_INSIDE.items():
+        value = _at(document, place)
+        for key in value if isinstance(value, dict) else ():
+            if key not in known:
+                where = overridden.get(place.partition(".")[0], source)
+                found.append(f'{where}: unknown key "{place}.{key}"{suggestion(key, known)}')
+    return found
+
+
+def _without_effect(source: str, document: Mapping[str, Any], overridden: Mapping[str, str]) -> list[str]:
+    return [
+        f'{overridden.get(place.partition(".")[0], source)}: "{place}" has no effect: {reason}'
+        for place, reason in WITHOUT_EFFECT.items()
+        if _at(document, place)
+    ]
+
+
+def _at(document: Mapping[str, Any], place: str) -> Any:
+    value: Any = document
+    for part in place.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _refuse_encryption(source: str, section: object) -> None:
+    """What somebody believes to be encrypted must not be stored as it is."""
+    if section:
+        raise _error(source, "encryption", "not supported: state is stored as it is, so remove the section to go on")
 
 
 def _graphs(source: str, document: dict[str, Any], directory: Path, warnings: list[str]) -> dict[str, GraphTarget]:

@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
@@ -220,6 +221,7 @@ class Filters:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     graph_id: str | None = None
     name: str | None = None
+    visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes. A name is looked for as it
@@ -231,7 +233,9 @@ class Filters:
             conditions.append("graph_id = %(graph_id)s")
         if self.name is not None:
             conditions.append("strpos(lower(name), lower(%(name)s)) > 0")
-        return " AND ".join(conditions), _stored(vars(self))
+        parameters = {"metadata": self.metadata, "graph_id": self.graph_id, "name": self.name}
+        condition, more = self.visible.condition()
+        return " AND ".join([*conditions, condition]), {**_stored(parameters), **more}
 
 
 async def search_assistants(

@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -22,6 +23,14 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import Jsonb
 
 from holdfast.db.connect import Database
+
+# Read backwards along the primary key, and not beyond the last thousand: it costs every run the same, however long its
+# thread is. A step is LangGraph's to write: whatever is not a number there is left alone.
+HIGHEST_STEP = """
+SELECT max(CASE jsonb_typeof(metadata -> 'step') WHEN 'number' THEN (metadata ->> 'step')::numeric END)::integer AS step
+FROM (SELECT metadata FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
+      ORDER BY checkpoint_id DESC LIMIT 1000) AS latest
+"""
 
 BlobRow = tuple[str, str, str, str, str, bytes | None]
 """thread_id, checkpoint_ns, channel, version, type, blob"""
@@ -84,6 +93,14 @@ class TransactionSaver(PooledSaver):
                 ),
             )
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
+
+
+async def highest_step(database: Database, thread_id: UUID) -> int | None:
+    """The highest step that any branch of a thread has come to, as far back as anybody will look."""
+    async with database.connection() as connection:
+        cursor = await connection.execute(HIGHEST_STEP, {"thread_id": thread_id})
+        row = await cursor.fetchone()
+    return row["step"] if row else None
 
 
 def stored_values(

@@ -19,11 +19,13 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.assistants import get_assistant, inherit
 from holdfast.resources.runs import RESERVED_METADATA
 from holdfast.resources.schedules import Schedule
+from holdfast.streams.serialize import to_json
 
 SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
 
@@ -38,16 +40,19 @@ COLUMNS = (
 NOW = "SELECT clock_timestamp() AS now"
 
 CREATE = f"""
-INSERT INTO cron (cron_id, assistant_id, thread_id, schedule, timezone, end_time, next_run_date, enabled,
-                  on_run_completed, metadata, payload, template)
-VALUES (%(cron_id)s, %(assistant_id)s, %(thread_id)s, %(schedule)s, %(timezone)s, %(end_time)s, %(next_run_date)s,
-        %(enabled)s, %(on_run_completed)s, %(metadata)s::jsonb, %(payload)s::json, %(template)s::json)
+INSERT INTO cron (cron_id, assistant_id, thread_id, user_id, schedule, timezone, end_time, next_run_date,
+                  enabled, on_run_completed, metadata, payload, template)
+VALUES (%(cron_id)s, %(assistant_id)s, %(thread_id)s, %(user_id)s, %(schedule)s, %(timezone)s, %(end_time)s,
+        %(next_run_date)s, %(enabled)s, %(on_run_completed)s, %(metadata)s::jsonb, %(payload)s::json,
+        %(template)s::json)
 RETURNING {COLUMNS}
 """
 
 GET = f"SELECT {COLUMNS} FROM cron WHERE cron_id = %(cron_id)s"
 
-GET_FOR_CHANGE = f"SELECT {COLUMNS}, clock_timestamp() AS now FROM cron WHERE cron_id = %(cron_id)s FOR NO KEY UPDATE"
+GET_FOR_CHANGE = f"""
+SELECT {COLUMNS}, template, clock_timestamp() AS now FROM cron WHERE cron_id = %(cron_id)s FOR NO KEY UPDATE
+"""
 
 CHANGE = f"""
 UPDATE cron SET
@@ -105,7 +110,7 @@ class CronContent:
     def stored(self) -> dict[str, Any]:
         columns = dict(vars(self))
         for document in ("metadata", "payload", "template"):
-            columns[document] = orjson.dumps(columns[document]).decode()
+            columns[document] = to_json(columns[document]).decode()
         return columns
 
 
@@ -117,6 +122,7 @@ class Filters:
     thread_id: UUID | None = None
     enabled: bool | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes."""
@@ -128,7 +134,8 @@ class Filters:
         if self.metadata:
             conditions.append("metadata @> %(metadata)s::jsonb")
             parameters["metadata"] = orjson.dumps(self.metadata).decode()
-        return " AND ".join(conditions), parameters
+        condition, more = self.visible.condition()
+        return " AND ".join([*conditions, condition]), {**parameters, **more}
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,7 @@ async def create_cron(
     cron_id: UUID,
     assistant_id: UUID,
     thread_id: UUID | None,
+    user_id: str,
     content: CronContent,
 ) -> DictRow:
     """Create a cron. Raises InvalidRequest for its schedule, NotFound when assistant or thread have just gone."""
@@ -165,6 +173,7 @@ async def create_cron(
         "cron_id": cron_id,
         "assistant_id": assistant_id,
         "thread_id": thread_id,
+        "user_id": user_id,
         "next_run_date": next_due(schedule, content.end_time, now),
     }
     try:
@@ -301,6 +310,7 @@ def _new_run(cron: DictRow, assistant: DictRow) -> NewRun:
         create_thread=thread_id is None,
         temporary=cron["on_run_completed"] == "delete",
         thread_metadata=of_cron,
+        thread_ttl=template.get("thread_ttl"),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
@@ -20,7 +22,8 @@ GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
 UNFINISHED = """
 SELECT thread_id, array_agg(run_id) AS run_ids FROM run
-WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s) GROUP BY thread_id
+WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s) AND {visible}
+GROUP BY thread_id
 """
 
 LOCK = "SELECT status FROM run WHERE run_id = %(run_id)s AND thread_id = %(thread_id)s FOR UPDATE"
@@ -32,7 +35,7 @@ ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
 LIST_ALL = f"""
-SELECT {RUN_COLUMNS} FROM run WHERE %(status)s::text IS NULL OR status = %(status)s
+SELECT {RUN_COLUMNS} FROM run WHERE (%(status)s::text IS NULL OR status = %(status)s) AND {{visible}}
 ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
@@ -47,9 +50,21 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
     return row
 
 
-async def unfinished_by_thread(connection: AsyncConnection[DictRow], status: str) -> dict[UUID, list[UUID]]:
-    """The unfinished runs in a state ("all": in either), by thread."""
-    cursor = await connection.execute(UNFINISHED, {"status": status})
+def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
+    if not visible.restricted:
+        return "true", {}
+    # Both tables have metadata.
+    condition, parameters = visible.condition("thread.metadata")
+    return f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = run.thread_id AND {condition})", parameters
+
+
+async def unfinished_by_thread(
+    connection: AsyncConnection[DictRow], status: str, visible: Visibility = EVERYTHING
+) -> dict[UUID, list[UUID]]:
+    """The unfinished runs in a state ("all": in either) of the threads that are visible, by thread."""
+    condition, parameters = _in_visible_thread(visible)
+    statement = UNFINISHED.format(visible=condition)
+    cursor = await connection.execute(statement.encode(), {"status": status, **parameters})
     return {row["thread_id"]: row["run_ids"] for row in await cursor.fetchall()}
 
 
@@ -67,11 +82,16 @@ async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
 
 
 async def list_runs(
-    connection: AsyncConnection[DictRow], thread_id: UUID | None, status: str | None, limit: int, offset: int
+    connection: AsyncConnection[DictRow],
+    thread_id: UUID | None,
+    status: str | None,
+    limit: int,
+    offset: int,
+    visible: Visibility = EVERYTHING,
 ) -> list[DictRow]:
-    """Runs of a thread, or all, newest first."""
-    cursor = await connection.execute(
-        LIST_ALL if thread_id is None else LIST_OF_THREAD,
-        {"thread_id": thread_id, "status": status, "limit": limit, "offset": offset},
-    )
+    """Runs of a thread, or of all threads that are visible, newest first."""
+    condition, parameters = _in_visible_thread(visible)
+    statement = LIST_ALL.format(visible=condition) if thread_id is None else LIST_OF_THREAD
+    parameters |= {"thread_id": thread_id, "status": status, "limit": limit, "offset": offset}
+    cursor = await connection.execute(statement.encode(), parameters)
     return await cursor.fetchall()

@@ -40,10 +40,8 @@ class Schedule:
     def parse(cls, schedule: str, timezone: str | None) -> Schedule:
         """Raises InvalidRequest for a schedule or a timezone that does not exist, or that never comes."""
         fields = ALIASES.get(schedule.strip().lower(), schedule).split()
-        if len(fields) not in (5, 6):
-            raise InvalidRequest(
-                f"schedule: '{schedule}' has {len(fields)} fields; cron has 5, or 6 with seconds last."
-            )
+        if len(fields) not in (5, 6) or "=" in fields[0]:
+            raise InvalidRequest(f"schedule: '{schedule}' {_what_is_wrong(fields)}.")
         second = fields.pop() if len(fields) == 6 else "0"
         expression = " ".join([second, *fields])
         parsed = cls(expression, _zone(timezone), not (fields[0].startswith("*") or fields[1].startswith("*")))
@@ -74,6 +72,17 @@ class Schedule:
             if instant.astimezone(self.zone).replace(tzinfo=None, fold=0) == wall:
                 return instant
             wall = wall.replace(second=0) + timedelta(minutes=1)
+
+
+def _what_is_wrong(fields: list[str]) -> str:
+    """With a schedule that has not the form of one. Others have forms of their own; this says which of them it is."""
+    if fields and fields[0].startswith("@"):
+        return f"is not one of {', '.join(ALIASES)}"
+    if fields and "=" in fields[0]:
+        return "names a timezone: put that into `timezone`"
+    if len(fields) == 7:
+        return "has 7 fields: there is none for years. Give 5, or 6 with the seconds last, and an `end_time`"
+    return f"has {len(fields)} fields; cron has 5, or 6 with the seconds last"
 
 
 @cache

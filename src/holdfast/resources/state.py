@@ -52,6 +52,16 @@ UPDATE thread SET status = %(status)s, resting_status = %(status)s, "values" = %
 WHERE thread_id = %(thread_id)s
 """
 
+PATCH_HEAD = """
+UPDATE checkpoints SET metadata = metadata || %(metadata)s::jsonb
+WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = '' AND checkpoint_id = (
+    SELECT checkpoint_id FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
+    ORDER BY checkpoint_id DESC LIMIT 1)
+"""
+
+# What LangGraph and Holdfast go by. What somebody notes on a checkpoint does not change what it is.
+FIXED_METADATA = frozenset({"source", "step", "parents", "graph_id"})
+
 STORAGE = """
 SELECT (SELECT coalesce(sum(pg_column_size(c.*)), 0)::bigint FROM checkpoints c
         WHERE c.thread_id = %(thread_id)s::uuid::text) AS checkpoints,
@@ -164,7 +174,9 @@ async def update_state(
             )
         opened.subgraph(checkpoint.get("checkpoint_ns") or "")
         async with database.transaction() as connection:
-            await _lock_idle(connection, opened)
+            graph_id = await _lock_idle(connection, thread_id)
+            if graph_id != opened.graph_id:
+                raise Conflict(f"Thread {thread_id} changed to graph '{graph_id}' meanwhile. Try again.")
             opened.graph.checkpointer = TransactionSaver(database, connection)
             try:
                 async with asyncio.timeout(database.settings.lease * PATIENCE):
@@ -184,6 +196,19 @@ async def update_state(
                 },
             )
     return reached
+
+
+async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[str, Any]) -> None:
+    """Merge metadata into that of a thread's last checkpoint.
+
+    Raises NotFound, Conflict while the thread has an unfinished run, BadRequest when it has no checkpoint.
+    """
+    noted = {key: value for key, value in metadata.items() if key not in FIXED_METADATA}
+    async with database.transaction() as connection:
+        await _lock_idle(connection, thread_id)
+        patched = await connection.execute(PATCH_HEAD, {"thread_id": thread_id, "metadata": to_jsonb(to_json(noted))})
+    if not patched.rowcount:
+        raise BadRequest(f"Thread {thread_id} has no state yet. Run a graph in it before patching the metadata.")
 
 
 async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID) -> dict[str, Any]:
@@ -229,20 +254,20 @@ async def _assistant_config(connection: AsyncConnection[DictRow], assistant_id: 
     return {} if row is None else row["config"]
 
 
-async def _lock_idle(connection: AsyncConnection[DictRow], opened: Opened) -> None:
-    """Lock the thread, provided that nothing is going on in it."""
-    parameters = {"thread_id": opened.thread_id}
+async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID) -> str | None:
+    """Lock the thread, provided that nothing is going on in it, and return its graph."""
+    parameters = {"thread_id": thread_id}
     thread = await (await connection.execute(LOCK_THREAD, parameters)).fetchone()
     if thread is None:
-        raise NotFound(f"Thread {opened.thread_id} does not exist.")
+        raise NotFound(f"Thread {thread_id} does not exist.")
     unfinished = await (await connection.execute(UNFINISHED, parameters)).fetchone()
     if unfinished is not None:
         raise Conflict(
-            f"Run {unfinished['run_id']} of thread {opened.thread_id} is not finished. Wait for it or cancel it before "
+            f"Run {unfinished['run_id']} of thread {thread_id} is not finished. Wait for it or cancel it before "
             "updating the state."
         )
-    if thread["graph_id"] != opened.graph_id:
-        raise Conflict(f"Thread {opened.thread_id} changed to graph '{thread['graph_id']}' meanwhile. Try again.")
+    graph_id: str | None = thread["graph_id"]
+    return graph_id
 
 
 async def _apply(opened: Opened, supersteps: Sequence[Sequence[StateUpdate]], checkpoint: Checkpoint) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
@@ -39,6 +40,10 @@ GET_TTL = """
 SELECT ttl_strategy AS strategy, ttl_minutes,
        greatest(expires_at, updated_at + ttl_minutes * interval '1 minute') AS expires_at
 FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND ttl_minutes IS NOT NULL
+"""
+
+STATE_MOMENTS = """
+SELECT created_at, state_updated_at FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
 """
 
 CHANGE = f"""
@@ -116,6 +121,7 @@ class Filters:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     status: str | None = None
+    visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """Only the conditions that were asked for: `OR … IS NULL` would keep the planner from the index on metadata.
@@ -133,6 +139,10 @@ class Filters:
         if self.status is not None:
             conditions.append("status = %(status)s")
             parameters["status"] = self.status
+        if self.visible.restricted:
+            condition, more = self.visible.condition()
+            conditions.append(condition)
+            parameters |= more
         return " AND ".join(conditions), parameters
 
 
@@ -143,6 +153,12 @@ async def get_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> D
     if row is None:
         raise NotFound(f"Thread {thread_id} does not exist.")
     return row
+
+
+async def state_moments(connection: AsyncConnection[DictRow], thread_id: UUID) -> tuple[datetime, datetime] | None:
+    """When a thread was created, and when its state was last updated; None when there is no such thread."""
+    row = await (await connection.execute(STATE_MOMENTS, {"thread_id": thread_id})).fetchone()
+    return None if row is None else (row["created_at"], row["state_updated_at"])
 
 
 async def get_ttl(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow | None:
@@ -210,9 +226,9 @@ async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) 
     return 0 if row is None else int(row["count"])
 
 
-async def copy_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow:
+async def copy_thread(connection: AsyncConnection[DictRow], thread_id: UUID, copy_id: UUID) -> DictRow:
     """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist."""
-    cursor = await connection.execute(COPY, {"thread_id": thread_id, "copy_id": uuid4()})
+    cursor = await connection.execute(COPY, {"thread_id": thread_id, "copy_id": copy_id})
     row = await cursor.fetchone()
     if row is None:
         raise Conflict(f"Thread {thread_id} does not exist, so it cannot be copied.")

@@ -119,7 +119,11 @@ def _data(event: LogEvent) -> tuple[Any, str | None]:
                 "source": metadata.get("source"),
             }, None
         case "message":
-            return data, data.pop("node", None)
+            node = data.pop("node", None)
+            if node is not None and data["event"] == "message-start":
+                # Where the Python client looks for it.
+                data["metadata"] = {**(data.get("metadata") or {}), "langgraph_node": node}
+            return data, node
         case _:
             return data, None
 

@@ -40,6 +40,8 @@ class Feed:
         self.watchers = 0
         self.head = after
         self.stale = True
+        # How often something about the thread was said to have changed that the log does not tell.
+        self.touches = 0
         self._database = database
         self._recent: deque[LogEvent] = deque(maxlen=RECENT)
         self._changed = asyncio.Event()
@@ -49,6 +51,11 @@ class Feed:
         """The log has grown to `seq`, or (None) may have."""
         if seq is None or seq > self.head:
             self.stale = True
+        self.wake()
+
+    def touch(self) -> None:
+        """The thread's state has been updated, or the thread deleted."""
+        self.touches += 1
         self.wake()
 
     def wake(self) -> None:
@@ -101,6 +108,16 @@ class Hub:
         self._closing = False
         signals.listen("events", self._hint)
 
+    @property
+    def watchers(self) -> int:
+        """Open streams."""
+        return sum(feed.watchers for feed in self._feeds.values())
+
+    @property
+    def threads(self) -> int:
+        """Followed threads."""
+        return len(self._feeds)
+
     @contextmanager
     def watch(self, thread_id: UUID, after: int) -> Iterator[Feed]:
         """Follow a thread for the length of the block."""
@@ -115,14 +132,19 @@ class Hub:
             if feed.watchers == 0:
                 del self._feeds[thread_id]
 
-    async def thread_events(self, thread_id: UUID, after: int, *, tick: float) -> AsyncIterator[list[LogEvent]]:
+    async def thread_events(
+        self, thread_id: UUID, after: int, *, tick: float, touches: bool = False
+    ) -> AsyncIterator[list[LogEvent]]:
         """A thread's events after a cursor, as they become visible, run after run; never ends by itself.
 
         Yields an empty list about every `tick` seconds, regularly, also while events flow. Survives an outage of the
         database. Raises HubClosed when the process is going away: the watcher goes on elsewhere, from its cursor.
+
+        With `touches`, an empty list also comes when the thread was changed or deleted otherwise since it is being
+        watched: look for yourself.
         """
         with self.watch(thread_id, after) as feed:
-            async for events in self._follow(feed, after, tick, lambda: False):
+            async for events in self._follow(feed, after, tick, lambda: False, touches=touches):
                 yield events
 
     async def run_events(
@@ -139,9 +161,10 @@ class Hub:
                     return
 
     async def _follow(
-        self, feed: Feed, after: int, tick: float, over: Callable[[], bool]
+        self, feed: Feed, after: int, tick: float, over: Callable[[], bool], *, touches: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
         loop = asyncio.get_running_loop()
+        touched = 0
         backoff = Backoff("stream.outage", "stream.recovered")
         next_tick = loop.time() + tick
         while True:
@@ -165,6 +188,9 @@ class Hub:
                         await changed.wait()
             if loop.time() >= next_tick:
                 next_tick += tick
+                yield []
+            elif touches and feed.touches != touched:
+                touched = feed.touches
                 yield []
 
     def close(self) -> None:
@@ -224,8 +250,11 @@ class Hub:
         with suppress(ValueError, TypeError, KeyError):
             hint = orjson.loads(payload)
             if isinstance(hint, dict):
-                for run_id in hint["ended"]:
+                for run_id in hint.get("ended", ()):
                     self.run_ended(UUID(run_id))
+                for thread_id in hint.get("touched", ()):
+                    if (watched := self._feeds.get(UUID(thread_id))) is not None:
+                        watched.touch()
                 return
             for thread_id, seq in hint:
                 if (watched := self._feeds.get(UUID(thread_id))) is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
@@ -22,6 +23,9 @@ SELECT watched.thread_id, coalesce((SELECT seq FROM event WHERE event.thread_id 
 FROM unnest(%(thread_ids)s::uuid[]) AS watched(thread_id)
 """
 
+# What the runs that have ended left behind: the thread's row learns of it at the end of each.
+ENDED_THROUGH = "SELECT last_seq FROM thread WHERE thread_id = %(thread_id)s"
+
 # A run that is gone (rolled back, deleted) has ended too.
 ENDED_RUNS = """
 SELECT watched.run_id FROM unnest(%(run_ids)s::uuid[]) AS watched(run_id)
@@ -33,6 +37,31 @@ SELECT data FROM event
 WHERE thread_id = %(thread_id)s AND seq >= %(first_seq)s AND run_id = %(run_id)s
   AND kind IN ('values', 'output') AND namespace = ''
 ORDER BY seq DESC LIMIT 1
+"""
+
+# What the run that is under way has asked so far. Its thread's row says so only when the run has ended.
+REQUESTED_INPUTS = """
+SELECT event.data FROM run JOIN event ON event.thread_id = run.thread_id AND event.seq >= run.first_seq
+WHERE run.thread_id = %(thread_id)s AND run.status = 'running'
+  AND event.run_id = run.run_id AND event.kind = 'input.requested'
+"""
+
+# Of a thread's run, or of the last that has begun: where it and its subgraphs began and ended.
+LIFE = """
+SELECT event.seq, event.run_id, event.kind, event.namespace, event.data, event.created_at
+FROM (SELECT run_id, first_seq FROM run
+      WHERE thread_id = %(thread_id)s AND first_seq IS NOT NULL
+        AND (%(run_id)s::uuid IS NULL OR run_id = %(run_id)s)
+      ORDER BY created_at DESC, run_id DESC LIMIT 1) AS told
+JOIN event ON event.thread_id = %(thread_id)s AND event.seq >= told.first_seq AND event.run_id = told.run_id
+WHERE event.kind IN ('metadata', 'lifecycle', 'end') ORDER BY event.seq
+"""
+
+# `next` is the first event after a cursor that the log still has; `last` the highest number ever given out.
+GAP = """
+SELECT (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s AND seq > %(since)s ORDER BY seq LIMIT 1) AS next,
+       greatest((SELECT last_seq FROM thread WHERE thread.thread_id = %(thread_id)s),
+                (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s ORDER BY seq DESC LIMIT 1), 0) AS last
 """
 
 
@@ -62,6 +91,13 @@ async def heads(connection: AsyncConnection[DictRow], thread_ids: Sequence[UUID]
     return {row["thread_id"]: row["seq"] for row in await cursor.fetchall()}
 
 
+async def ended_through(connection: AsyncConnection[DictRow], thread_id: UUID) -> int:
+    """The number of the last event of the thread's runs that have ended, 0 for none. A run that is under way, or one
+    that begins later, has only higher ones."""
+    row = await (await connection.execute(ENDED_THROUGH, {"thread_id": thread_id})).fetchone()
+    return 0 if row is None else int(row["last_seq"])
+
+
 async def ended_runs(connection: AsyncConnection[DictRow], run_ids: Sequence[UUID]) -> list[UUID]:
     """Those of the runs that have ended or do not exist."""
     cursor = await connection.execute(ENDED_RUNS, {"run_ids": list(run_ids)})
@@ -77,3 +113,26 @@ async def last_output(
     )
     row = await cursor.fetchone()
     return None if row is None else row["data"]
+
+
+async def requested_inputs(connection: AsyncConnection[DictRow], thread_id: UUID) -> set[str]:
+    """The interrupts that the thread's running run has told its watchers of."""
+    cursor = await connection.execute(REQUESTED_INPUTS, {"thread_id": thread_id}, binary=True)
+    return {orjson.loads(row["data"])["interrupt_id"] for row in await cursor.fetchall()}
+
+
+async def life_of_run(
+    connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID | None = None
+) -> list[LogEvent]:
+    """The beginnings and ends, of the graph and its subgraphs, in a run; None: in the last that has begun."""
+    cursor = await connection.execute(LIFE, {"thread_id": thread_id, "run_id": run_id}, binary=True)
+    return [LogEvent(**row) for row in await cursor.fetchall()]
+
+
+async def first_after_gap(connection: AsyncConnection[DictRow], thread_id: UUID, since: int) -> int | None:
+    """The lowest number after a cursor that can still be had, if the one right after it cannot; None without a gap."""
+    row = await (await connection.execute(GAP, {"thread_id": thread_id, "since": since})).fetchone()
+    assert row is not None
+    if row["last"] <= since or row["next"] == since + 1:
+        return None
+    return int(row["next"] or row["last"] + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -40,7 +41,35 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(value, _default, OPTIONS)
     except (TypeError, ValueError):
         # Integers past 64 bits and lone surrogates: slower, but the standard library can write both.
-        return json.dumps(value, default=_default, separators=(",", ":")).encode()
+        return json.dumps(_plain(value), separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    """The same in types that the standard library writes as orjson would have: it has no times, and NaN is no JSON."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if type(value) is str:
+        return value
+    if isinstance(value, dict):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
+        return [_plain(item) for item in value]
+    try:
+        return orjson.loads(orjson.dumps(value, _default, OPTIONS))
+    except (TypeError, ValueError):
+        return _plain(_default(value))
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return str(key)
+    try:
+        [name] = orjson.loads(orjson.dumps({key: None}, option=OPTIONS))
+    except (TypeError, ValueError):
+        return str(key)
+    return str(name)
 
 
 def to_jsonb(data: bytes) -> str:

@@ -8,7 +8,8 @@ import orjson
 
 from holdfast.streams.log import LogEvent
 
-HEARTBEAT = b": heartbeat\r\n\r\n"
+# Without an empty line after it: in both SDKs one ends an event even if there is none, once an id has come.
+HEARTBEAT = b": heartbeat\r\n"
 
 # In the log for Holdfast's own use; clients of v1 learn of an end by the stream's.
 _HIDDEN = frozenset({"end", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})

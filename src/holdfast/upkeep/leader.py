@@ -8,6 +8,7 @@ middle of one costs nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import psycopg
@@ -16,6 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
+from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.upkeep.crons import CronFirer
@@ -34,12 +36,19 @@ SILENCE = "SELECT set_config('idle_session_timeout', %s, false)"
 class Upkeep:
     """Leads when it can, and does the duties while it leads."""
 
-    def __init__(self, database: Database, signals: Signals, items_interval: float = 300.0) -> None:
-        """`items_interval`: seconds between two looks for expired items of the store."""
+    def __init__(
+        self,
+        database: Database,
+        signals: Signals,
+        items_interval: float = 300.0,
+        threads: CheckpointerSection | None = None,
+    ) -> None:
+        """`items_interval`: seconds between two looks for expired items of the store. `threads`: how to look for
+        expired threads."""
         self._database = database
         self._settings = database.settings
         self._reaper = Reaper(database, signals)
-        self._sweeper = Sweeper(database)
+        self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
         self._items = ItemSweeper(database, items_interval)
 
@@ -89,5 +98,5 @@ class Upkeep:
             pause = await self._reaper.run(connection)
             await self._sweeper.run()
             await self._items.run()
-            due = await self._crons.run(connection)
+            due = await self._crons.run(connection) if self._settings.crons else math.inf
         return due if due < (self._settings.reaper_interval if pause is None else pause) else pause

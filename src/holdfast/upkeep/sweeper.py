@@ -8,6 +8,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.errors import RequestError
+from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.resources.pruning import keep_latest
 
 log = structlog.get_logger(__name__)
@@ -95,36 +96,52 @@ DELETE FROM worker WHERE status IN ('offline', 'lost') AND stopped_at < now() - 
 
 
 class Sweeper:
-    """Runs once a minute, or at once again while there is more."""
+    """Runs once a minute, or at once again while there is more. Threads with a time to live have an interval of their
+    own."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, threads: CheckpointerSection | None = None) -> None:
         self._database = database
         self._settings = database.settings
+        self._threads = threads or CheckpointerSection()
         self._due = 0.0
+        self._threads_due = 0.0
 
     async def run(self) -> None:
-        if time.monotonic() < self._due:
-            return
+        if time.monotonic() >= self._due:
+            await self._sweep()
+        if time.monotonic() >= self._threads_due:
+            await self._sweep_expired()
+
+    async def _sweep(self) -> None:
         self._due = time.monotonic() + INTERVAL
         async with self._database.connection() as connection:
             parameters = {"ttl": self._settings.temporary_ttl, "batch": BATCH}
             temporary = await connection.execute(SWEEP_TEMPORARY, parameters)
             events = await connection.execute(SWEEP_EVENTS, {"ttl": self._settings.event_ttl, "batch": BATCH})
             await connection.execute(FORGET_WORKERS)
-            active = await connection.execute(POSTPONE_ACTIVE, {"batch": BATCH})
-            expired = await connection.execute(SWEEP_EXPIRED, {"batch": BATCH})
-        pruned = await self._prune()
-        swept = (temporary.rowcount, events.rowcount, active.rowcount, expired.rowcount)
-        if max(swept) >= BATCH or pruned >= PRUNED_AT_ONCE:
+        if max(temporary.rowcount, events.rowcount) >= BATCH:
             self._due = 0.0
-        if any(swept) or pruned:
-            threads = temporary.rowcount + expired.rowcount
-            log.debug("upkeep.swept", threads=threads, events=events.rowcount, pruned=pruned)
+        if temporary.rowcount or events.rowcount:
+            log.debug("upkeep.swept", threads=temporary.rowcount, events=events.rowcount)
 
-    async def _prune(self) -> int:
+    async def _sweep_expired(self) -> None:
+        limit = self._threads.sweep_limit
+        self._threads_due = time.monotonic() + self._threads.sweep_interval
+        async with self._database.connection() as connection:
+            active = await connection.execute(POSTPONE_ACTIVE, {"batch": BATCH})
+            expired = await connection.execute(SWEEP_EXPIRED, {"batch": limit or BATCH})
+        pruned = await self._prune(limit or PRUNED_AT_ONCE)
+        # With a limit of their own they are done: it says how much one look may do.
+        more = limit is None and (expired.rowcount >= BATCH or pruned >= PRUNED_AT_ONCE)
+        if more or active.rowcount >= BATCH:
+            self._threads_due = 0.0
+        if expired.rowcount or pruned:
+            log.debug("upkeep.threads_expired", threads=expired.rowcount, pruned=pruned)
+
+    async def _prune(self, limit: int) -> int:
         """Threads whose history has expired, but not their state. Returns how many there were."""
         async with self._database.connection() as connection:
-            cursor = await connection.execute(EXPIRED_HISTORIES, {"batch": PRUNED_AT_ONCE})
+            cursor = await connection.execute(EXPIRED_HISTORIES, {"batch": limit})
             due = [row["thread_id"] for row in await cursor.fetchall()]
         for thread_id in due:
             try:

@@ -28,6 +28,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.resources.checkpoints import PooledSaver, stored_values
 from holdfast.worker.batch import CheckpointEntry, WriteKey, WritesEntry
+from holdfast.worker.graph_stream import public
 from holdfast.worker.journal import Lane
 from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING
 
@@ -105,7 +106,7 @@ class JournalSaver(PooledSaver):
             checkpoint["id"],
             configurable.get("checkpoint_id"),
             _json({**checkpoint, "channel_values": inline}),
-            _json(get_serializable_checkpoint_metadata(config, metadata)),
+            _json(get_serializable_checkpoint_metadata(public(config), metadata)),
         )
         self._written_namespaces.add(namespace)
         # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.

@@ -14,30 +14,34 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, assert_never
 
 import orjson
 import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import UnknownInterruptError
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
-from langgraph.types import StateSnapshot
 
 from holdfast.db.connect import Database
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.checkpoints import highest_step
+from holdfast.resources.threads import get_thread
 from holdfast.settings import Settings
 from holdfast.streams.serialize import to_json
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
+from holdfast.worker.progress import Progress
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
 from holdfast.worker.resume import waits_at_breakpoint
+from holdfast.worker.transformers import Transformers
 from holdfast.worker.transient import is_transient, pause_before_retry
 
 log = structlog.get_logger(__name__)
@@ -66,16 +70,6 @@ class Attempt:
     @property
     def stopped(self) -> asyncio.Future[RunSignal]:
         return self._stopped
-
-
-@dataclass
-class Progress:
-    """What the stage `stream` learned, for `conclude`."""
-
-    values: Any = None
-    seen_values: bool = False
-    paused: bool = False
-    state: StateSnapshot | None = None
 
 
 class Executor:
@@ -149,6 +143,7 @@ class Executor:
                 access_context="threads.create_run",
                 checkpointer=saver,
                 store=self.store,
+                user=config["configurable"].get("langgraph_auth_user"),
                 context=run.kwargs.get("context"),
             )
         )
@@ -193,19 +188,24 @@ class Executor:
             if progress.state is not None:
                 progress.paused = True
                 return
+            if kwargs.get("strict_resume"):
+                run = replace(run, asked=await self._asked(run))
         requested = frozenset(kwargs.get("stream_mode") or ["values"])
         modes: MessageModes | ProtocolModes
         if kwargs.get("protocol"):
-            requested, modes = PROTOCOL_MODES, ProtocolModes()
+            requested = PROTOCOL_MODES
+            modes = ProtocolModes(None if run.fresh else await highest_step(self._database, run.thread_id))
             config = {**config, "configurable": {**config["configurable"], CONTENT_BLOCKS: True}}
         else:
             modes = MessageModes(requested)
+        if kwargs.get("protocol") and graph.stream_transformers:
+            transformers = Transformers(graph.stream_transformers)
+            stream = stream_graph(graph, config, run, requested | transformers.modes)
+            stream = transformers.transform(progress.watch(stream))
+        else:
+            stream = progress.watch(stream_graph(graph, config, run, requested))
         try:
-            async for namespace, mode, chunk in stream_graph(graph, config, run, requested):
-                if namespace == "" and mode == "values":
-                    progress.values, progress.seen_values = chunk, True
-                if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
-                    progress.paused = True
+            async for namespace, mode, chunk in stream:
                 for place, kind, data in modes.events(namespace, mode, chunk):
                     lane.event(kind, to_json(data), place)
                 await lane.room()
@@ -215,9 +215,15 @@ class Executor:
             if lane.failure is None:
                 for place, kind, data in modes.finish():
                     lane.event(kind, to_json(data), place)
-        if "values" not in requested and progress.seen_values:
+        if progress.seen_values and ("values" not in requested or not progress.told):
             # Whoever waits for the result finds it here.
-            lane.event("output", to_json(progress.values))
+            lane.event("output", to_json(progress.output))
+
+    async def _asked(self, run: Claimed) -> frozenset[str]:
+        """What waited for an answer before the run: the thread's row changes only when a run ends."""
+        async with self._database.connection() as connection:
+            thread = await get_thread(connection, run.thread_id)
+        return frozenset(waiting["id"] for of_task in thread["interrupts"].values() for waiting in of_task)
 
     async def _conclude(
         self,
@@ -251,6 +257,9 @@ class Executor:
             if progress.values is not None and not progress.paused:
                 return Ended(status=RunStatus.SUCCESS, resting="idle", values=to_json(progress.values))
             return await self._ended(RunStatus.SUCCESS, graph, config, progress, None)
+        if isinstance(failure, UnknownInterruptError) and attempt.run.kwargs.get("strict_resume"):
+            # Raised before anything is written: whoever does wait for an answer goes on waiting.
+            return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, resting=None))
         if is_transient(failure):
             run = attempt.run
             if run.retries < self._settings.max_retries:
@@ -263,15 +272,30 @@ class Executor:
                     retry=run.retries + 1,
                 )
                 return Released(after=pause)
-            return self._failed(attempt, failure, exhausted=True)
-        return self._failed(attempt, failure)
+            return self._failed(attempt, failure, await self._left(graph, config, progress), exhausted=True)
+        return self._failed(attempt, failure, await self._left(graph, config, progress))
 
-    def _failed(self, attempt: Attempt, failure: BaseException, *, exhausted: bool = False) -> Ended:
+    async def _left(
+        self, graph: Pregel[Any, Any, Any, Any] | None, config: RunnableConfig | None, progress: Progress
+    ) -> Ended | None:
+        """What a run that failed leaves behind: the values it came to, and the questions that still wait. None when
+        that cannot be told, for what the graph failed at may be its state."""
+        try:
+            left = await self._ended(RunStatus.ERROR, graph, config, progress, None)
+        except RunSignal:
+            raise
+        except Exception as error:
+            log.info("state.unreadable", error=repr(error))
+            return None
+        return replace(left, resting="error")
+
+    def _failed(
+        self, attempt: Attempt, failure: BaseException, left: Ended | None = None, *, exhausted: bool = False
+    ) -> Ended:
         error = describe(failure)
         attempt.lane.event("error", to_json(error))
-        return Ended(
-            status=RunStatus.ERROR,
-            resting="error",
+        return replace(
+            left or Ended(status=RunStatus.ERROR, resting="error"),
             error=error,
             traceback="".join(traceback.format_exception(failure))[-20_000:],
             dead_letter="retries_exhausted" if exhausted else None,
@@ -288,7 +312,7 @@ class Executor:
         """An end in the middle of the graph, or possibly so: the thread's head tells what is left to do."""
         state = progress.state
         if state is None and graph is not None and config is not None:
-            state = await graph.aget_state(config)
+            state = await graph.aget_state(at_head(config))
         values = progress.values
         if isinstance(values, dict):
             values = {key: value for key, value in values.items() if key != "__interrupt__"}
@@ -307,6 +331,13 @@ class Executor:
             interrupts=orjson.loads(to_json(interrupts)),
             error=error,
         )
+
+
+def at_head(config: RunnableConfig) -> RunnableConfig:
+    """The config without the checkpoint that a run branched off from: it has written others since."""
+    places = ("checkpoint_id", "checkpoint_map", "checkpoint_ns")
+    configurable = {key: value for key, value in config["configurable"].items() if key not in places}
+    return {**config, "configurable": configurable}
 
 
 def describe(error: BaseException) -> dict[str, str]:

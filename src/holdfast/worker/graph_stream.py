@@ -9,9 +9,12 @@ from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 
+from holdfast.auth.users import configurable_of
 from holdfast.graphs.catalog import Graph
-from holdfast.worker.resume import CHECKPOINT, has_breakpoints, starting_input
+from holdfast.worker.resume import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
 
+# Beside what came from headers: their names. LangGraph writes no key of this form anywhere.
+PRIVATE = "__forwarded__"
 # LangGraph's own names for the modes clients ask for.
 GRAPH_MODES = {"messages-tuple": "messages"}
 
@@ -35,6 +38,8 @@ class Claimed:
     fresh: bool
     elapsed: float
     waited: float
+    # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
+    asked: frozenset[str] = frozenset()
 
 
 def run_config(run: Claimed) -> RunnableConfig:
@@ -46,7 +51,12 @@ def run_config(run: Claimed) -> RunnableConfig:
         "graph_id": run.graph_id,
         "assistant_id": str(run.assistant_id),
     }
-    configurable = {**(given.get("configurable") or {}), **identity}
+    configurable = {
+        **(given.get("configurable") or {}),
+        **_forwarded(run),
+        **configurable_of(run.kwargs.get("user")),
+        **identity,
+    }
     if run.progress == CHECKPOINT:
         # Go on from the head, which this run has written, not from where it once branched off.
         for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
@@ -59,6 +69,23 @@ def run_config(run: Claimed) -> RunnableConfig:
         "run_name": given.get("run_name") or run.graph_id,
     }
     return config  # type: ignore[return-value]
+
+
+def _forwarded(run: Claimed) -> dict[str, Any]:
+    """What the request that made the run adds to its options. Graph code may read it, other readers may not."""
+    forwarded: dict[str, Any] = run.kwargs.get("forwarded") or {}
+    private = [name for name in forwarded if name != "langgraph_request_id"]
+    return {**forwarded, PRIVATE: private} if private else forwarded
+
+
+def public(config: RunnableConfig) -> RunnableConfig:
+    """A config as everybody may see it who can read the thread: without the user's own fields, and without what came
+    from headers."""
+    configurable = config.get("configurable") or {}
+    private = {*configurable.get(PRIVATE, ()), PRIVATE, "langgraph_auth_user", "langgraph_auth_permissions"}
+    if private.isdisjoint(configurable):
+        return config
+    return {**config, "configurable": {key: value for key, value in configurable.items() if key not in private}}
 
 
 async def stream_graph(
@@ -84,8 +111,11 @@ async def stream_graph(
         stream = _events_of(graph, config, run)
     else:
         stream = cast(Any, graph.astream)
+    graph_input, strict = await starting_input(graph, config, kwargs, run.progress, run.attempt, run.asked)
+    if strict:
+        config = {**config, "configurable": {**config["configurable"], STRICT_RESUME: True}}
     async for item in stream(
-        await starting_input(graph, config, kwargs, run.progress, run.attempt),
+        graph_input,
         config,
         stream_mode=sorted(modes),
         interrupt_before=before,

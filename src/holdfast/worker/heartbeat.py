@@ -43,11 +43,13 @@ class Heartbeat:
         registration: Registration,
         on_renewal: Callable[[UUID, Renewal], None],
         on_lost: Callable[[UUID], None],
+        claims: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings = settings
         self._registration = registration
         self._on_renewal = on_renewal
         self._on_lost = on_lost
+        self._claims = claims
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._worker_id: UUID | None = None
@@ -62,6 +64,10 @@ class Heartbeat:
     def deadline(self) -> float:
         with self._lock:
             return self._deadline
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
@@ -143,7 +149,12 @@ class Heartbeat:
                 if "drain" in commands:
                     lease.drain(connection, self._worker_id)
                 renewal = lease.renew(
-                    connection, self._worker_id, self._settings.lease, session=session, reconnected=reconnected
+                    connection,
+                    self._worker_id,
+                    self._settings.lease,
+                    session=session,
+                    reconnected=reconnected,
+                    claims=self._claims(),
                 )
         worker_id = self._worker_id
         with self._lock:

@@ -27,6 +27,7 @@ from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import store_section
 from holdfast.resources.store import PooledStore
@@ -35,9 +36,11 @@ from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.rates import Rate
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.graph_stream import Claimed
+from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.threads import NodeThreads
@@ -62,29 +65,33 @@ class Worker:
         self.journal = Journal(settings, self._announce, self._lane_failed)
         self.executor = Executor(settings, self.database, catalog)
         items = store_section(catalog.project)
-        self._upkeep = Upkeep(self.database, self.signals, items.sweep_interval) if upkeep else None
+        threads = checkpointer_section(catalog.project)
+        self._upkeep = Upkeep(self.database, self.signals, items.sweep_interval, threads) if upkeep else None
         self._attempts: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
+        self._journal_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._draining = False
         self._ask_schedule = True
         self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
-        self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost)
+        self.claims = Rate(60.0)
+        self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost, self.claims.count)
 
     def stop(self) -> None:
         """Begin the shutdown; `run` returns when it is done."""
         self._stopping.set()
 
     async def run(self) -> None:
+        health = self._health_server()
         await self.database.open()
         store = await self._open_store()
         self.signals.listen("work", self._work_hint)
         self.signals.listen("cancel", self._cancel_hint)
         watchdog = LoopWatchdog(self._settings.blocked_loop)
-        journal = asyncio.create_task(self.journal.run(), name="journal")
+        journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -97,6 +104,8 @@ class Worker:
                     background.append(tasks.create_task(self._upkeep.run(), name="upkeep"))
                 self._heartbeat.start()
                 watchdog.start()
+                if health is not None:
+                    health.start()
                 claiming = tasks.create_task(self._claim_loop(), name="claim")
                 await self._stopping.wait()
                 await self._drain(claiming)
@@ -106,6 +115,8 @@ class Worker:
                 await cancel_all(background)
         finally:
             watchdog.stop()
+            if health is not None:
+                health.close()
             journal.cancel()
             await asyncio.wait({journal})
             await store.close()
@@ -167,6 +178,7 @@ class Worker:
                     await backoff.failed(error)
                     continue
                 backoff.succeeded()
+                self.claims.add(len(rows))
                 for row in rows:
                     self._start(worker_id, Claimed(**row))
                 if rows:
@@ -278,6 +290,39 @@ class Worker:
             await asyncio.sleep(min(0.5, self._settings.lease / 10))
             if self._worker_id is not None and time.monotonic() > self._heartbeat.deadline:
                 self._lost(self._worker_id)
+
+    # --- what probes ask, from their own thread ---------------------------------------------------
+
+    def _health_server(self) -> HealthServer | None:
+        if self._settings.health_port is None:
+            return None
+        return HealthServer(self, self._settings.health_host, self._settings.health_port)
+
+    def live(self) -> Verdict:
+        if not self._heartbeat.alive:
+            return Verdict(False, "the heartbeat has ended")
+        if self._journal_task is not None and self._journal_task.done():
+            return Verdict(False, "the journal has ended")
+        return Verdict(True)
+
+    def ready(self) -> Verdict:
+        if self._draining or self._stopping.is_set():
+            return Verdict(False, "draining")
+        if self._worker_id is None or time.monotonic() >= self._heartbeat.deadline:
+            return Verdict(False, "the database does not know this worker: no lease")
+        return Verdict(True)
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        left = max(0.0, self._heartbeat.deadline - time.monotonic())
+        return {
+            "worker_active": ("Runs that this worker executes", len(self._attempts)),
+            "worker_capacity": ("Runs that it can execute at once", self._settings.jobs),
+            "worker_finished": ("Attempts that have ended since it started", self.finished),
+            "worker_claims_last_minute": ("Runs claimed in the last minute", self.claims.count()),
+            "worker_journal_commits": ("Commits of the journal since it started", self.journal.commits),
+            "worker_lease_seconds": ("Seconds until the lease ends if it is not renewed", left),
+            "worker_ready": ("Whether it takes runs", float(self.ready().well)),
+        }
 
     # --- what we tell others ----------------------------------------------------------------------
 

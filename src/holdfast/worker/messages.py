@@ -1,11 +1,14 @@
-"""The `messages` and `messages-tuple` stream modes, from LangGraph's (chunk, metadata) pairs."""
+"""The stream modes of v1 that are not LangGraph's own as they stand: `messages`, `messages-tuple` and `debug`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from langchain_core.messages import BaseMessage, BaseMessageChunk
+from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
+
+from holdfast.resources.state import checkpoint_of
+from holdfast.worker.graph_stream import public
 
 
 class MessageModes:
@@ -21,7 +24,7 @@ class MessageModes:
         if mode == "messages":
             yield from self._message(namespace, chunk)
         elif mode in self._requested:
-            yield namespace, mode, chunk
+            yield namespace, mode, _published(mode, chunk)
 
     def finish(self) -> Iterator[tuple[str, str, Any]]:
         """Nothing is held back."""
@@ -36,9 +39,34 @@ class MessageModes:
             if known is None:
                 yield "", "messages/metadata", {message.id: {"metadata": metadata}}
             if isinstance(message, BaseMessageChunk):
-                whole: BaseMessage = known + message if isinstance(known, BaseMessageChunk) else message
+                whole: BaseMessageChunk = known + message if isinstance(known, BaseMessageChunk) else message
                 self._seen[message.id] = whole
-                yield "", "messages/partial", [whole]
+                # As a message: chunks are for those who put them together themselves.
+                yield "", "messages/partial", [message_chunk_to_message(whole)]
             else:
                 self._seen[message.id] = message
                 yield "", "messages/complete", [message]
+
+
+def _published(mode: str, chunk: Any) -> Any:
+    """An item of a mode that shows the run's config, without what is not for everybody."""
+    if mode == "checkpoints":
+        return _with_public_configs(chunk)
+    if mode == "debug" and chunk["type"] == "checkpoint":
+        return _with_checkpoints({**chunk, "payload": _with_public_configs(chunk["payload"])})
+    return chunk
+
+
+def _with_public_configs(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    configs = {key: public(checkpoint[key]) for key in ("config", "parent_config") if checkpoint.get(key)}
+    return {**checkpoint, **configs}
+
+
+def _with_checkpoints(debug: dict[str, Any]) -> dict[str, Any]:
+    """What `debug` says of a checkpoint, with its place and its parent's as clients name them elsewhere."""
+    payload = debug["payload"]
+    places = {
+        "checkpoint": checkpoint_of(payload["config"]),
+        "parent_checkpoint": checkpoint_of(payload.get("parent_config")),
+    }
+    return {**debug, "payload": {**payload, **places}}

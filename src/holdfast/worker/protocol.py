@@ -24,7 +24,9 @@ Event = tuple[str, str, Any]
 class ProtocolModes:
     """Turns a graph's stream into the events of the log. One per attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, highest_step: int | None = None) -> None:
+        """`highest_step` is the highest one that any branch of the thread had come to before this attempt."""
+        self._highest_step = highest_step
         # Values wait for their checkpoint, which LangGraph announces right after them.
         self._held: dict[str, Any] = {}
         # Open subgraphs, by namespace: the id of the task that runs them.
@@ -40,8 +42,11 @@ class ProtocolModes:
             case "values":
                 yield from self._release(namespace)
                 self._held[namespace] = chunk
+                if isinstance(chunk, dict) and chunk.get("__interrupt__"):
+                    # A question has no checkpoint to wait for, and other nodes may go on for long.
+                    yield from self._release(namespace)
             case "checkpoints":
-                yield namespace, "checkpoint", _checkpoint(chunk)
+                yield namespace, "checkpoint", self._checkpoint(namespace, chunk)
                 yield from self._release(namespace)
             case "messages":
                 yield from self._message(namespace, chunk)
@@ -50,7 +55,7 @@ class ProtocolModes:
                 yield from self._closed(namespace, chunk)
             case "tools":
                 yield namespace, "tool", chunk
-            case _:
+            case "updates" | "custom":
                 yield namespace, mode, chunk
 
     def finish(self) -> Iterator[Event]:
@@ -75,6 +80,23 @@ class ProtocolModes:
                     "input.requested",
                     {"interrupt_id": interrupt.id, "payload": interrupt.value, "value": interrupt.value},
                 )
+
+    def _checkpoint(self, namespace: str, payload: dict[str, Any]) -> dict[str, Any]:
+        metadata = payload.get("metadata") or {}
+        step = metadata.get("step")
+        if namespace == "" and self._highest_step is not None and step is not None and step < self._highest_step:
+            # A branch that began further back counts its steps from there. To a client a lower step than one it has
+            # seen is an old snapshot that comes late, and it would go on showing the messages of the other branch.
+            step = None
+        described = {
+            "id": payload["config"]["configurable"]["checkpoint_id"],
+            "step": step,
+            "source": metadata.get("source"),
+        }
+        parent = payload.get("parent_config")
+        if parent:
+            described["parent_id"] = parent["configurable"]["checkpoint_id"]
+        return described
 
     def _opened(self, namespace: str) -> Iterator[Event]:
         if not namespace or namespace in self._seen:
@@ -125,16 +147,3 @@ class ProtocolModes:
 
 def _graph_name(namespace: str) -> str:
     return namespace.rpartition("|")[2].partition(":")[0]
-
-
-def _checkpoint(payload: dict[str, Any]) -> dict[str, Any]:
-    metadata = payload.get("metadata") or {}
-    described = {
-        "id": payload["config"]["configurable"]["checkpoint_id"],
-        "step": metadata.get("step"),
-        "source": metadata.get("source"),
-    }
-    parent = payload.get("parent_config")
-    if parent:
-        described["parent_id"] = parent["configurable"]["checkpoint_id"]
-    return described

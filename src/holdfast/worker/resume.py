@@ -17,6 +17,9 @@ from langgraph.types import All, Command, Send, StateSnapshot
 
 NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
 
+# LangGraph's switch, in the config, for refusing an answer to a question that does not wait.
+STRICT_RESUME = "__pregel_strict_resume"
+
 
 def build_command(command: dict[str, Any]) -> Command[Any]:
     """A Command as clients send it. `goto` takes node names and {node, input} objects."""
@@ -33,30 +36,55 @@ def build_command(command: dict[str, Any]) -> Command[Any]:
 
 
 async def starting_input(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, kwargs: dict[str, Any], progress: int, attempt: int
-) -> Any:
-    """The graph's input for this attempt. None means: go on from the thread's head."""
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    kwargs: dict[str, Any],
+    progress: int,
+    attempt: int,
+    asked: frozenset[str],
+) -> tuple[Any, bool]:
+    """The graph's input for this attempt, and whether it must answer nothing that does not wait. None as the input
+    means: go on from the thread's head. `asked` is what waited for an answer before the first attempt."""
     command = kwargs.get("command")
     if progress == CHECKPOINT:
-        return None
+        return None, False
+    if command is None and kwargs.get("answers"):
+        # They may be for this graph, or for another that its caller has asked.
+        waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+        for_this = {key: answer for key, answer in kwargs["answers"].items() if key in waiting}
+        command = {"resume": for_this} if for_this else None
     if command is None:
-        return kwargs.get("input") if progress == NOTHING else None
+        return kwargs.get("input") if progress == NOTHING else None, False
     resume = command.get("resume")
     by_id = _is_resume_map(resume)
+    strict = bool(kwargs.get("strict_resume")) and progress == NOTHING
     if by_id and attempt > 1:
-        waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
-        resume = {key: answer for key, answer in resume.items() if key in waiting}
+        # To LangGraph, what an earlier attempt has answered does not wait any more. Only what was never asked is
+        # certain to be wrong.
+        strict = strict and not (asked | await _asked_interrupts(graph, config)).issuperset(resume)
+        if not strict:
+            waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+            resume = {key: answer for key, answer in resume.items() if key in waiting}
     if progress == NOTHING:
-        return build_command({**command, "resume": resume})
+        return build_command({**command, "resume": resume}), strict
     if resume is None:
-        return None
+        return None, False
     # The Command is stored, but for answers by interrupt id. An empty answer says that this is a resume: with None,
     # a run that names its checkpoint would be taken for a fork, and forget the answers it has.
-    return Command(resume=resume if by_id else {})
+    return Command(resume=resume if by_id else {}), False
 
 
 def _is_resume_map(resume: Any) -> bool:
     return isinstance(resume, dict) and bool(resume) and all(isinstance(key, str) and len(key) == 32 for key in resume)
+
+
+async def _asked_interrupts(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> set[str]:
+    """The last questions of the checkpoint that a run starts from, answered or not."""
+    saver = graph.checkpointer
+    assert isinstance(saver, BaseCheckpointSaver)
+    saved = await saver.aget_tuple(config)
+    writes = [] if saved is None else saved.pending_writes or []
+    return {interrupt.id for _, channel, asked in writes if channel == "__interrupt__" for interrupt in asked}
 
 
 def _waiting_interrupts(state: StateSnapshot) -> set[str]:

@@ -1,0 +1,197 @@
+"""The application that `http.app` of langgraph.json names, put around the API.
+
+Its routes come first, its middleware wraps everything, its lifespan is the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import orjson
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import BaseRoute, Match, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from holdfast.api.context import CALLER, WebContext
+from holdfast.api.errors import Json
+from holdfast.errors import Denied
+from holdfast.graphs.http import HttpSection
+
+# Probes, and what describes the server as a whole. A FastAPI app brings pages of its own under the same names.
+NOT_SHADOWED = frozenset({"/ok", "/metrics", "/docs", "/openapi.json"})
+UNAUTHENTICATED = NOT_SHADOWED | {"/", "/info", "/redoc", "/docs/oauth2-redirect"}
+
+
+def _path(scope: Scope) -> str:
+    """Without the prefix that everything is under."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+class Authenticated:
+    """Has a request authenticated before it goes further, and answers for those that are refused."""
+
+    def __init__(self, app: ASGIApp, web: WebContext) -> None:
+        self._app = app
+        self._web = web
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        auth = self._web.auth
+        if auth is not None and CALLER not in scope:
+            request = Request(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
+            try:
+                caller = await auth.authenticate(request)
+            except Denied as denied:
+                await refuse(denied, scope, receive, send)
+                return
+            scope[CALLER] = caller
+            # Where Starlette has them: `request.user` and `request.auth`.
+            scope["user"] = caller.user
+            scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
+            receive = _once_more(request, receive)
+        await self._app(scope, receive, send)
+
+
+async def refuse(denied: Denied, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request that authentication refused."""
+    if scope["type"] == "http":
+        await Json({"detail": str(denied)}, status_code=denied.status, headers=denied.headers)(scope, receive, send)
+        return
+    # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "websocket.http.response.start", "status": denied.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": orjson.dumps({"detail": str(denied)})})
+    else:
+        await WebSocketClose()(scope, receive, send)
+
+
+def _once_more(request: HTTPConnection, receive: Receive) -> Receive:
+    """`receive`, beginning with the body again if the authenticator has read it."""
+    body: bytes | None = getattr(request, "_body", None)
+    if body is None:
+        return receive
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
+
+
+class _ApiLast:
+    """Where a custom router ends when it has nothing for a request."""
+
+    def __init__(self, api: ASGIApp) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The API's own, not the custom app's: it sets them itself.
+        for key in ("router", "route", "endpoint", "path_params"):
+            scope.pop(key, None)
+        await self._api(scope, receive, send)
+
+
+class _Dispatch:
+    """In the place of a custom app's router: decides whose route a request is for.
+
+    A route that is for the path and the method goes before one that is only for the path, so that an app that has its
+    own `GET /threads/{id}` leaves the API's PATCH in place.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute], custom: ASGIApp, api: FastAPI, *, api_first: bool = False) -> None:
+        self._routes = routes
+        self._custom = custom
+        self._api = api
+        self._api_first = api_first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._api if scope["type"] != "lifespan" and self._is_for_api(scope) else self._custom
+        await app(scope, receive, send)
+
+    def _is_for_api(self, scope: Scope) -> bool:
+        if _path(scope) in NOT_SHADOWED:
+            return True
+        own = best_match(self._routes, scope)
+        if own is Match.FULL:
+            return False
+        built_in = best_match(self._api.router.routes, scope)
+        if self._api_first or built_in is Match.FULL:
+            return built_in is not Match.NONE
+        return own is Match.NONE and built_in is Match.PARTIAL
+
+
+def best_match(routes: Iterable[BaseRoute], scope: Scope) -> Match:
+    best = Match.NONE
+    for route in routes:
+        found, _ = route.matches(dict(scope))
+        if found is Match.FULL:
+            return found
+        best = max(best, found, key=lambda match: match.value)
+    return best
+
+
+def surround(custom: ASGIApp | None, api: FastAPI, web: WebContext, section: HttpSection) -> ASGIApp:
+    """The custom app with the API behind its routes; the API alone when there is none."""
+    if custom is None:
+        return api
+    if isinstance(custom, Starlette):
+        application: ASGIApp = _inside(custom, api, web, section)
+    else:
+        # Nobody can ask it for its routes, so it gets what the API does not have.
+        own = Authenticated(custom, web) if section.enable_custom_route_auth else custom
+        application = _Dispatch((), own, api, api_first=True)
+    if section.middleware_order == "auth_first":
+        return _AuthFirst(application, api, web, custom_routes=section.enable_custom_route_auth)
+    return application
+
+
+def _inside(custom: Starlette, api: FastAPI, web: WebContext, section: HttpSection) -> Starlette:
+    """The app's own middleware and error handlers, around a choice between its routes and the API's."""
+    router: Router = custom.router
+    if router.default == router.not_found or isinstance(router.default, _ApiLast):
+        router.default = _ApiLast(api)
+    own = _Guarded(router, web) if section.enable_custom_route_auth else router
+    custom.router = cast(Any, _Dispatch(router.routes, own, api))
+    try:
+        custom.middleware_stack = custom.build_middleware_stack()
+    finally:
+        custom.router = router
+    return custom
+
+
+class _Guarded:
+    """A router whose routes are for authenticated requests only."""
+
+    def __init__(self, router: Router, web: WebContext) -> None:
+        self._router = router
+        self._authenticated = Authenticated(router, web)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What no route is for is the API's to refuse, or to say that it is not there.
+        known = scope["type"] != "lifespan" and best_match(self._router.routes, scope) is not Match.NONE
+        await (self._authenticated if known else self._router)(scope, receive, send)
+
+
+class _AuthFirst:
+    """Has requests authenticated before the custom app's middleware sees them."""
+
+    def __init__(self, app: ASGIApp, api: FastAPI, web: WebContext, *, custom_routes: bool) -> None:
+        self._app = app
+        self._authenticated = Authenticated(app, web)
+        self._api = api
+        self._custom_routes = custom_routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = scope["type"] != "lifespan" and scope.get("method") != "OPTIONS" and self._wants(scope)
+        await (self._authenticated if wanted else self._app)(scope, receive, send)
+
+    def _wants(self, scope: Scope) -> bool:
+        if _path(scope) in UNAUTHENTICATED:
+            return False
+        return self._custom_routes or best_match(self._api.router.routes, scope) is not Match.NONE

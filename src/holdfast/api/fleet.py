@@ -1,0 +1,152 @@
+"""/workers, /queue and /metrics: what the fleet is doing. Holdfast's own, not part of the LangGraph API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web, WebContext
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import answers, refusals
+from holdfast.errors import Denied
+from holdfast.resources.fleet import drain_worker, list_workers
+from holdfast.resources.threads import present
+
+router = APIRouter(tags=["fleet"], route_class=JsonRoute)
+# Scraped by machines, like the other meta routes: not authenticated.
+metrics_router = APIRouter(tags=["meta"])
+
+WorkerStatus = Literal["online", "draining", "offline", "lost"]
+
+
+class Worker(BaseModel):
+    """A worker process. One that has left is shown for a while."""
+
+    worker_id: UUID
+    status: WorkerStatus
+    host: str
+    pid: int
+    version: str
+    graphs: list[str] = Field(description="What it can run; it claims nothing else.")
+    capacity: int = Field(description="How many runs it executes at once.")
+    active: int = Field(description="How many it holds now.")
+    run_ids: list[UUID]
+    claims_last_minute: int
+    lease_left: float = Field(description="Seconds until it counts as lost, if it does not renew before.")
+    started_at: datetime
+    stopped_at: datetime | None
+
+
+class Draining(BaseModel):
+    worker_id: UUID
+    status: WorkerStatus
+
+
+class QueueFigures(BaseModel):
+    """At most about a second old."""
+
+    ready: int = Field(description="Runs that a worker could claim now.")
+    scheduled: int = Field(description="Runs whose time has not come.")
+    waiting: int = Field(description="Runs behind another run of their thread.")
+    running: int
+    oldest_seconds: float = Field(description="How long the first ready run has been ready.")
+    claims_per_second: float = Field(description="Of all workers, over the last minute.")
+    capacity: int = Field(description="Runs that all online workers can execute at once.")
+    workers_online: int
+    workers_draining: int
+    unserved: dict[str, int] = Field(description="Ready runs by graph, of graphs that no online worker has.")
+
+
+async def _may(web: WebContext, resource: Literal["workers", "queue"], action: str, **value: Any) -> None:
+    """With custom auth, a handler decides here too. The fleet is nobody's in part: a filter is a no."""
+    visible = await web.caller.may(resource, action, value)
+    if visible.restricted:
+        raise Denied(403, f"Forbidden: {resource}.{action}")
+
+
+@router.get("/workers", summary="List workers", responses=answers(list[Worker]))
+async def workers(
+    web: Web,
+    status: WorkerStatus | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    await _may(web, "workers", "search")
+    async with web.database.connection() as connection:
+        return Json([present(row) for row in await list_workers(connection, status, limit, offset)])
+
+
+@router.post(
+    "/workers/{worker_id}/drain",
+    status_code=202,
+    summary="Have a worker finish what it holds and leave",
+    responses={202: {"model": Draining, "description": "It is told with its next heartbeat."}, **refusals(404, 409)},
+)
+async def drain(web: Web, worker_id: UUID) -> Response:
+    await _may(web, "workers", "update", worker_id=worker_id)
+    async with web.database.connection() as connection:
+        status = await drain_worker(connection, worker_id)
+    return Json({"worker_id": worker_id, "status": status}, status_code=202)
+
+
+@router.get("/queue", summary="Figures of the queue", responses=answers(QueueFigures))
+async def queue(web: Web) -> Response:
+    await _may(web, "queue", "read")
+    return Json(await web.queue.figures(web.database))
+
+
+@metrics_router.get(
+    "/metrics",
+    summary="Metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {}}},
+        **refusals(422, 503),
+    },
+)
+async def metrics(request: Request, format: Literal["prometheus", "json"] = "prometheus") -> Response:
+    web: WebContext = request.app.state.holdfast
+    figures = await web.queue.figures(web.database)
+    if format == "json":
+        streams = {"watchers": web.hub.watchers, "threads": web.hub.threads}
+        return Json({"queue": figures, "workers": _workers(figures), "api": streams})
+    registry = CollectorRegistry()
+    for name, what, value in _gauges(web, figures):
+        Gauge(f"holdfast_{name}", what, registry=registry).set(value)
+    what = "Ready runs of a graph that no online worker has"
+    unserved = Gauge("holdfast_queue_unserved", what, ["graph"], registry=registry)
+    for graph_id, ready in figures["unserved"].items():
+        unserved.labels(graph_id).set(ready)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _workers(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "online": figures["workers_online"],
+        "draining": figures["workers_draining"],
+        "capacity": figures["capacity"],
+        "active": figures["running"],
+    }
+
+
+def _gauges(web: WebContext, figures: dict[str, Any]) -> list[tuple[str, str, float]]:
+    return [
+        ("queue_ready", "Runs that a worker could claim now", figures["ready"]),
+        ("queue_scheduled", "Runs whose time has not come", figures["scheduled"]),
+        ("queue_waiting", "Runs behind another run of their thread", figures["waiting"]),
+        ("queue_oldest_seconds", "How long the first ready run has been ready", figures["oldest_seconds"]),
+        ("runs_running", "Runs that a worker executes", figures["running"]),
+        ("claims_per_second", "Claims of all workers, over the last minute", figures["claims_per_second"]),
+        ("workers_online", "Workers that claim runs", figures["workers_online"]),
+        ("workers_draining", "Workers that finish what they hold", figures["workers_draining"]),
+        ("workers_capacity", "Runs that all online workers can execute at once", figures["capacity"]),
+        ("stream_watchers", "Open streams of this process", web.hub.watchers),
+        ("stream_threads", "Threads that this process follows", web.hub.threads),
+    ]

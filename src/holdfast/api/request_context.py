@@ -1,0 +1,184 @@
+"""What surrounds every request: its id, the log lines it writes, and the headers that its runs are given.
+
+Runs are created deep inside of routes, commands and sockets. What they take from the request is kept in a context
+variable, set once for each request here, at the outermost place there is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uuid_utils.compat import uuid7
+
+from holdfast.api.errors import FAILED, Json
+from holdfast.api.listing import RESERVED_CONFIGURABLE, clean_metadata
+from holdfast.graphs.http import HeaderPatterns, HttpSection
+
+log = structlog.get_logger(__name__)
+
+# Credentials of this server's own door: whoever reads a run must not be able to use them.
+NEVER_FORWARDED = frozenset({"authorization", "x-api-key", "x-tenant-id", "x-service-key"})
+NEVER_LOGGED = NEVER_FORWARDED | {"cookie", "proxy-authorization"}
+TRACING = frozenset({"langsmith-trace", "baggage"})
+# Said by the server about each run; a header of that name, let in by a wide pattern, must not say otherwise.
+IDENTITY = frozenset(
+    {
+        "assistant_id",
+        "checkpoint_id",
+        "checkpoint_map",
+        "checkpoint_ns",
+        "cron_id",
+        "graph_id",
+        "run_id",
+        "thread_id",
+        "user_id",
+    }
+)
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """One request, as far as its runs and log lines are concerned."""
+
+    request_id: str
+    headers: Mapping[str, str]
+    """In lower case, those that were sent several times joined."""
+    forwarded: HeaderPatterns
+
+    def configurable(self) -> dict[str, Any]:
+        """What graph code finds about the request in `config["configurable"]`."""
+        found: dict[str, Any] = {}
+        for name, value in self.headers.items():
+            if name in NEVER_FORWARDED or name in RESERVED_CONFIGURABLE or name in IDENTITY:
+                continue
+            if self.forwarded.admits(name) or (name in TRACING and not self.forwarded.excluded(name)):
+                found[name] = value
+        return {**found, "langgraph_request_id": self.request_id}
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
+
+
+def forward(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A run's kwargs with what the request at hand adds to them: nothing outside of a request.
+
+    The headers are kept apart from the client's own config: they win over it, and are not shown to whoever reads the
+    run. What the tracing baggage says goes under what the client says.
+    """
+    request = _current.get()
+    if request is None:
+        return kwargs
+    forwarded = request.configurable()
+    carried = baggage(forwarded)
+    config = dict(kwargs["config"])
+    if metadata := _metadata(carried.get("langsmith-metadata")):
+        config["metadata"] = {**clean_metadata(metadata), **(config.get("metadata") or {})}
+    if tags := [tag for tag in carried.get("langsmith-tags", "").split(",") if tag]:
+        config["tags"] = list(dict.fromkeys([*(config.get("tags") or []), *tags]))
+    if project := carried.get("langsmith-project"):
+        config["configurable"] = {"__langsmith_project__": project, **(config.get("configurable") or {})}
+    return {**kwargs, "config": config, "forwarded": forwarded}
+
+
+def baggage(headers: Mapping[str, Any]) -> dict[str, str]:
+    """The members of a `baggage` header, decoded. What is none is left out: it is somebody else's trace."""
+    members = (member.partition("=") for member in headers.get("baggage", "").split(","))
+    decoded = {key.strip(): unquote(value.partition(";")[0].strip()) for key, _, value in members if value}
+    # Encoded, a header can hold what no header can; Postgres cannot store it.
+    return {key: value for key, value in decoded.items() if "\0" not in value}
+
+
+def _metadata(text: str | None) -> dict[str, Any]:
+    """The metadata of a trace: plain values. Whatever else it holds is left out; nobody wrote it who could be told."""
+    try:
+        given = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    plain = {key: value for key, value in given.items() if _storable(value)} if isinstance(given, dict) else {}
+    return {key: value for key, value in plain.items() if "\0" not in key}
+
+
+def _storable(value: object) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and "\0" not in value)
+
+
+def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found
+
+
+class RequestContextLayer:
+    """Gives each request its context, and each answer its `x-request-id`. Answers for whatever raises below."""
+
+    def __init__(self, app: ASGIApp, section: HttpSection) -> None:
+        self._app = app
+        self._forwarded = section.configurable_headers
+        self._logged = section.logging_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = joined(scope["headers"])
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else str(uuid7())
+        answer = _Answer(send, request_id)
+        token = _current.set(RequestContext(request_id, headers, self._forwarded))
+        began = time.monotonic()
+        try:
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                await self._answered(scope, receive, answer)
+                if self._logged is not None and scope["type"] == "http":
+                    shown = {name: text for name, text in headers.items() if self._shows(name)}
+                    milliseconds = round((time.monotonic() - began) * 1000)
+                    about = {"method": scope["method"], "path": scope["path"], "status": answer.status}
+                    log.info("http.request", **about, milliseconds=milliseconds, headers=shown)
+        finally:
+            _current.reset(token)
+
+    def _shows(self, name: str) -> bool:
+        return self._logged is not None and name not in NEVER_LOGGED and self._logged.admits(name)
+
+    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        try:
+            await self._app(scope, receive, answer)
+        except Exception as error:
+            # Half an answer must not look like a whole one: the server breaks the connection. So it does with sockets.
+            if scope["type"] != "http" or (answer.status and not answer.complete):
+                raise
+            log.error("http.failed", method=scope["method"], path=scope["path"], exc_info=error)
+            if not answer.status:
+                await Json({"detail": FAILED}, status_code=500)(scope, receive, answer)
+
+
+class _Answer:
+    """The way back to the client."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode())
+        self.status = 0
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start" or kind == "websocket.accept":
+            self.status = message.get("status", 101)
+            others = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+            message = {**message, "headers": [*others, self._header]}
+        elif kind == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+        await self._send(message)

@@ -1,0 +1,1 @@
+"""Who may do what: the custom auth of langgraph.json (`langgraph_sdk.Auth`)."""

@@ -1,0 +1,228 @@
+"""The project's own authentication and authorisation, as `auth.path` in langgraph.json names it.
+
+It fails closed: what cannot be loaded keeps the server from starting, and an authenticator that raises lets nobody in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+import orjson
+import structlog
+from langgraph_sdk import Auth
+from langgraph_sdk.auth.exceptions import HTTPException
+from langgraph_sdk.auth.types import AuthContext, StudioUser
+from starlette.requests import HTTPConnection, Request
+
+from holdfast.auth.remembering import Remembered
+from holdfast.auth.users import User, as_user, configurable_of
+from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.errors import Denied
+from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.loading import load_object
+
+log = structlog.get_logger(__name__)
+
+# The last two are Holdfast's own.
+Resource = Literal["threads", "assistants", "crons", "store", "workers", "queue"]
+
+# What an authenticator may ask for, by the names of its parameters.
+PARAMETERS = frozenset(
+    [
+        *("request", "body", "path", "method", "path_params", "query_params"),
+        *("headers", "authorization", "scope", "scopes", "user"),
+    ]
+)
+KNOWN_KEYS = frozenset({"path", "disable_studio_auth", "allow_langsmith_api_keys", "openapi", "cache"})
+
+
+class Caller:
+    """Who makes a request, and what they may. Without custom auth everybody is the same and may do everything."""
+
+    def __init__(self, auth: CustomAuth | None = None, user: User | StudioUser | None = None) -> None:
+        self._auth = auth
+        self._known = user
+        self.user = None if user is None else as_user(user)
+
+    @property
+    def user_id(self) -> str:
+        return "" if self.user is None else self.user.identity
+
+    @property
+    def configurable(self) -> dict[str, Any]:
+        """What graph code finds about the caller."""
+        return configurable_of(self.user)
+
+    async def may(self, resource: Resource, action: str, value: dict[str, Any]) -> Visibility:
+        """Ask the project's handler. It may change `value`, whose keys are then to be used instead of the request's.
+
+        Returns what of the resource the caller sees; raises Denied.
+        """
+        if self._auth is None:
+            return EVERYTHING
+        return await self._auth.authorize(self._known or User({"identity": ""}), resource, action, value)
+
+
+ANYONE = Caller()
+
+
+class CustomAuth:
+    """The Auth object of a project."""
+
+    def __init__(self, config: ProjectConfig, auth: Auth, section: Mapping[str, Any], *, studio: bool) -> None:
+        self._auth = auth
+        self._studio = studio and not section.get("disable_studio_auth", False)
+        self.openapi: Mapping[str, Any] = section.get("openapi") or {}
+        self._remembered = Remembered.read(config, section.get("cache"))
+        handler = auth._authenticate_handler
+        if handler is None:
+            raise config.error("auth.path", "the Auth object has no function decorated with @auth.authenticate")
+        self._authenticator: Callable[..., Awaitable[Any] | Any] = handler
+        self._asked = _asked_of(config, handler)
+
+    @classmethod
+    def load(cls, config: ProjectConfig, *, studio: bool) -> CustomAuth | None:
+        """The project's auth, None if it has none. Raises ConfigError: a server whose auth cannot be loaded must not
+        start."""
+        section = config.raw.get("auth")
+        if section is None:
+            return None
+        if not isinstance(section, Mapping):
+            raise config.error("auth", "must be an object with a path")
+        for key in section:
+            if key not in KNOWN_KEYS:
+                log.warning("config.unknown_key", key=f"auth.{key}", source=config.source)
+        path = section.get("path")
+        if path is None:
+            return None
+        if not isinstance(path, str):
+            raise config.error("auth.path", f"must be a string, not {path!r}")
+        loaded = load_object(config, "auth.path", path)
+        if not isinstance(loaded, Auth):
+            raise config.error("auth.path", f"{path} is a {type(loaded).__name__}; it must be a langgraph_sdk.Auth")
+        return cls(config, loaded, section, studio=studio)
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller:
+        """Find out who sends a request. Raises Denied: with the authenticator's own status if it gave one, 403 when it
+        failed in any other way."""
+        if self._studio and connection.headers.get("x-auth-scheme") == "langsmith":
+            return Caller(self, StudioUser("langgraph-studio-user", is_authenticated=True))
+        key = None if self._remembered is None else self._remembered.key(connection.headers)
+        if self._remembered is None or key is None:
+            return Caller(self, await self._ask(connection))
+        user = self._remembered.find(key)
+        if user is None:
+            user = as_user(await self._ask(connection))
+            self._remembered.keep(key, user)
+        return Caller(self, user)
+
+    async def _ask(self, connection: HTTPConnection) -> User | StudioUser:
+        try:
+            given = {name: await _gift(connection, name) for name in self._asked}
+            answer = self._authenticator(**given)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except HTTPException as error:
+            raise _denied(error) from None
+        except Exception as error:
+            log.warning("auth.failed", path=connection.url.path, error=repr(error))
+            raise Denied(403, "Authentication failed.") from error
+        try:
+            return answer if isinstance(answer, StudioUser) else as_user(answer)
+        except ValueError as error:
+            log.error("auth.bad_answer", answer=type(answer).__name__, problem=str(error))
+            raise Denied(403, "Authentication failed.") from None
+
+    async def authorize(
+        self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]
+    ) -> Visibility:
+        handler = self._handler(resource, action)
+        if handler is None:
+            return EVERYTHING
+        context = AuthContext(
+            permissions=list(user.permissions),
+            user=user,  # type: ignore[arg-type]
+            resource=resource,  # type: ignore[arg-type]
+            action=action,  # type: ignore[arg-type]
+        )
+        try:
+            answer = await handler(ctx=context, value=value)
+        except HTTPException as error:
+            raise _denied(error) from None
+        except AssertionError as error:
+            raise Denied(403, str(error) or "Forbidden") from None
+        if answer is None or answer is True:
+            return EVERYTHING
+        if answer is False:
+            raise Denied(403, f"Forbidden: {resource}.{action}")
+        if not isinstance(answer, Mapping):
+            raise TypeError(
+                f"the handler of {resource}.{action} returned {answer!r}, neither None, a bool nor a filter"
+            )
+        return Visibility(dict(answer))
+
+    def _handler(self, resource: str, action: str) -> Callable[..., Awaitable[Any]] | None:
+        """The most specific one; of several, the last that was registered."""
+        handlers = self._auth._handlers
+        for key in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
+            if handlers.get(key):
+                return handlers[key][-1]
+        return self._auth._global_handlers[-1] if self._auth._global_handlers else None
+
+
+def _denied(error: HTTPException) -> Denied:
+    return Denied(error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+def _asked_of(config: ProjectConfig, handler: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters to give the authenticator. Raises ConfigError for one that it needs and nobody can give."""
+    asked = []
+    for name, parameter in inspect.signature(handler).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in PARAMETERS and parameter.kind is not parameter.POSITIONAL_ONLY:
+            asked.append(name)
+        elif parameter.default is parameter.empty:
+            known = ", ".join(sorted(PARAMETERS))
+            raise config.error("auth.path", f"authenticate takes a parameter '{name}'; it can have any of: {known}")
+    return tuple(asked)
+
+
+async def _gift(connection: HTTPConnection, name: str) -> Any:
+    match name:
+        case "request":
+            return connection
+        case "body":
+            return await _body(connection)
+        case "path":
+            return connection.url.path
+        case "method":
+            # A WebSocket begins as a GET.
+            return connection.scope.get("method", "GET")
+        case "path_params":
+            return dict(connection.path_params)
+        case "query_params":
+            return dict(connection.query_params)
+        case "headers":
+            return dict(connection.scope["headers"])
+        case "authorization":
+            return connection.headers.get("authorization")
+        case "scope":
+            return connection.scope
+        case "scopes":
+            return list(getattr(connection.scope.get("auth"), "scopes", ()))
+        case _:
+            return connection.scope.get("user")
+
+
+async def _body(connection: HTTPConnection) -> Any:
+    """The request's body as JSON; None where there is none, or it is something else."""
+    if not isinstance(connection, Request):
+        return None
+    body = await connection.body()
+    try:
+        return orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return None

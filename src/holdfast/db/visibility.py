@@ -1,0 +1,104 @@
+"""Which rows a caller may see, by their metadata: the filters of custom authorisation, as SQL.
+
+One meaning in one place: whoever searches adds the condition to the search, whoever looks at a single row asks for
+it with the condition. All of it is containment, which the index on metadata answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+Table = Literal["thread", "assistant", "cron"]
+
+DEEPEST = 2
+
+
+class InvalidVisibility(ValueError):
+    """A filter that means nothing. The fault of whoever wrote the handler, not of the caller."""
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What a row's metadata must be like. The empty filter lets all pass.
+
+    `{"owner": "x"}` and `{"owner": {"$eq": "x"}}` are equality, `{"team": {"$contains": "x"}}` is membership of a
+    list (of all of them, when given a list); several keys must all hold. `$or` and `$and` take at least two filters.
+    """
+
+    filter: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def restricted(self) -> bool:
+        return bool(self.filter)
+
+    def condition(self, column: str = "metadata") -> tuple[str, dict[str, Any]]:
+        """A condition on a column of metadata, and its parameters. Raises InvalidVisibility."""
+        parameters: dict[str, Any] = {}
+        return _all_of(self.filter, column, parameters, 0), parameters
+
+
+EVERYTHING = Visibility()
+
+
+async def is_visible(connection: AsyncConnection[DictRow], table: Table, row_id: UUID, visible: Visibility) -> bool:
+    """Whether a row is there and its metadata is as it must be."""
+    condition, parameters = visible.condition()
+    statement = f"SELECT 1 FROM {table} WHERE {table}_id = %(row_id)s AND {condition}"
+    return await (await connection.execute(statement.encode(), {**parameters, "row_id": row_id})).fetchone() is not None
+
+
+def _all_of(wanted: Mapping[str, Any], column: str, parameters: dict[str, Any], depth: int) -> str:
+    conditions = ["true"]
+    for key, value in wanted.items():
+        if key in ("$or", "$and"):
+            conditions.append(_several(key, value, column, parameters, depth + 1))
+        elif key.startswith("$"):
+            raise InvalidVisibility(f"{key} is no operator; there are $or and $and, and below a key $eq and $contains")
+        else:
+            conditions.append(_one(key, value, column, parameters))
+    return " AND ".join(conditions)
+
+
+def _several(operator: str, value: Any, column: str, parameters: dict[str, Any], depth: int) -> str:
+    if depth > DEEPEST:
+        raise InvalidVisibility(f"{operator} is nested deeper than {DEEPEST} levels")
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, Mapping) for item in value):
+        raise InvalidVisibility(f"{operator} takes a list of at least two filters")
+    joined = " OR " if operator == "$or" else " AND "
+    return "(" + joined.join(f"({_all_of(item, column, parameters, depth)})" for item in value) + ")"
+
+
+def _one(key: str, value: Any, column: str, parameters: dict[str, Any]) -> str:
+    number = len(parameters)
+    if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
+        if len(value) != 1:
+            raise InvalidVisibility(f"{key}: give one of $eq and $contains, not {sorted(value)}")
+        ((operator, operand),) = value.items()
+        if operator == "$contains":
+            members = list(operand) if isinstance(operand, list | tuple | set | frozenset) else [operand]
+            parameters[f"visible{number}"] = _json({key: members})
+            return f"{column} @> %(visible{number})s::jsonb"
+        if operator != "$eq":
+            raise InvalidVisibility(f"{key}: {operator} is no operator; there are $eq and $contains")
+        value = operand
+    parameters[f"visible{number}"] = _json({key: value})
+    contained = f"{column} @> %(visible{number})s::jsonb"
+    if not isinstance(value, Mapping | list | tuple):
+        return contained
+    # Containment is less than equality for lists and objects.
+    parameters |= {f"visible{number}_key": key, f"visible{number}_value": _json(value)}
+    return f"{contained} AND {column} -> %(visible{number}_key)s::text = %(visible{number}_value)s::jsonb"
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError as error:
+        raise InvalidVisibility(str(error)) from None

@@ -1,0 +1,62 @@
+"""The section `checkpointer` of langgraph.json: how long threads are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.store import LONGEST_TTL
+
+ThreadTtl = tuple[float, Literal["delete", "keep_latest"]]
+"""Minutes without activity, and what happens then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointerSection:
+    """`checkpointer`, its shape checked."""
+
+    thread_ttl: ThreadTtl | None = None
+    """Of new threads that are not given one of their own."""
+    sweep_interval: float = 60.0
+    """Seconds between two looks for expired threads."""
+    sweep_limit: int | None = None
+    """Threads that one look deletes or prunes at most; None leaves it to the sweeper."""
+
+
+def checkpointer_section(project: ProjectConfig) -> CheckpointerSection:
+    """Raises ConfigError naming the key and what is wrong with it."""
+    section = project.raw.get("checkpointer")
+    if section is None:
+        return CheckpointerSection()
+    if not isinstance(section, dict):
+        raise project.error("checkpointer", f"must be an object, not {section!r}")
+    if section.get("path") is not None or section.get("backend") not in (None, "default"):
+        key = "checkpointer.path" if section.get("path") is not None else "checkpointer.backend"
+        raise project.error(key, "a checkpointer of one's own cannot be used; checkpoints are kept in Postgres")
+    ttl = section.get("ttl")
+    if ttl is None:
+        return CheckpointerSection()
+    if not isinstance(ttl, dict):
+        raise project.error("checkpointer.ttl", f"must be an object, not {ttl!r}")
+    strategy = ttl.get("strategy") or "delete"
+    if strategy not in ("delete", "keep_latest"):
+        raise project.error("checkpointer.ttl.strategy", f"must be 'delete' or 'keep_latest', not {strategy!r}")
+    minutes = _minutes(project, "checkpointer.ttl.default_ttl", ttl.get("default_ttl"))
+    sweep = _minutes(project, "checkpointer.ttl.sweep_interval_minutes", ttl.get("sweep_interval_minutes"))
+    limit = ttl.get("sweep_limit")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise project.error("checkpointer.ttl.sweep_limit", f"must be a whole number from 1 on, not {limit!r}")
+    return CheckpointerSection(
+        thread_ttl=None if minutes is None else (minutes, cast(Literal["delete", "keep_latest"], strategy)),
+        sweep_interval=60.0 if sweep is None else 60 * sweep,
+        sweep_limit=limit,
+    )
+
+
+def _minutes(project: ProjectConfig, key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_TTL:
+        raise project.error(key, f"must be minutes, more than 0 and at most a century, not {value!r}")
+    return float(value)

@@ -1,0 +1,114 @@
+"""A worker's health, over HTTP from a thread of its own: graph code that blocks the event loop cannot silence it.
+
+/live    whether the process can still do its work at all. Not whether it is busy: a probe must not kill a worker for
+         what its graphs do, nor because the database is away.
+/ready   whether it takes runs: its lease is held and it is not draining.
+/metrics what it is doing, for Prometheus.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from holdfast.errors import SettingsError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether all is well, and why not."""
+
+    well: bool
+    reason: str = "ok"
+
+
+class Patient(Protocol):
+    """What is asked, from another thread than the one that works."""
+
+    def live(self) -> Verdict: ...
+
+    def ready(self) -> Verdict: ...
+
+    def gauges(self) -> Mapping[str, tuple[str, float]]:
+        """Names, what they mean, and values."""
+        ...
+
+
+class HealthServer:
+    """Answers probes until it is closed."""
+
+    def __init__(self, patient: Patient, host: str, port: int) -> None:
+        """Listens at once. Raises SettingsError when it cannot."""
+        handler = type("Probe", (_Probe,), {"patient": patient})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise SettingsError(
+                f"HOLDFAST_HEALTH_PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Each worker on a "
+                "machine needs a port of its own."
+            ) from None
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        self._thread.start()
+        log.info("health.listening", port=self.port)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Probe(BaseHTTPRequestHandler):
+    patient: ClassVar[Patient]
+    # A probe that sends nothing does not keep a thread.
+    timeout = 5
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/live":
+                self._verdict(self.patient.live())
+            case "/ready":
+                self._verdict(self.patient.ready())
+            case "/metrics":
+                self._answer(200, CONTENT_TYPE_LATEST, _exposition(self.patient.gauges()))
+            case _:
+                self._answer(404, "text/plain", b"There are /live, /ready and /metrics.\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _verdict(self, verdict: Verdict) -> None:
+        self._answer(200 if verdict.well else 503, "text/plain", f"{verdict.reason}\n".encode())
+
+    def _answer(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds, and say nothing worth a line."""
+
+
+def _exposition(gauges: Mapping[str, tuple[str, float]]) -> bytes:
+    registry = CollectorRegistry()
+    for name, (meaning, value) in gauges.items():
+        Gauge(f"holdfast_{name}", meaning, registry=registry).set(value)
+    return generate_latest(registry)

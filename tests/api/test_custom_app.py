@@ -1,0 +1,216 @@
+"""`http.app` of langgraph.json: a project's own routes, middleware and lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from structlog.testing import capture_logs
+
+from holdfast.api.main import serve
+from holdfast.errors import ConfigError
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.settings import Settings
+from tests.support.http_project import APP, calling, project, serving, webapp, working
+from tests.support.waiting import until
+
+AUTH = {"path": "./auth.py:auth"}
+ANNA = {"authorization": "Bearer anna"}
+
+
+@pytest.fixture
+async def custom() -> AsyncIterator[httpx.AsyncClient]:
+    async with calling({"app": APP}) as client:
+        yield client
+
+
+async def test_its_routes_come_before_those_of_the_api(custom: httpx.AsyncClient) -> None:
+    assert (await custom.get("/info")).json() == {"custom": "info"}
+    assert (await custom.get("/threads/mine")).json() == {"shadowed": "mine"}
+
+
+@pytest.mark.parametrize("path", ["/ok", "/docs", "/openapi.json"])
+async def test_what_describes_the_server_is_not_shadowed(custom: httpx.AsyncClient, path: str) -> None:
+    answer = await custom.get(path)
+    assert answer.status_code == 200
+    assert "custom" not in answer.text.partition("paths")[0]
+    assert answer.headers["x-wrapped"] == "nobody"
+
+
+async def test_a_path_it_has_for_another_method_stays_with_the_api(custom: httpx.AsyncClient) -> None:
+    # The API's own answer: it has no such thread to change, and knows what a thread's id is.
+    assert (await custom.patch("/threads/mine", json={})).status_code == 422
+    assert (await custom.request("DELETE", "/threads/mine")).status_code == 422
+    not_allowed = await custom.post("/hello")
+    assert (not_allowed.status_code, not_allowed.headers["allow"]) == (405, "GET")
+    assert (await custom.put("/runs")).status_code == 405
+
+
+async def test_what_nobody_has_is_the_apis_to_say(custom: httpx.AsyncClient) -> None:
+    answer = await custom.get("/nowhere")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+    redirect = await custom.get("/slash")
+    assert (redirect.status_code, redirect.headers["location"]) == (307, "http://test/slash/")
+
+
+async def test_its_middleware_wraps_everything(custom: httpx.AsyncClient) -> None:
+    for path in ("/info", "/ok", "/assistants/none", "/nowhere"):
+        assert (await custom.get(path)).headers["x-wrapped"] == "nobody"
+    stopped = await custom.post("/runs", json={}, headers={"x-stop": "here"})
+    assert (stopped.status_code, stopped.text) == (403, "stopped")
+
+
+async def test_bodies_of_its_routes_are_left_as_they_are(custom: httpx.AsyncClient) -> None:
+    answer = await custom.post("/form", content="a=1", headers={"content-type": "application/x-www-form-urlencoded"})
+    assert answer.json() == {"type": "application/x-www-form-urlencoded", "body": "a=1", "user": None}
+
+
+async def test_its_errors_are_its_own(custom: httpx.AsyncClient) -> None:
+    assert (await custom.get("/teapot")).json() == {"brewing": True}
+    with capture_logs() as logged:
+        failed = await custom.get("/fails", headers={"origin": "https://page.example"})
+    assert (failed.status_code, failed.text) == (500, "Internal Server Error")
+    assert failed.headers["access-control-allow-origin"] == "*"
+    assert [line["event"] for line in logged] == ["http.failed"]
+    assert (await custom.get("/teapot")).status_code == 418
+
+
+async def test_an_application_that_is_not_of_starlette_gets_what_the_api_does_not_have() -> None:
+    async with calling({"app": "./webapp.py:plain"}) as client:
+        assert (await client.get("/info")).json()["version"]
+        assert (await client.get("/home")).text == "plain /home"
+        assert (await client.put("/runs")).status_code == 405
+
+
+async def test_its_routes_are_described(custom: httpx.AsyncClient) -> None:
+    described = (await custom.get("/openapi.json")).json()
+    assert "get" in described["paths"]["/hello"]
+    shadowed = described["paths"]["/threads/{thread_id}"]
+    assert {"get", "patch", "delete"} <= set(shadowed)
+    schema = shadowed["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"].keys() == {"shadowed"}
+    assert "thread_id" in described["components"]["schemas"]["Thread"]["properties"]
+
+
+async def test_security_is_described_as_the_project_says() -> None:
+    scheme = {"type": "http", "scheme": "bearer"}
+    openapi = {
+        "securitySchemes": {"bearer": scheme},
+        "security": [{"bearer": []}],
+        "paths": {"/threads": {"POST": [{"bearer": ["threads"]}]}},
+    }
+    async with calling(auth={**AUTH, "openapi": openapi}) as client:
+        described = (await client.get("/openapi.json")).json()
+    assert described["components"]["securitySchemes"]["bearer"] == scheme
+    assert described["security"] == [{"bearer": []}]
+    assert described["paths"]["/threads"]["post"]["security"] == [{"bearer": ["threads"]}]
+
+
+class TestAuth:
+    async def test_its_routes_are_open_unless_it_says_otherwise(self) -> None:
+        async with calling({"app": APP}, auth=AUTH) as client:
+            assert (await client.get("/who")).json() == {"user": None}
+            assert (await client.post("/threads", json={})).status_code == 401
+
+    async def test_its_routes_can_be_for_known_users_only(self) -> None:
+        async with calling({"app": APP, "enable_custom_route_auth": True}, auth=AUTH) as client:
+            refused = await client.get("/who", headers={"origin": "https://page.example"})
+            assert (refused.status_code, refused.json()) == (401, {"detail": "Say who you are."})
+            assert refused.headers["x-hint"] == "bearer"
+            assert refused.headers["x-wrapped"] == "nobody"
+            assert refused.headers["access-control-allow-origin"] == "*"
+            assert (await client.get("/who", headers=ANNA)).json() == {"user": "anna"}
+            assert (await client.get("/ok")).status_code == 200
+            assert (await client.get("/nowhere")).status_code == 404
+
+    async def test_an_authenticator_that_reads_the_body_leaves_it_to_the_route(self) -> None:
+        nosy = {"path": "./auth.py:nosy"}
+        for order in ("middleware_first", "auth_first"):
+            http = {"app": APP, "enable_custom_route_auth": True, "middleware_order": order}
+            async with calling(http, auth=nosy) as client:
+                posted = await client.post("/form", content='{"a": 1}', headers=ANNA)
+                assert (posted.json()["body"], posted.json()["user"]) == ('{"a": 1}', "anna")
+
+    @pytest.mark.parametrize(
+        ("order", "stopped", "seen"), [("middleware_first", 403, "nobody"), ("auth_first", 401, "anna")]
+    )
+    async def test_its_middleware_comes_before_authentication_or_after(
+        self, order: str, stopped: int, seen: str
+    ) -> None:
+        async with calling({"app": APP, "middleware_order": order}, auth=AUTH) as client:
+            assert (await client.post("/threads", headers={"x-stop": "here"})).status_code == stopped
+            known = await client.get("/threads/not-an-id/state", headers=ANNA)
+            assert (known.status_code, known.headers["x-wrapped"]) == (422, seen)
+            assert (await client.get("/info")).status_code == 200
+            assert (await client.get("/who")).status_code == 200
+
+    async def test_plain_applications_can_be_for_known_users_only_too(self) -> None:
+        async with calling({"app": "./webapp.py:plain", "enable_custom_route_auth": True}, auth=AUTH) as client:
+            assert (await client.get("/home")).status_code == 401
+            assert (await client.get("/home", headers=ANNA)).text == "plain /home"
+
+
+async def test_its_lifespan_is_the_servers_and_its_sockets_work(settings: Settings) -> None:
+    webapp.happened.clear()
+    http = {"app": APP, "enable_custom_route_auth": True, "mount_prefix": "/api"}
+    async with serving(settings, project(http, auth=AUTH)) as client:
+        assert webapp.happened == ["startup"]
+        told = (await client.get("/api/hello", headers=ANNA)).json()
+        assert told == {"greeting": "hello", "lent": "for the lifespan"}
+        url = f"ws://127.0.0.1:{settings.port}/api/echo"
+        async with websockets.connect(url, additional_headers=ANNA) as socket:
+            await socket.send("this")
+            assert await socket.recv() == "you said this"
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(url)
+        assert refused.value.response.status_code == 401
+        assert json.loads(refused.value.response.body) == {"detail": "Say who you are."}
+        with pytest.raises(websockets.InvalidStatus):
+            await websockets.connect(url.replace("/api", ""), additional_headers=ANNA)
+    assert webapp.happened == ["startup", "shutdown"]
+
+
+async def test_streams_pass_through_its_middleware(settings: Settings) -> None:
+    config = project({"app": APP})
+    async with serving(settings, config) as web:
+        body = {"assistant_id": "seen", "input": {"ask": False}, "on_disconnect": "cancel"}
+        async with web.stream("POST", "/runs/stream", json=body) as stream:
+            assert stream.headers["x-wrapped"] == "nobody"
+            run_id = stream.headers["content-location"].rpartition("/")[2]
+            # Nobody works here, so this is what keeps the stream open.
+            assert await anext(stream.aiter_text()) == ": heartbeat\r\n"
+
+        async def cancelled() -> bool:
+            found: bool = (await web.get(f"/runs/{run_id}")).json().get("status") == "interrupted"
+            return found
+
+        await until(cancelled, "a client that goes away is noticed behind the middleware too")
+        async with working(settings, config), web.stream("POST", "/runs/stream", json=body) as stream:
+            assert "event: values" in (await stream.aread()).decode()
+
+
+async def test_a_plain_application_needs_no_lifespan(settings: Settings) -> None:
+    async with serving(settings, project({"app": "./webapp.py:plain"})) as client:
+        assert (await client.get("/home")).text == "plain /home"
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [("./broken.py:app", "forgot a password"), ("./webapp.py:late", "no cache to connect to")],
+)
+async def test_a_server_whose_app_cannot_start_does_not(settings: Settings, spec: str, cause: str) -> None:
+    async def started() -> Any:
+        await serve(settings, GraphCatalog.load(project({"app": spec})), asyncio.Event())
+
+    with pytest.raises((ConfigError, ExceptionGroup)) as caught:
+        await started()
+    error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+    assert isinstance(error, ConfigError)
+    assert "http.app: " in str(error)
+    assert spec in str(error)
+    assert cause in str(error)

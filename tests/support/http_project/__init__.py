@@ -1,0 +1,88 @@
+"""A project with an app and an auth of its own, and servers for it with any `http` section."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from holdfast.api.app import Application
+from holdfast.api.context import WebContext
+from holdfast.api.main import serve
+from holdfast.auth.custom import CustomAuth
+from holdfast.db.connect import Database
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import ProjectConfig, load_config
+from holdfast.resources.store import PooledStore
+from holdfast.settings import Settings, load_settings
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.streams.hub import Hub
+from holdfast.worker.main import Worker
+
+PROJECT = Path(__file__).parent / "langgraph.json"
+APP = "./webapp.py:app"
+
+
+def project(http: dict[str, Any] | None = None, **sections: Any) -> ProjectConfig:
+    config = load_config(PROJECT)
+    return replace(config, raw={**config.raw, "http": http or {}, **sections})
+
+
+def context(config: ProjectConfig, settings: Settings) -> WebContext:
+    """What a web process has, without a database that answers."""
+    database = Database(settings, "test")
+    signals = PostgresSignals(database)
+    catalog = GraphCatalog.load(config)
+    auth = CustomAuth.load(config, studio=False)
+    hub = Hub(database, signals)
+    return WebContext(settings, catalog, database, signals, hub, PooledStore(database, config), auth)
+
+
+@asynccontextmanager
+async def calling(
+    http: dict[str, Any] | None = None, environ: dict[str, str] | None = None, **sections: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application alone: no sockets, no database, and the lifespan has not begun."""
+    settings = load_settings(environ or {}, database_url="postgresql://nowhere.invalid/none")
+    application = Application(context(project(http, **sections), settings))
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(settings: Settings, config: ProjectConfig) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server of the project, for the length of the block."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(serve(settings, GraphCatalog.load(config), stop))
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await client.get("/ok")
+                        break
+                    except httpx.TransportError:
+                        if task.done():
+                            await task
+                        await asyncio.sleep(0.02)
+            yield client
+    finally:
+        stop.set()
+        await task
+
+
+@asynccontextmanager
+async def working(settings: Settings, config: ProjectConfig) -> AsyncIterator[Worker]:
+    worker = Worker(settings, GraphCatalog.load(config))
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await task

@@ -1,0 +1,104 @@
+"""A worker's own answers to probes, from outside its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import pytest
+
+from holdfast.errors import SettingsError
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
+from holdfast.settings import Settings
+from holdfast.worker.health import HealthServer, Verdict
+from holdfast.worker.main import Worker
+from tests.support import waiting
+from tests.support.servers import free_port
+from tests.support.smoke import EXAMPLES, working
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def probe(port: int, path: str) -> tuple[int, str]:
+    try:
+        return await asyncio.to_thread(ask, port, path)
+    except URLError:
+        return 0, ""  # It does not listen yet.
+
+
+@pytest.fixture
+def watched(settings: Settings) -> Settings:
+    return settings.model_copy(update={"health_port": free_port(), "jobs": 3})
+
+
+async def test_a_worker_is_ready_while_it_holds_its_lease(watched: Settings) -> None:
+    port = watched.health_port
+    assert port is not None
+    async with working(watched) as worker:
+
+        async def ready() -> bool:
+            return (await probe(port, "/ready")) == (200, "ok\n")
+
+        await waiting.until(ready, "the worker is ready")
+        assert await probe(port, "/live") == (200, "ok\n")
+        metrics = (await probe(port, "/metrics"))[1]
+        assert re.search(r"^holdfast_worker_capacity 3\.0$", metrics, re.M)
+        assert re.search(r"^holdfast_worker_ready 1\.0$", metrics, re.M)
+        assert (await probe(port, "/else"))[0] == 404
+        # Its lease ends with its own clock, whatever the event loop is doing.
+        worker._heartbeat._deadline = time.monotonic() - 1
+        status, reason = ask(port, "/ready")
+        assert (status, "no lease" in reason) == (503, True)
+        worker.stop()
+        assert ask(port, "/ready") == (503, "draining\n")
+        assert ask(port, "/live")[0] == 200
+    with pytest.raises(OSError, match="refused"):
+        ask(port, "/live")
+
+
+async def test_probes_are_answered_while_the_event_loop_is_blocked(watched: Settings) -> None:
+    port = watched.health_port
+    assert port is not None
+    async with working(watched):
+
+        async def ready() -> bool:
+            return (await probe(port, "/ready"))[0] == 200
+
+        await waiting.until(ready, "the worker is ready")
+        # From this very thread: nothing else runs meanwhile.
+        assert ask(port, "/live") == (200, "ok\n")
+
+
+async def test_a_worker_whose_journal_has_died_is_not_alive(watched: Settings) -> None:
+    worker = Worker(watched, GraphCatalog.load(load_config(EXAMPLES)))
+    assert worker.live() == Verdict(False, "the heartbeat has ended")
+    worker._heartbeat.start()
+
+    async def ended() -> None:
+        return None
+
+    worker._journal_task = asyncio.create_task(ended())
+    await worker._journal_task
+    assert worker.live() == Verdict(False, "the journal has ended")
+    await worker._heartbeat.resign(5)
+
+
+def test_a_port_that_is_taken_is_the_operators_to_change() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port: Any = other.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"HOLDFAST_HEALTH_PORT={port}"):
+            HealthServer(None, "127.0.0.1", port)  # type: ignore[arg-type]
