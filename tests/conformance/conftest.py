@@ -1,0 +1,58 @@
+"""One server for all checks, in each signal mode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator
+
+import httpx
+import pytest
+
+from tests.conformance.calls import no_fault_of_the_server
+from tests.conformance.server import Server, serving
+
+SIGNAL_MODES = ["postgres"]
+
+
+def signal_environment(mode: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """What makes a server use these signals, whatever the environment of the tests says. A mode other than Postgres is
+    the name of its server, which the session's fixture `<mode>_url` has started."""
+    silent = {"REDIS_URL": "", "REDIS_URI": ""}
+    return silent if mode == "postgres" else silent | {f"{mode.upper()}_URL": request.getfixturevalue(f"{mode}_url")}
+
+
+@pytest.fixture(scope="session", params=SIGNAL_MODES)
+def signals(request: pytest.FixtureRequest) -> dict[str, str]:
+    return signal_environment(request.param, request)
+
+
+@pytest.fixture(scope="session")
+def server(server_url: str, signals: dict[str, str]) -> Iterator[Server]:
+    with serving("conformance_project", server_url, signals) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    hooks = {"response": [no_fault_of_the_server]}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, event_hooks=hooks) as client:
+        yield client
+
+
+@pytest.fixture
+async def thread_id(client: httpx.AsyncClient) -> AsyncIterator[str]:
+    """A fresh thread. It is deleted afterwards, and whatever still runs in it ends."""
+    identity: str = (await client.post("/threads", json={})).json()["thread_id"]
+    yield identity
+    await client.delete(f"/threads/{identity}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for name, server in getattr(item, "funcargs", {}).items():
+            if isinstance(server, Server):
+                report.sections.append((f"log of {name}", server.program.output[-6000:]))
+    return report

@@ -1,0 +1,67 @@
+"""A whole `holdfast serve`, as an operator starts it: a supervisor, a web process and a worker process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from tests.cli.processes import Program, holdfast
+from tests.conftest import TEMPLATE
+
+PROJECTS = Path(__file__).parents[1] / "support"
+STARTING = 150.0
+STOPPING = 30.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """`program` is the supervisor; what its children log is among its lines."""
+
+    url: str
+    program: Program
+
+    @property
+    def socket_url(self) -> str:
+        return self.url.replace("http://", "ws://", 1)
+
+
+@contextmanager
+def own_database(server_url: str) -> Iterator[str]:
+    """A migrated database, for as long as the block lasts."""
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    try:
+        yield make_conninfo(server_url, dbname=name)
+    finally:
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def serving(project: str, server_url: str, environ: Mapping[str, str]) -> Iterator[Server]:
+    """A server with the graphs of a project in tests/support, on a database of its own."""
+    config = PROJECTS / project / "langgraph.json"
+    with own_database(server_url) as database_url:
+        told = {"DATABASE_URL": database_url, "WORKER_DRAIN_TIMEOUT": "1", **environ}
+        command = holdfast("serve", "--config", config, "--host", "127.0.0.1", "--port", "0")
+        with Program(command, environ=told) as program:
+            # The web process answers; a worker that is still starting picks up what was posted meanwhile.
+            url = program.expect(r"Holdfast is ready: (http://[^\s,]+)", STARTING)[1]
+            yield Server(url.rstrip("/"), program)
+            program.process.send_signal(signal.SIGTERM)
+            try:
+                assert program.wait(STOPPING) == 0, program.output[-3000:]
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"does not stop:\n{program.output[-3000:]}") from None
+        # No check does anything that the server could call a fault of its own.
+        faults = [line for line in program.lines if '"level": "error"' in line or "Traceback" in line]
+        assert not faults, "\n".join(faults)[-3000:]
