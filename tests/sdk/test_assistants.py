@@ -123,7 +123,8 @@ async def test_C08_running_an_assistant(sdk: Sdk) -> None:
         [run] = await sdk("runs.list", thread["thread_id"])
         assert run["metadata"]["assistant_id"] == run["assistant_id"]
     assert (run["assistant_id"], run["metadata"]["team"]) == (made["assistant_id"], "x")
-    assert run["kwargs"]["context"] == run["kwargs"]["config"]["configurable"] == {"model": "m"}
+    assert run["kwargs"]["context"] == {"model": "m"}
+    assert run["kwargs"]["config"]["configurable"]["model"] == "m"
     with pytest.raises(NotFoundError):
         await sdk("runs.create", thread["thread_id"], str(uuid4()))
     with pytest.raises(UnprocessableEntityError):
