@@ -30,7 +30,6 @@ async def test_a_client_resumes_on_another_web_process(fleet: Fleet, number: sig
     assert (await fleet.row(run))["status"] == "success"
     assert fleet.steps.nodes(run.run_id) == ["chat"]
     await fleet.prove(run, watcher, attempts=[1])
-    if number is signal.SIGTERM:
-        assert watcher.ended_early == 1, "a stopping process ends its streams properly"
-    else:
-        assert watcher.broken >= 1
+    # Also by a process that stops in good order: clients take a clean end for the run's.
+    assert watcher.broken >= 1
+    assert watcher.ended_early == 0

@@ -1,0 +1,208 @@
+"""Reads the histories and says what must be true of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from uuid import UUID
+
+from psycopg.rows import DictRow
+
+from holdfast.streams.log import LogEvent
+from holdfast.streams.sse import frame
+from tests.support.watching import Frame, parse_frames
+from tests.torture.load import Story
+from tests.torture.witness import Witness
+
+EXAMPLES = 3
+
+
+@dataclass
+class Finding:
+    """A line of the table. Anything above zero is a violation, unless it only informs."""
+
+    what: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, example: str) -> None:
+        self.count += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(example)
+
+
+@dataclass
+class Verdict:
+    accepted: int
+    finished: int
+    violations: list[Finding]
+    takeovers: list[float]
+    zombie_steps: int
+    retried_steps: int
+
+    @property
+    def good(self) -> bool:
+        return self.accepted > 0 and not any(finding.count for finding in self.violations)
+
+    def table(self) -> str:
+        rows = [("runs accepted", str(self.accepted)), ("runs finished", str(self.finished))]
+        rows += [(finding.what, str(finding.count)) for finding in self.violations]
+        rows.append(("steps repeated that were not checkpointed yet", str(self.retried_steps)))
+        rows.append(("steps begun by a worker that had just lost the run", str(self.zombie_steps)))
+        if self.takeovers:
+            ordered = sorted(self.takeovers)
+            p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+            rows.append(("take-overs after kill -9", str(len(ordered))))
+            rows.append(("take-over p50 / p99", f"{statistics.median(ordered):.1f} s / {p99:.1f} s"))
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        for finding in self.violations:
+            lines += [f"  ! {finding.what}: {example}" for example in finding.examples]
+        return "\n".join(lines)
+
+
+def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[float, str]]) -> Verdict:
+    """Judge a load that is over, with everything healed and at rest."""
+    runs = {row["run_id"]: row for row in witness.rows("SELECT * FROM run")}
+    marks = witness.rows("SELECT * FROM mark ORDER BY number")
+    lost, wrong = _ends(stories, runs)
+    repeated, zombies, retried = _steps(marks)
+    return Verdict(
+        accepted=len(stories),
+        finished=sum(
+            story.run.run_id in runs and runs[story.run.run_id]["finished_at"] is not None for story in stories
+        ),
+        violations=[
+            lost,
+            wrong,
+            repeated,
+            _stale_writes(witness),
+            _overlaps(witness),
+            _streams(witness, stories, runs),
+            _gaps(witness),
+        ],
+        takeovers=_takeovers(witness, killed),
+        zombie_steps=zombies,
+        retried_steps=retried,
+    )
+
+
+def _ends(stories: Sequence[Story], runs: dict[UUID, DictRow]) -> tuple[Finding, Finding]:
+    lost, wrong = Finding("runs lost"), Finding("runs that ended otherwise than they could")
+    for story in stories:
+        row = runs.get(story.run.run_id)
+        about = f"{story.kind} {story.run.run_id}"
+        if row is None:
+            if not story.may_vanish:
+                lost.add(f"{about} is gone")
+        elif row["finished_at"] is None:
+            lost.add(f"{about} is still {row['status']}")
+        elif row["status"] not in story.may_end:
+            wrong.add(f"{about} ended as {row['status']}: {row['error']}")
+    return lost, wrong
+
+
+def _steps(marks: Sequence[DictRow]) -> tuple[Finding, int, int]:
+    """A step's own checkpoint was there when it began: it was repeated for nothing. A worker that has lost a run can
+    begin a step before it hears of it; it can write nothing, and is counted apart."""
+    repeated, zombies, retried = Finding("steps repeated that were already checkpointed"), 0, 0
+    seen: set[tuple[UUID, int]] = set()
+    for mark in marks:
+        if mark["owner"] != mark["who"]:
+            zombies += 1
+        elif mark["durable_step"] is not None and mark["durable_step"] >= mark["step"]:
+            repeated.add(f"s{mark['step']} of {mark['run_id']} by {mark['who']}, at checkpoint {mark['durable_step']}")
+        elif (mark["run_id"], mark["step"]) in seen:
+            retried += 1
+        seen.add((mark["run_id"], mark["step"]))
+    return repeated, zombies, retried
+
+
+def _stale_writes(witness: Witness) -> Finding:
+    found = Finding("stale writes accepted")
+    for row in witness.rows("SELECT * FROM stale_write ORDER BY at"):
+        found.add(f"{row['what']} of {row['run_id']} by {row['who']}, owner {row['owner']}")
+    return found
+
+
+def _overlaps(witness: Witness) -> Finding:
+    """By the record of who owned what, and by the log: the events of two runs never alternate."""
+    found = Finding("overlapping runs of a thread")
+    running: dict[UUID, UUID] = {}
+    for row in witness.rows("SELECT * FROM ownership ORDER BY number"):
+        thread, run = row["thread_id"], row["run_id"]
+        if row["status"] == "running":
+            if running.get(thread, run) != run:
+                found.add(f"{run} began in {thread} while {running[thread]} was running")
+            running[thread] = run
+        elif running.get(thread) == run:
+            del running[thread]
+    left: dict[UUID, set[UUID]] = defaultdict(set)
+    current: dict[UUID, UUID] = {}
+    for row in witness.rows("SELECT thread_id, run_id FROM event ORDER BY thread_id, seq"):
+        thread, run = row["thread_id"], row["run_id"]
+        if current.get(thread) != run:
+            if run in left[thread]:
+                found.add(f"events of {run} in {thread} come between those of another run")
+            if thread in current:
+                left[thread].add(current[thread])
+            current[thread] = run
+    return found
+
+
+def _streams(witness: Witness, stories: Sequence[Story], runs: dict[UUID, DictRow]) -> Finding:
+    found = Finding("streams with a gap, a duplicate or a missing end")
+    events: dict[UUID, list[Frame]] = defaultdict(list)
+    ended: set[UUID] = set()
+    for row in witness.rows("SELECT * FROM event ORDER BY thread_id, seq"):
+        seen = frame(LogEvent(**{one.name: row[one.name] for one in fields(LogEvent)}))
+        events[row["run_id"]] += parse_frames(seen.decode().splitlines())
+        if row["kind"] == "end":
+            ended.add(row["run_id"])
+    for story in stories:
+        run_id = story.run.run_id
+        if run_id in runs and runs[run_id]["started_at"] is not None and run_id not in ended:
+            found.add(f"the log of {story.kind} {run_id} has no end")
+        if story.frames is None:
+            continue
+        ids = [one.id for one in story.frames]
+        if ids != sorted(set(ids)):
+            found.add(f"{story.kind} {run_id}: ids are not rising: {ids[-10:]}")
+        elif run_id in runs and story.watched_to_its_end and story.frames != events[run_id]:
+            missing = [one.id for one in events[run_id] if one not in story.frames]
+            extra = [one.id for one in story.frames if one not in events[run_id]]
+            found.add(f"{story.kind} {run_id}: missed {missing[:10]}, invented {extra[:10]}")
+        elif run_id in runs and not story.watched_to_its_end:
+            found.add(f"{story.kind} {run_id}: the watcher never saw its end")
+    return found
+
+
+def _gaps(witness: Witness) -> Finding:
+    """Where nothing was rolled back, the numbers of a thread's events run from 1 without a gap."""
+    found = Finding("gaps in the log")
+    for row in witness.rows(
+        "SELECT thread_id, count(*) AS events, max(seq) AS last FROM event GROUP BY thread_id "
+        "HAVING count(*) <> max(seq) AND NOT EXISTS (SELECT 1 FROM ownership vanished "
+        "WHERE vanished.thread_id = event.thread_id "
+        "AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = vanished.run_id))"
+    ):
+        found.add(f"thread {row['thread_id']} has {row['events']} events, the last is {row['last']}")
+    return found
+
+
+def _takeovers(witness: Witness, killed: Sequence[tuple[float, str]]) -> list[float]:
+    """Seconds from the death of a worker until somebody else had each of its runs."""
+    history: dict[UUID, list[DictRow]] = defaultdict(list)
+    for row in witness.rows("SELECT *, extract(epoch FROM at)::float8 AS time FROM ownership ORDER BY number"):
+        history[row["run_id"]].append(row)
+    found = []
+    for died, who in killed:
+        for rows in history.values():
+            before = [row for row in rows if row["time"] <= died]
+            if before and before[-1]["status"] == "running" and before[-1]["who"] == who:
+                after = next((row["time"] for row in rows if row["time"] > died and row["status"] == "running"), None)
+                if after is not None:
+                    found.append(after - died)
+    return found

@@ -1,0 +1,201 @@
+"""The fleet under torture: Postgres, two web processes, four workers, and ways to hurt each of them.
+
+One web process and two workers are supervised (`holdfast serve`); the others stand alone, so that each has a name of
+its own in the record. The last worker reaches Postgres through a proxy, and the one before it has the wrong time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.db.migrate import migrate
+from holdfast.settings import load_settings
+from tests.support import waiting
+from tests.support.fleet import INTERVALS, Member
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.servers import free_port
+from tests.torture.witness import Witness
+
+PROJECT = Path(__file__).parent / "project" / "langgraph.json"
+LEASE = float(INTERVALS["LEASE_DURATION_SECONDS"])
+# Workers die here all the time, and no run is to blame.
+SETTINGS = {**INTERVALS, "HOLDFAST_MAX_CRASHES": "1000", "N_JOBS_PER_WORKER": "20", "BG_JOB_MAX_RETRIES": "6"}
+PATIENCE = 60.0
+
+
+class Stage:
+    """Everything that runs. As a context manager it ends every process it started, each by its own id."""
+
+    def __init__(self, wrong: str | None = None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="holdfast-torture-"))
+        self.directory.chmod(0o755)
+        self.url = ""
+        self.ports = (free_port(), free_port())
+        self.members: dict[str, Member] = {}
+        """Who stands where now: `serve`, `web`, `worker-1`, `worker-2`."""
+        self.killed: list[tuple[float, str]] = []
+        """When whom: what take-overs are counted from."""
+        self._wrong = wrong
+        self._started = 0
+        self._everybody: list[Member] = []
+        self._stack = AsyncExitStack()
+        self._lifeline_read, self._lifeline_write = os.pipe()
+
+    @property
+    def bases(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    async def __aenter__(self) -> Self:
+        self.postgres = self._stack.enter_context(EmbeddedPostgres(self.directory))
+        self.url = self.postgres.start()
+        migrate(load_settings({}, database_url=self.url))
+        self.witness = Witness(self.url)
+        self.witness.begin()
+        self.proxy = await self._stack.enter_async_context(PostgresProxy(self.url))
+        for place in ("serve", "web", "worker-1", "worker-2"):
+            self.start(place)
+        await self.answering()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self._everybody:
+            for child in self.children(member):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            with suppress(ProcessLookupError):
+                member.signal(signal.SIGCONT)
+            member.kill()
+        await self._stack.aclose()
+        os.close(self._lifeline_read)
+        os.close(self._lifeline_write)
+        if error is None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            print(f"The logs are in {self.directory}", file=sys.stderr)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def start(self, place: str) -> None:
+        """Put a new process in a place, under a name that was never used."""
+        self._started += 1
+        who = f"p{self._started}_{place.replace('-', '_')}"
+        self.witness.add_user(who)
+        url = self.proxy.url if place == "worker-2" else self.url
+        environ = {
+            **SETTINGS,
+            "DATABASE_URL": make_conninfo(url, user=who),
+            "TORTURE_URL": self.url,
+            "TORTURE_WHO": who,
+        }
+        self._everybody.append(self._process(place, who, environ))
+        self.members[place] = self._everybody[-1]
+
+    def _process(self, place: str, who: str, environ: dict[str, str]) -> Member:
+        log = self.directory / f"{who}.log"
+        config = ["--config", str(PROJECT)]
+        if place == "serve":
+            command = [sys.executable, "-m", "holdfast", "serve", *config, "--port", str(self.ports[0])]
+            # It is nobody's child, and takes no lifeline.
+            return _Alone(who, [*command, "--workers", "2"], environ, log)
+        if place == "web":
+            command = [sys.executable, "-m", "holdfast", "web", *config, "--port", str(self.ports[1])]
+        else:
+            wrong = self._wrong or ("clock" if place == "worker-1" else "")
+            environ["TORTURE_WRONG"] = wrong
+            command = [sys.executable, "-m", "tests.torture.crooked", "worker", *config]
+        return Member(who, command, environ, log, self._lifeline_read)
+
+    def children(self, member: Member) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(member.pid).children(recursive=True)
+        return []
+
+    def supervised(self, role: str) -> psutil.Process | None:
+        """A child of the supervisor, by its role."""
+        for child in self.children(self.members["serve"]):
+            with suppress(psutil.Error):
+                if role in child.cmdline()[1:5]:
+                    return child
+        return None
+
+    async def answering(self) -> None:
+        """Wait until both web processes answer and every worker place has one that is online."""
+        async with httpx.AsyncClient() as client:
+
+            async def ready() -> bool:
+                for base in self.bases:
+                    try:
+                        if not (await client.get(f"{base}/ok?check_db=1")).is_success:
+                            return False
+                    except httpx.TransportError:
+                        return False
+                online = await self.query("SELECT count(*) FROM holdfast.worker WHERE status = 'online'")
+                return bool(online >= 4)
+
+            await waiting.until(ready, "the fleet is up", patience=PATIENCE)
+
+    async def query(self, statement: str) -> int:
+        """A number, as soon as there is a database to give it."""
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+                    row = await (await connection.execute(statement.encode())).fetchone()
+                    return 0 if row is None else int(row[0])
+            except psycopg.OperationalError:
+                await asyncio.sleep(0.1)
+
+    # --- Postgres ---------------------------------------------------------------------------------
+
+    def postmaster(self) -> int:
+        """Its process id, or 0 while there is none."""
+        try:
+            return int((self.directory / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return 0
+
+    def note_kill(self, member: Member) -> None:
+        self.killed.append((time.time(), member.name))
+
+    async def heal(self) -> None:
+        """Undo whatever is still wrong, and wait until everybody is back."""
+        self.proxy.restore()
+        for place, member in list(self.members.items()):
+            with suppress(ProcessLookupError):
+                member.signal(signal.SIGCONT)
+            if member.process.poll() is not None:
+                self.start(place)
+        await self.answering()
+
+
+class _Alone(Member):
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        self.name, self.log, self.url = name, log, ""
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
