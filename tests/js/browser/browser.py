@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,6 +118,13 @@ class Page:
     def requests(self) -> list[str]:
         requests: list[str] = self._call("requests")
         return requests
+
+    def wait_for_frame(self, text: str, *, times: int) -> None:
+        """Wait until the page's WebSockets have had that many frames with a text in them."""
+        deadline = time.monotonic() + 30
+        while sum(text in request for request in self.requests()) < times:
+            assert time.monotonic() < deadline, f"{text} did not come {times} times\n{self.report()}"
+            time.sleep(0.05)
 
     def problems(self) -> list[str]:
         """Errors and warnings in the console, and requests that failed."""

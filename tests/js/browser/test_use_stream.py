@@ -48,7 +48,7 @@ def test_an_answer_streams_token_by_token(open_page: OpenPage, server: Server, t
         server.allow(thread_id, words)
         assert page.wait(f"shown.messages.at(-1).text === {text!r}")["isLoading"]
     server.allow(thread_id, WHOLE)
-    shown = page.wait("!shown.isLoading")
+    shown = page.wait("!shown.isLoading && shown.completed.length")
     assert texts(shown) == ["slowly please", "Answer 1 to: slowly please"]
     assert shown["values"]["messages"] == shown["messages"]
     assert (shown["error"], shown["completed"]) == (None, ["success"])
@@ -216,9 +216,7 @@ def test_a_reload_in_the_middle_of_an_answer(open_page: OpenPage, server: Server
     assert texts(shown)[4:] == ["two", "Answer 3 to: two"]
 
 
-@pytest.mark.parametrize(
-    ("hook", "transport"), [("current", "sse"), ("current", "websocket"), ("classic", "sse")], ids=" ".join
-)
+@pytest.mark.parametrize(("hook", "transport"), [("current", "sse"), ("current", "websocket"), ("classic", "sse")])
 def test_the_network_is_lost_in_the_middle_of_an_answer(
     open_page: OpenPage, server: Server, hook: str, transport: str
 ) -> None:
@@ -230,10 +228,17 @@ def test_the_network_is_lost_in_the_middle_of_an_answer(
         page.wait("shown.messages.at(-1).text === 'Answer 2 to:'")
         page.expected = "net::ERR_"
         line.cut()
-        server.allow(thread_id, WHOLE)
-        (_, run) = server.runs(thread_id)
-        server.client.get(f"/threads/{thread_id}/runs/{run['run_id']}/join")
-        line.restore()
+        if transport == "websocket":
+            # Of a run that ended meanwhile this client may hear too early, by one subscription of the two that it
+            # renews, and not listen to the other any more.
+            line.restore()
+            page.wait_for_frame('"subscription_id":"2"', times=2)
+            server.allow(thread_id, WHOLE)
+        else:
+            server.allow(thread_id, WHOLE)
+            (_, run) = server.runs(thread_id)
+            server.client.get(f"/threads/{thread_id}/runs/{run['run_id']}/join")
+            line.restore()
         shown = page.wait("!shown.isLoading && shown.messages.at(-1).text === 'Answer 2 to: slowly please'")
         assert texts(shown) == ["one", "Answer 1 to: one", "slowly please", "Answer 2 to: slowly please"]
         assert shown["error"] is None
