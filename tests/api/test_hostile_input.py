@@ -333,6 +333,19 @@ async def test_nul_is_fine_where_it_is_only_handed_on(intruder: Intruder) -> Non
     assert (await intruder.client.get(f"/runs/{run['run_id']}")).json()["kwargs"]["input"] == said
 
 
+async def test_embeddings_that_fail_are_a_failure_of_the_server(intruder: Intruder) -> None:
+    """No client can help it, and none is told more than that."""
+    before = intruder.everything()
+    item = {"namespace": ["a"], "key": "new", "value": {"text": "unspeakable"}}
+    stored = await intruder.client.put("/store/items", json=item)
+    found = await intruder.client.post("/store/items/search", json={"query": "unspeakable"})
+    for answer in (stored, found):
+        assert answer.status_code == 500
+        assert list(answer.json()) == ["detail"]
+        assert "away" not in answer.text
+    assert intruder.everything() == before
+
+
 async def test_no_character_of_a_name_is_a_pattern(intruder: Intruder) -> None:
     for name in ("100%", "100x", "a_b", "aXb", "back\\slash"):
         await intruder.client.post("/assistants", json={"graph_id": "ask", "name": name})

@@ -40,8 +40,9 @@ def to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value, _default, OPTIONS)
     except (TypeError, ValueError):
-        # Integers past 64 bits and lone surrogates: slower, but the standard library can write both.
-        return json.dumps(_plain(value), separators=(",", ":")).encode()
+        # Integers past 64 bits, which the standard library can write, and lone surrogates, which nobody should: half of
+        # the clients refuse the whole answer.
+        return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -51,7 +52,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if type(value) is str:
-        return value
+        return _text(value)
     if isinstance(value, dict):
         return {_key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
@@ -64,12 +65,17 @@ def _plain(value: Any) -> Any:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return str(key)
+        return _text(key)
     try:
         [name] = orjson.loads(orjson.dumps({key: None}, option=OPTIONS))
     except (TypeError, ValueError):
-        return str(key)
+        return _text(str(key))
     return str(name)
+
+
+def _text(value: str) -> str:
+    """The same with U+FFFD for lone surrogates."""
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def to_jsonb(data: bytes) -> str:
@@ -82,7 +88,7 @@ def to_jsonb(data: bytes) -> str:
 
 def _scrub(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
+        return _text(value).replace("\0", "\ufffd")
     if isinstance(value, list):
         return [_scrub(item) for item in value]
     if isinstance(value, dict):

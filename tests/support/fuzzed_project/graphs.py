@@ -32,4 +32,6 @@ parent = StateGraph(State).add_node("child", echo).add_edge(START, "child").comp
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
+    if any("unspeakable" in text for text in texts):
+        raise RuntimeError("the model is away")
     return [[1.0, float(len(text)), float(text.count("a"))] for text in texts]
