@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine clean
+.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -31,16 +31,14 @@ demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch
 test: $(DEV_STAMP) services node-modules ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-# PgBouncer and Chromium are in no package index. Without them, and without the right to install them, their tests are
-# skipped with a line that says so; in CI they fail.
+# These are in no package index: PgBouncer, a browser, and a Redis that knows sharded pub/sub. Without them, and without
+# the right to install them, their tests are skipped with a line that says so; in CI they fail.
 services:
-	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || test "$$(id -u)" != 0 || { \
-		echo "Installing pgbouncer, which the tests of that mode need"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer >/dev/null; \
-		service pgbouncer stop >/dev/null 2>&1 || true; }
-	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || { \
-		echo "Installing chromium, which the tests in a browser need"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }
+	@for program in pgbouncer redis-server chromium; do \
+		command -v $$program >/dev/null || test -x /usr/sbin/$$program || test "$$(id -u)" != 0 || { \
+		echo "Installing $$program, which some tests need"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$program >/dev/null; \
+		service $$program stop >/dev/null 2>&1 || true; }; done
 
 # The packages of the JavaScript tests. Where Node is not found, one line says that those tests will be skipped; in CI
 # they fail.
@@ -65,6 +63,9 @@ torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1
 
 bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 	$(BIN)/python -m bench engine
+
+bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes)
+	$(BIN)/python -m bench streams
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-from bench.engine import Figure, run
+from bench import engine as engine_figures
+from bench import streams as stream_figures
+
+ONLY = typer.Option(help="Only this figure; may be repeated.")
+QUICK = typer.Option(help="Few repetitions: to see that it works, not what it measures.")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -19,11 +23,20 @@ def bench() -> None:
 
 @app.command()
 def engine(
-    only: Annotated[list[Figure] | None, typer.Option(help="Only this figure; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few repetitions: to see that it works, not what it measures.")] = False,
+    only: Annotated[list[engine_figures.Figure] | None, ONLY] = None,
+    quick: Annotated[bool, QUICK] = False,
 ) -> None:
     """The engine's four figures, as ratios. Exits with 1 when one misses its target."""
-    sys.exit(0 if run(only or list(Figure), quick=quick) else 1)
+    sys.exit(0 if engine_figures.run(only or list(engine_figures.Figure), quick=quick) else 1)
+
+
+@app.command()
+def streams(
+    only: Annotated[list[stream_figures.Figure] | None, ONLY] = None,
+    quick: Annotated[bool, QUICK] = False,
+) -> None:
+    """The four figures of the streams. Exits with 1 when one misses its target."""
+    sys.exit(0 if stream_figures.run(only or list(stream_figures.Figure), quick=quick) else 1)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""What is run to see what running costs: five steps that do next to nothing, over a small conversation."""
+"""What is run to see what running costs: five steps that do next to nothing, over a small conversation; one step that
+does nothing at all; and one that says a great deal."""
 
 from __future__ import annotations
 
+import asyncio
 import operator
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
 
 
@@ -22,3 +26,35 @@ def step(number: int) -> Any:
 
 graph = StateGraph(Conversation).add_sequence([(f"s{number}", step(number)) for number in range(1, 6)])
 five = graph.add_edge(START, "s1").compile()
+
+
+class Nothing(TypedDict, total=False):
+    done: bool
+
+
+async def do_nothing(state: Nothing) -> Nothing:
+    return {"done": True}
+
+
+one = StateGraph(Nothing).add_sequence([("only", do_nothing)]).add_edge(START, "only").compile()
+
+
+class Speech(TypedDict, total=False):
+    events: int
+    pause: float
+    gate: str
+    """A file to wait for before the first word."""
+
+
+async def speak(state: Speech) -> Speech:
+    say = get_stream_writer()
+    while (gate := state.get("gate")) and not Path(gate).exists():
+        await asyncio.sleep(0.02)
+    for number in range(state["events"]):
+        say({"number": number, "text": " about as much as a model says at a time"})
+        # As a model's stream would, let others have their turn.
+        await asyncio.sleep(state.get("pause", 0))
+    return {}
+
+
+speech = StateGraph(Speech).add_sequence([("speak", speak)]).add_edge(START, "speak").compile()
