@@ -10,6 +10,7 @@ HoldfastError
 │   ├── BadRequest            400
 │   ├── NotFound              404
 │   ├── Conflict              409
+│   ├── Gone                  410
 │   └── Denied                the project's own auth said no, with its own status
 └── RunSignal                 control flow out of user code; never shown to a client as it is
     ├── LeaseLost             the fence is stale: drop the run, write nothing
@@ -63,6 +64,10 @@ class NotFound(RequestError):
 
 class Conflict(RequestError):
     status = 409
+
+
+class Gone(RequestError):
+    status = 410
 
 
 class Denied(RequestError):

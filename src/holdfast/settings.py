@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.errors import SettingsError
+from holdfast.signing_secrets import split_secrets, usable_secrets
 
 
 def _names(*names: str) -> AliasChoices:
@@ -100,8 +101,9 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(
         None,
         validation_alias=_names("REDIS_URL", "REDIS_URI"),
-        description="Reserved for signals over Redis. Accepted so that existing environments start; signals travel "
-        "over Postgres, and a line at start says so.",
+        description="Redis 6 or later for signals: redis://host:6379/0, rediss:// for TLS, unix:///path, "
+        "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379. Unset: signals "
+        "travel over Postgres. Nothing is stored in it; while it is away processes poll.",
     )
 
     # --- web --------------------------------------------------------------------------------------
@@ -126,6 +128,15 @@ class Settings(BaseSettings):
         validation_alias=_names("STREAM_HEARTBEAT_SECONDS"),
         description="Seconds between the comments that keep an idle stream open. Clients time out on streams that "
         "stay silent for about three of these.",
+    )
+    stream_stall: Seconds = Field(
+        60.0,
+        ge=1,
+        le=3600,
+        validation_alias=_names("STREAM_STALL_SECONDS"),
+        description="Seconds a client may take nothing of what it is sent before its connection is closed; it can "
+        "resume where it was. Needs Linux. Shorter frees the memory of dead clients sooner, and drops those on a bad "
+        "network.",
     )
     max_body_bytes: int = Field(
         20 * 1024 * 1024,
@@ -252,6 +263,22 @@ class Settings(BaseSettings):
         description="Seconds between the slow polls behind every signal. A lost signal costs at most this much "
         "latency.",
     )
+    degraded_poll: Seconds = Field(
+        0.5,
+        ge=0.05,
+        le=60,
+        validation_alias=_names("DEGRADED_POLL_SECONDS"),
+        description="Seconds between two polls while signals do not come through. Shorter is closer to live, and costs "
+        "every process a few statements each time.",
+    )
+    signal_ping: Seconds | None = Field(
+        None,
+        ge=0.1,
+        le=300,
+        validation_alias=_names("SIGNAL_PING_SECONDS"),
+        description="Seconds between a process's pings to itself, whose missing echo shows that signals do not come "
+        "through. Unset: 15 over Postgres, where each is a statement, and 5 over Redis.",
+    )
     drain_timeout: float = Field(
         25.0,
         ge=0,
@@ -296,6 +323,48 @@ class Settings(BaseSettings):
         description="Seconds a finished stateless run keeps its hidden thread, so that its stream can still be "
         "resumed.",
     )
+    webhook_secrets: str | None = Field(
+        None,
+        repr=False,
+        validation_alias=_names("WEBHOOK_SECRETS"),
+        description="Secrets that webhooks are signed with (Standard Webhooks), separated by commas: `whsec_` and 24 "
+        "to 64 bytes in base64. Each signs, so that receivers can change from one to the next. Unset: not signed.",
+    )
+    webhook_allow_private: bool = Field(
+        False,
+        validation_alias=_names("WEBHOOK_ALLOW_PRIVATE"),
+        description="Whether webhooks may lead to addresses that are not public. For development: elsewhere it lets "
+        "everybody who may create a run call what is behind the firewall.",
+    )
+    webhook_timeout: Seconds = Field(
+        10.0,
+        ge=0.1,
+        le=120,
+        validation_alias=_names("WEBHOOK_TIMEOUT_SECONDS"),
+        description="Seconds a webhook's receiver has to answer, redirects included. A delivery whose sender is gone "
+        "is sent again this long, and 5 seconds more, after it was begun.",
+    )
+    webhook_retry_base: Seconds = Field(
+        5.0,
+        ge=0.01,
+        le=3600,
+        validation_alias=_names("WEBHOOK_RETRY_BASE_SECONDS"),
+        description="Seconds before the first retry of a webhook. The pauses after it are 6, 24, 120, 720 and 2160 "
+        "times that, the last again and again; with jitter.",
+    )
+    webhook_retry_for: Seconds = Field(
+        86_400.0,
+        ge=1,
+        le=2_592_000,
+        validation_alias=_names("WEBHOOK_RETRY_FOR_SECONDS"),
+        description="Seconds after which a webhook that nobody has taken is given up.",
+    )
+    webhook_ttl: Seconds = Field(
+        604_800.0,
+        ge=60,
+        validation_alias=_names("WEBHOOK_TTL_SECONDS"),
+        description="Seconds a webhook that was delivered or given up can be seen and sent again.",
+    )
     stats_interval: Seconds = Field(
         60.0,
         ge=1,
@@ -318,7 +387,14 @@ class Settings(BaseSettings):
         return value.lower() if isinstance(value, str) else value
 
     @field_validator(
-        "database_url", "direct_database_url", "redis_url", "mount_prefix", "cors_allow_origins", mode="before"
+        "database_url",
+        "direct_database_url",
+        "redis_url",
+        "signal_ping",
+        "mount_prefix",
+        "cors_allow_origins",
+        "webhook_secrets",
+        mode="before",
     )
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -335,6 +411,11 @@ class Settings(BaseSettings):
     @classmethod
     def _usable_prefix(cls, value: str | None) -> str | None:
         return None if value is None else usable_prefix(value)
+
+    @field_validator("webhook_secrets")
+    @classmethod
+    def _usable_secrets(cls, value: str | None) -> str | None:
+        return usable_secrets(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -357,6 +438,10 @@ class Settings(BaseSettings):
         if self.pgbouncer and self.direct_database_url is None:
             return None
         return self.direct_database_url or self.database_url
+
+    @property
+    def signing_secrets(self) -> list[str]:
+        return split_secrets(self.webhook_secrets)
 
 
 def environment_names(field: FieldInfo) -> list[str]:
@@ -409,5 +494,7 @@ def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
         field = next(
             (key for key, info in Settings.model_fields.items() if name == key or name in environment_names(info)), name
         )
-        lines.append(f"{source.get(field, field)}={problem['input']}: {rule}")
+        told = field not in Settings.model_fields or Settings.model_fields[field].repr
+        shown = problem["input"] if told else "(secret)"
+        lines.append(f"{source.get(field, field)}={shown}: {rule}")
     return "\n".join(lines)

@@ -232,7 +232,7 @@ class TestSwitches:
                 assert (gone in (await client.get("/openapi.json")).json()["paths"]) is there
                 assert (await client.get("/info")).json()["flags"][flag] is there
 
-    @pytest.mark.parametrize("switch", ["mcp", "a2a", "ui", "webhooks"])
+    @pytest.mark.parametrize("switch", ["mcp", "a2a", "ui"])
     async def test_switches_of_what_there_is_not(self, switch: str) -> None:
         async with calling({f"disable_{switch}": True}) as client:
             assert (await client.get("/info")).status_code == 200

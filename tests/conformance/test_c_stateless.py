@@ -24,6 +24,7 @@ from tests.conformance.calls import (
     until_status,
     wait_run,
 )
+from tests.support.receiver import receiving
 
 
 async def threads_marked(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]]:
@@ -97,12 +98,26 @@ async def test_c59_exit_leaves_one_checkpoint(client: httpx.AsyncClient) -> None
         assert states[0]["values"]["done"] == STEPS
 
 
-async def test_c59_webhooks_are_refused_for_now(client: httpx.AsyncClient, thread_id: str) -> None:
-    """The check asks for the keys of a webhook's payload. Until webhooks are delivered, a request for one is refused
-    rather than silently dropped; this test gives way to the payload's then."""
-    body = {"assistant_id": "echo", "input": HELLO, "webhook": "https://example.com/hook"}
-    assert "webhook" in await refused(client.post(f"/threads/{thread_id}/runs", json=body), 422)
+async def test_c59_webhooks_of_this_machine_are_refused(client: httpx.AsyncClient, thread_id: str) -> None:
+    for webhook in ("http://127.0.0.1:8123/hook", "http://localhost/hook", "/hook"):
+        body = {"assistant_id": "echo", "input": HELLO, "webhook": webhook}
+        assert "webhook" in await refused(client.post(f"/threads/{thread_id}/runs", json=body), 422)
     assert await ok(client.get(f"/threads/{thread_id}/runs")) == []
+
+
+async def test_c59_a_webhook_tells_of_the_end_of_a_run(hooked: httpx.AsyncClient) -> None:
+    async with receiving() as receiver:
+        thread_id = await new_thread(hooked)
+        for graph, given, status in (("echo", HELLO, "success"), ("ask", {}, "success"), ("boom", {}, "error")):
+            path = await start_run(hooked, thread_id, graph, input=given, webhook=receiver.url)
+            told = (await receiver.about(path.rsplit("/", 1)[1])).json
+            assert told["status"] == status, graph
+            run = await ok(hooked.get(path))
+            assert told.keys() - run.keys() == {"run_started_at", "run_ended_at", "webhook_sent_at", "values"}
+            assert run.keys() - told.keys() == ({"error"} if status == "success" else set())
+            assert told["values"] == (await ok(hooked.get(f"/threads/{thread_id}")))["values"]
+            if status == "error":
+                assert told["error"] == run["error"]
 
 
 async def test_c60_a_batch(client: httpx.AsyncClient) -> None:

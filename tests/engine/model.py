@@ -50,7 +50,9 @@ class Expectation:
         self.checkpoints[thread_id] = {key: writer for key, writer in written.items() if writer != run_id}
 
     def cancelled_pending(self, row: DictRow) -> None:
-        """A run that was cancelled while no worker had it."""
+        """A run that was cancelled while no worker had it. One that has begun says that it is over."""
+        if row["first_seq"] is not None:
+            self.wrote(row["thread_id"], row["run_id"], 1)
         if row["progress"] == CHECKPOINT:
             self.resting[row["thread_id"]] = "interrupted"
 

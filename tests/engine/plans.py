@@ -12,7 +12,7 @@ from psycopg import ClientCursor, Connection
 from psycopg.rows import DictRow, tuple_row
 
 GRAPH = "graph"
-TABLES = ("run", "thread", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes")
+TABLES = ("run", "thread", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes", "webhook_delivery")
 
 THREADS = 5_000
 RUNS_PER_THREAD = 4
@@ -98,6 +98,15 @@ FILL = [
     INSERT INTO checkpoint_writes
         (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
     SELECT thread_id, '', checkpoint_id, 'task', '', 0, 'channel', 'json', '1' FROM checkpoints
+    """,
+    # Most are delivered, the others are due.
+    """
+    INSERT INTO webhook_delivery
+        (run_id, thread_id, url, run, state, next_attempt_at, created_at, delivered_at, settled_at)
+    SELECT run_id, thread_id, '', '{}', CASE WHEN priority = 0 THEN 'pending' ELSE 'delivered' END,
+           now() - interval '1 hour', created_at,
+           CASE WHEN priority <> 0 THEN now() END, CASE WHEN priority <> 0 THEN now() END
+    FROM run WHERE status = 'success'
     """,
 ]
 

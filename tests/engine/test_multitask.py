@@ -31,7 +31,7 @@ from tests.engine.scene import (
     put_checkpoint,
     unfinished,
 )
-from tests.support.records import query, run_row, thread_events, thread_row
+from tests.support.records import post_run, query, run_row, thread_events, thread_row
 
 # LangGraph's places for an interrupt and for the answer to one.
 INTERRUPT_INDEX, RESUME_INDEX = -3, -4
@@ -331,3 +331,14 @@ async def test_a_promised_rollback_of_a_poison_run_happens(database: Database, s
     assert (thread["status"], thread["resting_status"], thread["error"]) == ("busy", "idle", None)
     [left] = await unfinished(database, thread_id)
     assert (left["run_id"], left["ready_at"] is not None) == (waiting.run["run_id"], True)
+
+
+@pytest.mark.parametrize("command", [None, {"resume": "\\u0000 is six characters, \u0000 one"}])
+async def test_a_rollback_does_not_stumble_over_what_the_run_was_given(
+    database: Database, command: dict[str, str] | None
+) -> None:
+    """Of a run that has been begun: what it wrote with its Command goes, too."""
+    created = await post_run(database, "graph", input="a\u0000b", command=command)
+    await query(database, "UPDATE run SET fence = 1 RETURNING 1")
+    await cancel_runs(database, created.run["thread_id"], None, "rollback")
+    assert await query(database, "SELECT 1 FROM run") == []

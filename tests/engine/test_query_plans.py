@@ -19,7 +19,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_blocking_session
-from holdfast.engine import cancel, claim, create, lease, outcome, queue, reap, rollback
+from holdfast.engine import cancel, claim, create, lease, outbox, outcome, queue, reap, rollback
+from holdfast.resources import webhooks
 from holdfast.settings import load_settings
 from holdfast.streams import log
 from holdfast.worker import batch
@@ -58,6 +59,7 @@ def new_run(thread: int) -> dict[str, Any]:
         "metadata": "{}",
         "assistant_metadata": "{}",
         "kwargs": "{}",
+        "webhook": None,
         "stamp": json.dumps({"graph_id": GRAPH}),
         "temporary": False,
         "ttl_minutes": 30.0,
@@ -69,12 +71,20 @@ def running_threads() -> dict[str, Any]:
     return {"thread_ids": [thread_at(number) for number in RUNNING]}
 
 
+def watched_threads() -> dict[str, Any]:
+    return {**running_threads(), "seqs": [0] * len(RUNNING)}
+
+
 def running_runs(**columns: Any) -> dict[str, Any]:
     return {"run_ids": [run_at(number, 2) for number in RUNNING], **columns}
 
 
 def ten(value: Any) -> list[Any]:
     return [value] * len(RUNNING)
+
+
+def cancelled_in_the_queue() -> dict[str, Any]:
+    return {"run_ids": [run_at(plans.RUNNING + 1, 2)], "error": cancel.USER_INTERRUPT}
 
 
 def one_run() -> dict[str, Any]:
@@ -173,9 +183,13 @@ STATEMENTS = [
     # Reads what is running, which is bounded by the size of the fleet.
     Statement("orphans", reap.ORPHANS, dict, 2 * plans.RUNNING + 200),
     Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3), 40),
+    # Webhooks.
+    Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
+    Statement("next delivery", webhooks.NEXT_DUE, dict, 1),
+    Statement("claim deliveries", webhooks.CLAIM, lambda: {"limit": 10, "lease": 15.0}, 40),
     # Reading.
     Statement("read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5}, 5),
-    Statement("heads", log.HEADS, running_threads, 20),
+    Statement("heads", log.HEADS, watched_threads, 20),
     Statement("ended runs", log.ENDED_RUNS, running_runs, 20),
     Statement(
         "last output",
@@ -185,7 +199,8 @@ STATEMENTS = [
     ),
     # Cancelling.
     Statement("request cancel", cancel.REQUEST_CANCEL, lambda: {**one_run(), "action": "interrupt"}, 5),
-    Statement("end pending", cancel.END_PENDING, lambda: {"run_ids": [run_at(plans.RUNNING + 1, 2)]}, 10),
+    Statement("tell cancelled", cancel.TELL_CANCELLED, cancelled_in_the_queue, 10),
+    Statement("end pending", cancel.END_PENDING, cancelled_in_the_queue, 10),
     Statement("erase checkpoints", rollback.ERASE_CHECKPOINTS, one_run, 20),
     Statement("erase command writes", rollback.ERASE_COMMAND_WRITES, one_run, 20),
     Statement("erase blobs", rollback.ERASE_UNUSED_BLOBS, one_run, 20),

@@ -19,7 +19,18 @@ from holdfast.settings import load_settings
 from tests.support.servers import free_port
 
 PROJECT = Path(__file__).parent / "fuzzed_project" / "langgraph.json"
-TABLES = ("thread", "run", "assistant", "assistant_version", "cron", "event", "checkpoints", "store", "store_vectors")
+TABLES = (
+    "thread",
+    "run",
+    "assistant",
+    "assistant_version",
+    "cron",
+    "event",
+    "checkpoints",
+    "store",
+    "store_vectors",
+    "webhook_delivery",
+)
 # An id that nothing has. Not a new one each time: test ids must be the same in every process.
 NOBODY = "00000000-0000-4000-8000-000000000000"
 # The fields that some body requires, as they should be.

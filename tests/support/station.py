@@ -14,10 +14,12 @@ from uuid import UUID, uuid4
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim
 from holdfast.engine.outcome import Outcome
+from holdfast.engine.ready import ReadyRun
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import LeaseLost
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
+from holdfast.streams.hints import Flush
 from holdfast.worker.batch import Entry
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.graph_stream import Claimed
@@ -81,6 +83,7 @@ class Station:
         self.journal = MortalJournal(settings, self._announce, self._lane_failed, **mortality)
         self.executor = Executor(settings, database, catalog)
         self.announced: list[tuple[UUID, int]] = []
+        self.flushes: list[Flush] = []
         self._attempts: dict[UUID, Attempt] = {}
 
     async def claim(self, slots: int = 1) -> list[Attempt]:
@@ -104,8 +107,9 @@ class Station:
         await query(self.database, DECLARE_LOST, self.worker_id)
         await release_orphans(self.database, max_crashes=1000)
 
-    def _announce(self, visible: Iterable[tuple[UUID, int, bool]], ready: bool) -> None:
-        self.announced += [(thread_id, seq) for thread_id, seq, _ in visible]
+    def _announce(self, visible: Iterable[Flush], ready: list[ReadyRun]) -> None:
+        self.flushes += visible
+        self.announced += [(flush.thread_id, flush.last_seq) for flush in visible]
 
     def _lane_failed(self, lane: Lane) -> None:
         attempt = self._attempts.get(lane.run_id)

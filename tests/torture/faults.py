@@ -45,6 +45,8 @@ class Faults:
             "pg_terminate_backend": self.terminate,
             "a worker cut off": lambda: self.partition(silent=False),
             "a worker's network silent": lambda: self.partition(silent=True),
+            "kill -9 of Redis": self.kill_redis,
+            "FLUSHALL": self.flush_redis,
         }
         if only is not None:
             self._kinds = {only: self._kinds[only]}
@@ -175,6 +177,25 @@ class Faults:
                 await connection.execute(TERMINATE)
                 return True
         return False
+
+    async def kill_redis(self) -> bool:
+        if "redis" in self._held:
+            return False
+        redis = self._stage.redis
+        redis.kill()
+
+        async def back() -> None:
+            await asyncio.sleep(self._random.uniform(0.0, 8.0))
+            await asyncio.to_thread(redis.start)
+
+        self._last("redis", back())
+        return True
+
+    async def flush_redis(self) -> bool:
+        if "redis" in self._held:
+            return False
+        await asyncio.to_thread(self._stage.redis.command, "FLUSHALL")
+        return True
 
     async def partition(self, *, silent: bool) -> bool:
         place = self._place(("worker-2",))

@@ -1,4 +1,4 @@
-"""The fleet under torture: Postgres, two web processes, four workers, and ways to hurt each of them.
+"""The fleet under torture: Postgres, Redis, two web processes, four workers, and ways to hurt each of them.
 
 One web process and two workers are supervised (`holdfast serve`); the others stand alone, so that each has a name of
 its own in the record. The last worker reaches Postgres through a proxy, and the one before it has the wrong time.
@@ -31,6 +31,7 @@ from holdfast.settings import load_settings
 from tests.support import waiting
 from tests.support.fleet import INTERVALS, Member
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.redis_server import RedisServer
 from tests.support.servers import free_port
 from tests.torture.witness import Witness
 
@@ -69,6 +70,7 @@ class Stage:
         migrate(load_settings({}, database_url=self.url))
         self.witness = Witness(self.url)
         self.witness.begin()
+        self.redis = self._stack.enter_context(RedisServer())
         self.proxy = await self._stack.enter_async_context(PostgresProxy(self.url))
         for place in ("serve", "web", "worker-1", "worker-2"):
             self.start(place)
@@ -104,6 +106,7 @@ class Stage:
         environ = {
             **SETTINGS,
             "DATABASE_URL": make_conninfo(url, user=who),
+            "REDIS_URL": self.redis.url,
             "TORTURE_URL": self.url,
             "TORTURE_WHO": who,
         }
@@ -179,6 +182,8 @@ class Stage:
     async def heal(self) -> None:
         """Undo whatever is still wrong, and wait until everybody is back."""
         self.proxy.restore()
+        if not self.redis.running:
+            self.redis.start()
         for place, member in list(self.members.items()):
             with suppress(ProcessLookupError):
                 member.signal(signal.SIGCONT)

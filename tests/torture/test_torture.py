@@ -15,11 +15,14 @@ async def test_a_fleet_that_is_hurt_loses_and_doubles_nothing() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "good"), [("deaf", True), ("no-fence", False)])
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 async def test_the_checker_finds_a_journal_that_does_not_check_fences(wrong: str, good: bool) -> None:
     """A worker that is cut off is taken for dead long before its lease ends. These do not hear of it, and go on when
     they are back. Fences make that harmless; without them the checker must see what came of it."""
-    verdict = await torture(seed=1, seconds=25, wrong=wrong, only="a worker cut off")
+    for seed in (1, 2, 3):
+        verdict = await torture(seed=seed, seconds=25, wrong=wrong, only="a worker cut off")
+        if good or not verdict.good:
+            break  # Whether a zombie has something to say when it is back is a matter of moments.
     stale = next(finding for finding in verdict.violations if finding.what == "stale writes accepted")
     assert (stale.count == 0) is good, verdict.table()
     assert verdict.good is good, verdict.table()

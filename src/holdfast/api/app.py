@@ -20,6 +20,7 @@ from holdfast.api import (
     store,
     thread_stream,
     threads,
+    webhooks,
 )
 from holdfast.api.context import WebContext
 from holdfast.api.custom_app import surround
@@ -46,6 +47,7 @@ ROUTERS = (
     ("event_streaming", events.router),
     ("threads", thread_stream.router),
     ("store", store.router),
+    ("webhooks", webhooks.router),
     ("fleet", fleet.router),
 )
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from uuid import UUID
 
-import orjson
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
@@ -17,13 +16,16 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.states import CancelAction
-from holdfast.errors import NotFound
+from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
+from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.fleet import QueueGauge
 from holdfast.resources.store import PooledStore
+from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
 from holdfast.settings import Settings
 from holdfast.signals import Signals
+from holdfast.streams.hints import tell_touched
 from holdfast.streams.hub import Hub
 
 CALLER = "holdfast.caller"
@@ -48,12 +50,20 @@ class WebContext:
         """The time to live of threads that are not given one."""
         return checkpointer_section(self.catalog.project).thread_ttl
 
+    def check_webhook(self, url: str | None) -> None:
+        """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""
+        if url is not None:
+            try:
+                UrlPolicy.of(webhooks_section(self.catalog.project), self.settings).check(url)
+            except RefusedUrl as refusal:
+                raise InvalidRequest(f"webhook: {refusal}") from None
+
     def announce_cancelled(self, cancelled: CancelledRuns, action: CancelAction) -> None:
         announce_cancelled(self.signals, cancelled, action)
 
     def touched(self, thread_id: UUID) -> None:
         """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
-        self.signals.publish("events", orjson.dumps({"touched": [str(thread_id)]}).decode())
+        self.signals.publish("events", tell_touched(thread_id), thread_id=thread_id)
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:
         cancelled = await cancel_runs(self.database, thread_id, run_ids, action)
@@ -99,7 +109,8 @@ def web_of(connection: HTTPConnection) -> WebContext:
     return replace(context, caller=caller, catalog=context.catalog.acting_for(caller.user, caller.configurable))
 
 
-def web_context(request: Request) -> WebContext:
+async def web_context(request: Request) -> WebContext:
+    # Not a plain function: those FastAPI calls in a thread of their own, at every request.
     return web_of(request)
 
 

@@ -183,6 +183,7 @@ async def get(web: Web, cron_id: UUID) -> Response:
 async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
     if not body.model_fields_set:
         raise BadRequest("The request body is empty: there is nothing to change.")
+    web.check_webhook(body.webhook)
     asked = await _may(web, cron_id, "update", metadata=clean_metadata(body.metadata), schedule=body.schedule)
     async with web.database.transaction() as connection:
         old = await get_cron_for_change(connection, cron_id)
@@ -205,6 +206,7 @@ async def delete(web: Web, cron_id: UUID) -> Response:
 
 
 async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> Response:
+    web.check_webhook(body.webhook)
     assistant = await runnable_assistant(web, body.assistant_id)
     cron_id = new_cron_id()
     asked: dict[str, Any] = {

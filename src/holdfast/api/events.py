@@ -216,7 +216,7 @@ class Socket:
         """The number of the log's last event; none to wait for while the database is out of reach."""
         try:
             async with self._web.database.connection() as connection:
-                return (await heads(connection, [self._thread_id])).get(self._thread_id, 0)
+                return (await heads(connection, {self._thread_id: 0})).get(self._thread_id, 0)
         except (psycopg.Error, OSError):
             return 0
 

@@ -1,33 +1,14 @@
-"""A run's kwargs: what a request says about a run, as it is stored for the worker and as clients see it again."""
+"""A run's kwargs: what a request says about a run, as it is stored for the worker."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from psycopg.rows import DictRow
-
 from holdfast.api.bodies import RunCreate
 from holdfast.api.listing import MACHINERY, RESERVED_CONFIGURABLE, clean_configurable
-from holdfast.errors import BadRequest, InvalidRequest
-from holdfast.resources.threads import present
+from holdfast.errors import BadRequest
+from holdfast.resources.runs import PROJECT
 
-# What a client may see of a run's kwargs. The rest is between the server and its workers.
-SHOWN_KWARGS = (
-    "input",
-    "command",
-    "config",
-    "context",
-    "stream_mode",
-    "interrupt_before",
-    "interrupt_after",
-    "webhook",
-    "feedback_keys",
-    "temporary",
-    "subgraphs",
-    "resumable",
-    "checkpoint_during",
-    "durability",
-)
 # What clients repeat in `config.configurable` although the server knows it: that makes no second set of options.
 SERVER_KEYS = RESERVED_CONFIGURABLE | {
     "thread_id",
@@ -39,13 +20,11 @@ SERVER_KEYS = RESERVED_CONFIGURABLE | {
     "checkpoint_ns",
     "checkpoint_map",
 }
-PROJECT, EXAMPLE = "__langsmith_project__", "__langsmith_example_id__"
+EXAMPLE = "__langsmith_example_id__"
 
 
 def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict[str, Any]:
     """What the worker needs of a request, as it is stored and shown; without what only the server sets."""
-    if body.webhook is not None:
-        raise InvalidRequest("webhook: this version does not deliver webhooks; leave it out.")
     if stateless and body.command is not None and body.command.resume is not None:
         raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     config = body.config.model_dump(exclude_none=True) if body.config is not None else {}
@@ -95,23 +74,3 @@ def traced(body: RunCreate) -> dict[str, Any]:
         return {}
     told = {PROJECT: body.langsmith_tracer.project_name, EXAMPLE: body.langsmith_tracer.example_id}
     return {key: value for key, value in told.items() if value is not None}
-
-
-def present_run(run: DictRow) -> dict[str, Any]:
-    """A run as clients see it, with what Holdfast adds: attempt, priority and error."""
-    shown = present(run)
-    kwargs = shown["kwargs"]
-    config = kwargs.get("config") or {}
-    configurable: dict[str, Any] = {
-        **(config.get("configurable") or {}),
-        **{key: str(run[key]) for key in ("run_id", "thread_id", "graph_id", "assistant_id")},
-    }
-    user = kwargs.get("user")
-    if user is not None:
-        configurable["user_id"] = user["identity"]
-    shown["kwargs"] = {key: kwargs.get(key) for key in SHOWN_KWARGS}
-    shown["kwargs"]["config"] = {**config, "configurable": configurable}
-    shown["langsmith_session_name"] = configurable.get(PROJECT)
-    for internal in ("first_seq", "graph_id", "finished_at"):
-        shown.pop(internal, None)
-    return shown

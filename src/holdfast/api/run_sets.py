@@ -12,12 +12,11 @@ from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.run_kwargs import present_run
 from holdfast.api.runs import announce_created, described_run
 from holdfast.api.shapes import Run, answers, refusals
 from holdfast.engine.create import create_run_within
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.resources.runs import delete_run, unfinished_by_thread
+from holdfast.resources.runs import delete_run, present_run, unfinished_by_thread
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 

@@ -18,15 +18,16 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata
 from holdfast.api.request_context import forward
-from holdfast.api.run_kwargs import present_run, request_kwargs
+from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, streamed_run
 from holdfast.api.streaming import locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
-from holdfast.resources.runs import get_run, list_runs
+from holdfast.resources.runs import get_run, list_runs, present_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.sse import select_modes
 
@@ -44,6 +45,7 @@ async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, 
 async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> NewRun:
     """The run that a request describes. `protocol`: for the thread-centric protocol, whose events are more than the
     modes a client of v1 can ask for."""
+    web.check_webhook(body.webhook)
     assistant = await runnable_assistant(web, body.assistant_id)
     graph_id = assistant["graph_id"]
     if graph_id not in web.catalog.graph_ids:
@@ -100,7 +102,7 @@ def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     """Tell the workers of a run that is committed."""
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
-        web.signals.publish("work", f"{new.after_seconds:.3f}" if new.after_seconds else "")
+        announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])
     return created.run
 
 

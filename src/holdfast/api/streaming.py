@@ -7,18 +7,20 @@ from contextlib import suppress
 from urllib.parse import urlencode
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import DictRow
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from holdfast.api.context import WebContext
-from holdfast.errors import NotFound
+from holdfast.errors import Gone, NotFound
 from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.hub import HubClosed
-from holdfast.streams.log import last_output
+from holdfast.streams.log import LogEvent, last_output
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
+from holdfast.telemetry.backoff import Backoff
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -47,15 +49,21 @@ def stream_response(
     cancel_on_disconnect: bool = False,
     stateless: bool = False,
 ) -> StreamingResponse:
-    """A run's events from a cursor on (None: from the run's beginning), live until it ends."""
+    """A run's events from a cursor on (None: from the run's beginning), live until it ends.
+
+    Raises Gone for a cursor into events that have expired: what would follow is not known any more.
+    """
+    if after is not None and run["first_seq"] is None and run["attempt"] > 0:
+        raise Gone(
+            f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
+            "Its result is kept: join the run, or read the thread's state."
+        )
 
     async def body() -> AsyncIterator[bytes]:
         done = False
         start = max(0, (run["first_seq"] or 1) - 1) if after is None else after
         try:
-            async for events in web.hub.run_events(
-                run["thread_id"], run["run_id"], start, tick=web.settings.stream_heartbeat
-            ):
+            async for events in _events(web, run, start):
                 yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
             done = True
         except HubClosed:
@@ -83,9 +91,7 @@ def wait_response(
         done = False
         try:
             start = max(0, (run["first_seq"] or 1) - 1)
-            async for events in web.hub.run_events(
-                run["thread_id"], run["run_id"], start, tick=web.settings.stream_heartbeat
-            ):
+            async for events in _events(web, run, start):
                 if not events:
                     yield b"\n"
             done = True
@@ -95,10 +101,29 @@ def wait_response(
         finally:
             if cancel_on_disconnect and not done:
                 web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
-        yield await result(web, run["thread_id"], run["run_id"])
+        backoff = Backoff("stream.outage", "stream.recovered")
+        while True:
+            try:
+                answer = await result(web, run["thread_id"], run["run_id"])
+                break
+            except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
+                # Too late to tell the client, and no need: the run has ended, and its result can wait.
+                if web.hub.closing:
+                    raise HubClosed from error
+                await backoff.failed(error)
+                yield b"\n"
+        backoff.succeeded()
+        yield answer
 
     headers = {"cache-control": "no-store"} | locations(run, "join", stateless=stateless)
     return Breakable(body(), media_type="application/json", headers=headers)
+
+
+def _events(web: WebContext, run: DictRow, after: int) -> AsyncIterator[list[LogEvent]]:
+    """A run's events, and an empty list when it is time to say that we are still there. Whether the run has ended is
+    asked of its row, as well: one that ended long ago, and left nothing in the log, tells nobody."""
+    over = run["status"] not in ("pending", "running")
+    return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=web.settings.stream_heartbeat, over=over)
 
 
 async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:

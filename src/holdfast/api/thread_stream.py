@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
@@ -23,7 +24,7 @@ from holdfast.api.streaming import STREAM_HEADERS, Breakable
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.state import read_state
 from holdfast.resources.threads import state_moments
-from holdfast.streams.log import LogEvent, heads
+from holdfast.streams.log import LogEvent, heads, read_after
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 
@@ -74,7 +75,7 @@ async def stream(
         moments = await state_moments(connection, thread_id)
         if moments is None:
             raise NotFound(f"Thread {thread_id} does not exist.")
-        after = cursor if resumed else (await heads(connection, [thread_id]))[thread_id]
+        after = cursor if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
     created_at, updated_at = moments
     follower = Follower(web, thread_id, frozenset(modes), after, created_at if resumed else updated_at)
     location = {"location": f"/threads/{thread_id}/stream?stream_mode={','.join(modes)}"}
@@ -115,7 +116,11 @@ class Follower:
                     if ends and (state := await self._state(undone=any(_rolled_back(end) for end in ends))):
                         yield state
         except Gone:
-            return
+            # With everything that was said before it went.
+            with suppress(psycopg.Error, PoolTimeout, OSError):
+                async with self._web.database.connection() as connection:
+                    rest = await read_after(connection, self._thread_id, self._after)
+                yield b"".join(self._frame(event) for event in rest)
         # HubClosed breaks the connection: a clean end says that the thread is gone, and nobody would come back.
 
     def _frame(self, event: LogEvent) -> bytes:

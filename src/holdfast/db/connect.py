@@ -87,6 +87,12 @@ def check_server(connection: Connection[Any]) -> None:
         raise DatabaseError(f"DATABASE_URL leads to PostgreSQL {version}: Holdfast needs 14 or later.")
 
 
+async def _as_it_is(_: AsyncConnection[Any]) -> None:
+    """There is nothing to reset. But a pool with this hook takes connections back in a task of its own, and without it
+    in that of whoever had one: when that is being cancelled, again and again as anyio does it to the stream of a client
+    that has gone, the connection is lost, and its place in the pool for good."""
+
+
 class Database:
     """The pool of one process."""
 
@@ -103,6 +109,7 @@ class Database:
                 "prepare_threshold": None if settings.pgbouncer else 2,
             },
             check=None,
+            reset=_as_it_is,
             open=False,
             name=role,
         )

@@ -15,14 +15,20 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
 from holdfast.signals import Signals
+from holdfast.streams.hints import tell_ended, tell_to_look
+
+# As the owner of a running run would put it.
+USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."}'
 
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
-SELECT run_id, thread_id, status, worker_id, cancel_action FROM run
+SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook FROM run
 WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
   AND (%(run_ids)s::uuid[] IS NULL OR run_id = ANY(%(run_ids)s))
 ORDER BY run_id FOR NO KEY UPDATE
@@ -32,6 +38,23 @@ ORDER BY run_id FOR NO KEY UPDATE
 REQUEST_CANCEL = """
 UPDATE run SET cancel_action = %(action)s, updated_at = now()
 WHERE run_id = ANY(%(run_ids)s) AND status = 'running' AND cancel_action IS DISTINCT FROM 'rollback'
+"""
+
+# A run between two attempts has said that it runs, and nobody holds it who could say that it does not any more. The
+# thread is locked, so the numbers are ours to give.
+TELL_CANCELLED = """
+INSERT INTO event (thread_id, seq, run_id, kind, data)
+SELECT run.thread_id,
+       numbered.last + row_number() OVER (PARTITION BY run.thread_id ORDER BY run.created_at, run.run_id), run.run_id,
+       'end', convert_to(jsonb_build_object('status', 'interrupted', 'error', %(error)s::jsonb,
+                                                        'graph_id', run.graph_id)::text, 'UTF8')
+FROM run JOIN thread USING (thread_id)
+CROSS JOIN LATERAL (
+    SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = run.thread_id
+                                      ORDER BY seq DESC LIMIT 1)) AS last
+) AS numbered
+WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'pending' AND run.first_seq IS NOT NULL
+RETURNING thread_id
 """
 
 # A run between two attempts leaves its checkpoints behind, and the thread in the middle of them.
@@ -49,18 +72,22 @@ UPDATE thread SET
     last_seq = greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = thread.thread_id
                                           ORDER BY seq DESC LIMIT 1)),
     resting_status = CASE WHEN per_thread.midway THEN 'interrupted' ELSE thread.resting_status END,
-    error = CASE WHEN per_thread.midway
-                 THEN '{"error": "UserInterrupt", "message": "The run was cancelled."}'::jsonb ELSE thread.error END
+    error = CASE WHEN per_thread.midway THEN %(error)s::jsonb ELSE thread.error END
 FROM per_thread WHERE thread.thread_id = per_thread.thread_id
 """
 
 
 @dataclass(frozen=True)
 class CancelledRuns:
-    """`ended` are over already; `requested` (run_id, thread_id, worker_id) still have to be stopped by their owner."""
+    """`ended` are over already; `requested` (run_id, thread_id, worker_id) still have to be stopped by their owner;
+    `promoted` (run_id, graph_id) may start because of that. `told`: threads whose log says so. `webhooks`: somebody is
+    to be told of an end."""
 
     ended: list[UUID] = field(default_factory=list)
     requested: list[DictRow] = field(default_factory=list)
+    promoted: list[DictRow] = field(default_factory=list)
+    told: list[UUID] = field(default_factory=list)
+    webhooks: bool = False
 
 
 async def cancel_locked(
@@ -79,18 +106,30 @@ async def cancel_locked(
         await connection.execute(REQUEST_CANCEL, {"run_ids": [row["run_id"] for row in requested], "action": action})
     if erased:
         await erase_runs(connection, thread_id, erased)
+    told: list[UUID] = []
     if ended:
-        await connection.execute(END_PENDING, {"run_ids": ended})
-    return CancelledRuns(ended=[*ended, *erased], requested=requested)
+        parameters = {"run_ids": ended, "error": USER_INTERRUPT}
+        cursor = await connection.execute(TELL_CANCELLED, parameters)
+        told = [row["thread_id"] for row in await cursor.fetchall()]
+        await connection.execute(END_PENDING, parameters)
+    telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
+    if telling:
+        await queue_webhooks(connection, telling)
+    return CancelledRuns(ended=[*ended, *erased], requested=requested, told=told, webhooks=bool(telling))
 
 
 def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: CancelAction) -> None:
-    """Tell the owners of runs to stop, and the watchers of runs that ended already."""
+    """Tell the owners of runs to stop, the watchers of runs that ended already, and the workers of those that may
+    start."""
     for run in cancelled.requested:
         signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
-    if cancelled.ended:
-        signals.publish("events", orjson.dumps({"ended": [str(run) for run in cancelled.ended]}).decode())
-        signals.publish("work", "")
+    for hint in tell_ended(cancelled.ended):
+        signals.publish("events", hint)
+    for thread_id in dict.fromkeys(cancelled.told):
+        signals.publish("events", tell_to_look(thread_id), thread_id=thread_id)
+    if cancelled.webhooks:
+        announce_webhooks(signals)
+    announce_ready(signals, [ReadyRun(run["run_id"], run["graph_id"]) for run in cancelled.promoted])
 
 
 async def cancel_runs(
@@ -102,6 +141,7 @@ async def cancel_runs(
         await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
         cancelled = await cancel_locked(connection, thread_id, run_ids, action)
         if cancelled.ended:
-            await connection.execute(PROMOTE_NEXT, {"thread_ids": [thread_id]})
+            promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": [thread_id]})
+            cancelled.promoted.extend(await promoted.fetchall())
             await connection.execute(SETTLE_THREAD, {"thread_ids": [thread_id]})
     return cancelled

@@ -14,6 +14,8 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.engine.ready import ReadyRun
+
 # A worker that was declared lost between two renewals must not take new runs.
 # `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
 # or behind it (its events have expired).
@@ -69,10 +71,9 @@ RETURNING run.run_id
 
 # Nothing is due now: how long until something is? Bounds a worker's sleep.
 NEXT_DUE = """
-SELECT extract(epoch FROM min(ready_at) - now())::float8 AS seconds FROM (
-    SELECT ready_at FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
-    ORDER BY priority DESC, ready_at LIMIT 1
-) AS next
+SELECT run_id, graph_id, extract(epoch FROM ready_at - now())::float8 AS seconds FROM run
+WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
+ORDER BY priority DESC, ready_at LIMIT 1
 """
 
 
@@ -93,8 +94,7 @@ async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, h
     return [row["run_id"] for row in await cursor.fetchall()]
 
 
-async def seconds_until_due(connection: AsyncConnection[DictRow]) -> float | None:
-    """Seconds until a scheduled run is due, or None. Approximate across priorities; the slow poll corrects it."""
-    cursor = await connection.execute(NEXT_DUE)
-    row = await cursor.fetchone()
-    return None if row is None or row["seconds"] is None else max(0.0, row["seconds"])
+async def next_due(connection: AsyncConnection[DictRow]) -> ReadyRun | None:
+    """The scheduled run that is due next, or None. Approximate across priorities; the slow poll corrects it."""
+    row = await (await connection.execute(NEXT_DUE)).fetchone()
+    return None if row is None else ReadyRun(row["run_id"], row["graph_id"], max(0.0, row["seconds"]))

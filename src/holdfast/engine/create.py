@@ -38,7 +38,9 @@ ON CONFLICT (thread_id) DO NOTHING
 RETURNING thread_id
 """
 
-LOCK_THREAD = "SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE"
+LOCK_THREAD = """
+SELECT thread_id, last_seq FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE
+"""
 
 # The thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
 # waited for, and seen to be running by the statement after this one; any other is out of the claim's reach from here.
@@ -61,14 +63,15 @@ WITH due AS MATERIALIZED (
       AND run.created_at > due.at
 )
 INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
-                 metadata, kwargs)
+                 metadata, kwargs, webhook)
 SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
        CASE WHEN NOT EXISTS (
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
              AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
        ) THEN due.at END,
        %(priority)s, %(multitask_strategy)s,
-       %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json
+       %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json,
+       %(webhook)s::text
 FROM thread, due
 WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
   AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (
@@ -165,6 +168,7 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
         "metadata": to_json(new.metadata).decode(),
         "assistant_metadata": to_json(new.assistant_metadata).decode(),
         "kwargs": to_json(new.kwargs).decode(),
+        "webhook": new.kwargs.get("webhook"),
         "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
     }
     cancelled = CancelledRuns()
@@ -185,6 +189,8 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
                 f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "
                 "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
             )
+    # Not where its events begin, but a place that they come after: who watches it need not read what is older.
+    row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
     return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
 
 

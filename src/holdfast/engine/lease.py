@@ -20,6 +20,8 @@ VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %
         now() + make_interval(secs => %(lease)s),
         CASE WHEN %(session)s THEN pg_backend_pid() END,
         CASE WHEN %(session)s THEN (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END)
+RETURNING (SELECT jsonb_object_agg(peer.worker_id, peer.graphs) FROM worker peer
+           WHERE peer.status = 'online' AND peer.lease_until > now()) AS peers
 """
 
 # A new session after a reconnect is recorded in the same statement, so that the reaper never looks for the old one.
@@ -35,7 +37,9 @@ WITH renewed AS (
     WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
     RETURNING worker_id, status
 )
-SELECT renewed.status, cancel.run_id, cancel.fence, cancel.cancel_action
+SELECT renewed.status, cancel.run_id, cancel.fence, cancel.cancel_action,
+       (SELECT jsonb_object_agg(peer.worker_id, peer.graphs) FROM worker peer
+        WHERE peer.status = 'online' AND peer.lease_until > now()) AS peers
 FROM renewed LEFT JOIN run cancel
     ON cancel.worker_id = renewed.worker_id AND cancel.status = 'running' AND cancel.cancel_action IS NOT NULL
 """
@@ -66,15 +70,17 @@ class CancelOrder:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop."""
+    """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop; `peers`
+    are the workers online, with the graphs they have."""
 
     status: str
     cancels: list[CancelOrder]
+    peers: dict[UUID, list[str]]
 
 
-def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> None:
+def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal:
     """Announce a worker. Its id was never used before and never will be again."""
-    connection.execute(
+    row = connection.execute(
         REGISTER,
         {
             "worker_id": worker.worker_id,
@@ -86,7 +92,13 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
             "lease": lease,
             "session": session,
         },
-    )
+    ).fetchone()
+    assert row is not None
+    return Renewal("online", [], _peers(row))
+
+
+def _peers(row: DictRow) -> dict[UUID, list[str]]:
+    return {UUID(worker_id): graphs for worker_id, graphs in (row["peers"] or {}).items()}
 
 
 def renew(
@@ -117,6 +129,7 @@ def renew(
         cancels=[
             CancelOrder(row["run_id"], row["fence"], row["cancel_action"]) for row in rows if row["run_id"] is not None
         ],
+        peers=_peers(rows[0]),
     )
 
 

@@ -23,7 +23,7 @@ CROSS JOIN LATERAL (
 ) AS first
 WHERE run.run_id = first.run_id AND run.status = 'pending' AND run.ready_at IS NULL
   AND NOT EXISTS (SELECT 1 FROM run head WHERE head.thread_id = ended.thread_id AND head.status = 'running')
-RETURNING run.run_id
+RETURNING run.run_id, run.graph_id
 """
 
 # `busy` while any run is unfinished, else what the last one left. A temporary thread disappears with its last run.

@@ -20,12 +20,17 @@ WHERE w.thread_id = %(thread_id)s::uuid::text
 
 # A Command writes onto the checkpoint it found: its update, its answer, and what the nodes it woke returned. The
 # nodes it woke are those whose interrupt stands there (idx -3); an answer has idx -4. A run that never started wrote
-# nothing; what stands there is the work of the run before it, which may be running.
+# nothing; what stands there is the work of the run before it, which may be running. Postgres cannot look into JSON that
+# holds a NUL character anywhere, which an input may.
 ERASE_COMMAND_WRITES = """
 DELETE FROM checkpoint_writes w
 WHERE w.thread_id = %(thread_id)s::uuid::text
-  AND EXISTS (SELECT 1 FROM run WHERE run_id = ANY(%(run_ids)s) AND fence > 0
-                AND (kwargs -> 'command' ->> 'resume' IS NOT NULL OR kwargs ->> 'command' IS NOT NULL AND progress > 0))
+  AND EXISTS (SELECT 1 FROM run
+              CROSS JOIN LATERAL (
+                  SELECT replace(kwargs::text, '\\u0000', '\\u0020')::json -> 'command' AS command
+              ) AS given
+              WHERE run_id = ANY(%(run_ids)s) AND fence > 0
+                AND (command ->> 'resume' IS NOT NULL OR command #>> '{}' IS NOT NULL AND progress > 0))
   AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
                          WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns)
   AND w.idx <> -3

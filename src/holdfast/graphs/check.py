@@ -18,6 +18,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import load_config
 from holdfast.graphs.http import load_app
+from holdfast.graphs.webhooks import webhooks_section
 
 EX_CONFIG = 78
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         CustomAuth.load(project, studio=False)
         load_app(project)
         checkpointer_section(project)
+        webhooks_section(project)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EX_CONFIG

@@ -92,13 +92,16 @@ KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
         }
     ),
     "http.logging_headers": frozenset({"excludes", "includes"}),
+    "webhooks": frozenset({"allowed_fields", "env_prefix", "headers", "url"}),
+    "webhooks.url": frozenset(
+        {"allowed_domains", "allowed_ports", "disable_loopback", "max_url_length", "require_https"}
+    ),
 }
 
 # Understood elsewhere, without effect here. Whoever relies on one should hear of it.
 WITHOUT_EFFECT = {
     "checkpointer.serde": "checkpoints are written and read by LangGraph's default serializer",
     "ui": "components of a user interface are not served",
-    "webhooks": "this version delivers none",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,9 +15,30 @@ from holdfast.engine.create import RUN_COLUMNS
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
 from holdfast.errors import Conflict, NotFound
+from holdfast.resources.threads import present
 
 # Keys of metadata that only the server sets.
 RESERVED_METADATA = frozenset({"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"})
+
+# What a client may see of a run's kwargs. The rest is between the server and its workers.
+SHOWN_KWARGS = (
+    "input",
+    "command",
+    "config",
+    "context",
+    "stream_mode",
+    "interrupt_before",
+    "interrupt_after",
+    "webhook",
+    "feedback_keys",
+    "temporary",
+    "subgraphs",
+    "resumable",
+    "checkpoint_during",
+    "durability",
+)
+# Where the LangSmith tracer looks for the name of its project.
+PROJECT = "__langsmith_project__"
 
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
@@ -95,3 +117,23 @@ async def list_runs(
     parameters |= {"thread_id": thread_id, "status": status, "limit": limit, "offset": offset}
     cursor = await connection.execute(statement.encode(), parameters)
     return await cursor.fetchall()
+
+
+def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as clients see it, with what Holdfast adds: attempt, priority and error."""
+    shown = present(dict(run))
+    kwargs = shown["kwargs"]
+    config = kwargs.get("config") or {}
+    configurable: dict[str, Any] = {
+        **(config.get("configurable") or {}),
+        **{key: str(run[key]) for key in ("run_id", "thread_id", "graph_id", "assistant_id")},
+    }
+    user = kwargs.get("user")
+    if user is not None:
+        configurable["user_id"] = user["identity"]
+    shown["kwargs"] = {key: kwargs.get(key) for key in SHOWN_KWARGS}
+    shown["kwargs"]["config"] = {**config, "configurable": configurable}
+    shown["langsmith_session_name"] = configurable.get(PROJECT)
+    for internal in ("first_seq", "graph_id", "finished_at"):
+        shown.pop(internal, None)
+    return shown

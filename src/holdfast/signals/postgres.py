@@ -6,91 +6,81 @@ whole server queue behind one lock. One statement sends all that wait.
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
 
 import psycopg
-import structlog
 from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
-from holdfast.signals import Listener, Topic
-from holdfast.telemetry.backoff import Backoff
-
-log = structlog.get_logger(__name__)
+from holdfast.signals import Topic
+from holdfast.signals.carrier import Carrier, Hint
 
 NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%s::text[], %s::text[]) AS hint(channel, payload)"
-TOPICS: tuple[Topic, ...] = ("work", "cancel", "events")
-# What NOTIFY takes, less a little.
-MAX_PAYLOAD = 7900
+TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
-class PostgresSignals:
-    """One listening session and one sending task per process."""
+class PostgresSignals(Carrier):
+    """One listening session and one sending task per process. Every process has every hint."""
+
+    # What NOTIFY takes, less a little.
+    max_payload = 7900
 
     def __init__(self, database: Database) -> None:
+        # A ping is a statement, and an idle process sends few.
+        super().__init__(database.settings, database.settings.signal_ping or 15.0)
         self._database = database
-        self._settings = database.settings
-        self._listeners: dict[Topic, list[Listener]] = defaultdict(list)
-        self._waiting: list[tuple[str, str]] = []
-        self._wake = asyncio.Event()
+        self._session: AsyncConnection[DictRow] | None = None
 
-    def listen(self, topic: Topic, listener: Listener) -> None:
-        self._listeners[topic].append(listener)
+    def _channel(self, topic: Topic | None) -> str:
+        return f"{self._settings.db_schema}_{topic or self._name}"
 
-    def publish(self, topic: Topic, payload: str) -> None:
-        hint = (self._channel(topic), payload)
-        if len(payload.encode()) > MAX_PAYLOAD or hint in self._waiting[-8:]:
-            return
-        self._waiting.append(hint)
-        self._wake.set()
+    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
+        """All hints come anyway."""
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send(), name="signals.send")
-            if self._settings.session_url is not None and self._listeners:
-                tasks.create_task(self._receive(), name="signals.receive")
+    def unfollow(self, thread_id: UUID) -> None:
+        """See `follow`."""
 
-    def _channel(self, topic: Topic) -> str:
-        return f"{self._settings.db_schema}_{topic}"
+    @property
+    def _can_receive(self) -> bool:
+        return self._settings.session_url is not None
 
-    def _missed(self) -> None:
-        for listeners in self._listeners.values():
-            for listener in listeners:
-                listener(None)
+    @property
+    def _failures(self) -> tuple[type[BaseException], ...]:
+        return (psycopg.Error, OSError)  # Which TimeoutError is one of.
 
-    async def _send(self) -> None:
-        backoff = Backoff("signals.outage", "signals.recovered")
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            waiting, self._waiting = self._waiting, []
-            try:
-                async with self._database.connection() as connection:
-                    await connection.execute(NOTIFY, ([hint[0] for hint in waiting], [hint[1] for hint in waiting]))
-            except (psycopg.Error, OSError) as error:
-                # The hints are lost, which they may be. What they announced is found by polling.
-                await backoff.failed(error)
-            else:
-                backoff.succeeded()
+    @property
+    def _send_patience(self) -> float:
+        # There may be a queue for the pool's connections.
+        return self._settings.database_timeout
+
+    async def _send(self, hints: list[Hint]) -> None:
+        async with self._database.connection() as connection:
+            await connection.execute(
+                NOTIFY, ([self._channel(hint.topic) for hint in hints], [hint.payload for hint in hints])
+            )
 
     async def _receive(self) -> None:
-        backoff = Backoff("signals.degraded", "signals.restored")
-        while True:
+        topics: dict[str, Topic | None] = {
+            self._channel(topic): topic for topic in (*TOPICS, None) if topic is None or topic in self._listeners
+        }
+        async with await open_session(self._settings, "signals") as connection:
+            self._session = connection
             try:
-                async with await open_session(self._settings, "signals") as connection:
-                    await self._follow(connection, backoff)
-            except (psycopg.Error, OSError) as error:
-                await backoff.failed(error)
+                for channel in topics:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                self._joined()
+                async for notify in connection.notifies():
+                    self._received(topics[notify.channel], notify.payload)
+            finally:
+                self._session = None
 
-    async def _follow(self, connection: AsyncConnection[DictRow], backoff: Backoff) -> None:
-        topics = {self._channel(topic): topic for topic in TOPICS if topic in self._listeners}
-        for channel in topics:
-            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        backoff.succeeded()
-        self._missed()
-        async for notify in connection.notifies():
-            for listener in self._listeners[topics[notify.channel]]:
-                listener(notify.payload)
-        raise psycopg.OperationalError("the listening session has ended")
+    def _hang_up(self) -> None:
+        # Cancelling would ask the server first, and it does not answer. This is as if it had hung up.
+        if self._session is not None:
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._session.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)

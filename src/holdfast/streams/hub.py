@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import takewhile
 from uuid import UUID
 
-import orjson
 import psycopg
 import structlog
 
 from holdfast.db.connect import Database
 from holdfast.signals import Signals
+from holdfast.streams.changes import Alarms, Change
+from holdfast.streams.hints import EventHint, Touched, understand
 from holdfast.streams.log import LogEvent, ended_runs, heads, read_after
 from holdfast.telemetry.backoff import Backoff
 
@@ -44,13 +47,20 @@ class Feed:
         self.touches = 0
         self._database = database
         self._recent: deque[LogEvent] = deque(maxlen=RECENT)
-        self._changed = asyncio.Event()
+        self._changed = Change()
         self._reading = asyncio.Lock()
 
-    def hint(self, seq: int | None) -> None:
-        """The log has grown to `seq`, or (None) may have."""
+    def hint(self, seq: int | None, events: Sequence[LogEvent] = ()) -> None:
+        """The log has grown to `seq`, or (None) may have. `events`: the last of it, consecutive.
+
+        Events that go on where we are need not be read. After a gap, or when others are being read already, the log
+        has the last word.
+        """
         if seq is None or seq > self.head:
-            self.stale = True
+            if events and not self.stale and events[0].seq <= self.head + 1:
+                self._append(events)
+            else:
+                self.stale = True
         self.wake()
 
     def touch(self) -> None:
@@ -58,12 +68,19 @@ class Feed:
         self.touches += 1
         self.wake()
 
+    def _append(self, events: Sequence[LogEvent]) -> None:
+        """Consecutive events, of which some may be there already."""
+        new = [event for event in events if event.seq > self.head]
+        if new:
+            self._recent.extend(new)
+            self.head = new[-1].seq
+
     def wake(self) -> None:
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     @property
-    def changed(self) -> asyncio.Event:
+    def changed(self) -> Change:
         """Set at the next change. To be fetched before looking, so that nothing falls in between."""
         return self._changed
 
@@ -76,7 +93,8 @@ class Feed:
         if after >= self.head:
             return []
         if self._recent and self._recent[0].seq <= after + 1:
-            return [event for event in self._recent if event.seq > after]
+            # From the end: a thousand watchers that are one event behind must not look through them all.
+            return list(takewhile(lambda event: event.seq > after, reversed(self._recent)))[::-1]
         async with self._database.connection() as connection:
             return await read_after(connection, self.thread_id, after)
 
@@ -91,8 +109,8 @@ class Feed:
         if len(events) == RECENT:
             self.stale = True
         if events:
-            self._recent.extend(events)
-            self.head = events[-1].seq
+            # Hints may have brought some of them meanwhile, or more.
+            self._append(events)
             self.wake()
 
 
@@ -106,6 +124,9 @@ class Hub:
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}
         self._run_watchers: dict[UUID, int] = {}
         self._closing = False
+        self._signals = signals
+        self._look = asyncio.Event()
+        self._alarms = Alarms()
         signals.listen("events", self._hint)
 
     @property
@@ -124,6 +145,7 @@ class Hub:
         feed = self._feeds.get(thread_id)
         if feed is None:
             feed = self._feeds[thread_id] = Feed(self._database, thread_id, after)
+            self._signals.follow(thread_id, partial(feed.hint, None))
         feed.watchers += 1
         try:
             yield feed
@@ -131,6 +153,7 @@ class Hub:
             feed.watchers -= 1
             if feed.watchers == 0:
                 del self._feeds[thread_id]
+                self._signals.unfollow(thread_id)
 
     async def thread_events(
         self, thread_id: UUID, after: int, *, tick: float, touches: bool = False
@@ -148,11 +171,13 @@ class Hub:
                 yield events
 
     async def run_events(
-        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float
+        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float, over: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
         """The same for one run, up to and including its `end`. A run that ends without a word in the log (cancelled
-        before it started, deleted) ends the iteration."""
+        before it started, deleted) ends the iteration. `over`: it is known to have ended."""
         with self.watch(thread_id, after) as feed, self._watch_run(run_id, feed) as ended:
+            if over:
+                ended.set()
             async for events in self._follow(feed, after, tick, ended.is_set):
                 mine = [event for event in events if event.run_id == run_id]
                 if mine or not events:
@@ -183,15 +208,18 @@ class Hub:
             elif finished:
                 return
             else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(next_tick):
-                        await changed.wait()
+                await changed.wait(self._alarms, next_tick)
             if loop.time() >= next_tick:
                 next_tick += tick
                 yield []
             elif touches and feed.touches != touched:
                 touched = feed.touches
                 yield []
+
+    @property
+    def closing(self) -> bool:
+        """The process stops serving streams."""
+        return self._closing
 
     def close(self) -> None:
         """End all watching."""
@@ -208,10 +236,14 @@ class Hub:
             feed.hint(None)
 
     async def run(self) -> None:
-        """The slow poll behind the hints."""
+        """The slow poll behind the hints; a quicker one while they do not come through."""
         backoff = Backoff("hub.outage", "hub.recovered")
         while True:
-            await asyncio.sleep(self._settings.poll_interval)
+            degraded = self._signals.degraded
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.degraded_poll if degraded else self._settings.poll_interval):
+                    await self._look.wait()
+            self._look.clear()
             try:
                 await self._poll()
                 backoff.succeeded()
@@ -219,10 +251,11 @@ class Hub:
                 await backoff.failed(error)
 
     async def _poll(self) -> None:
-        threads, runs = list(self._feeds), list(self._ended)
-        for start in range(0, len(threads), POLL_BATCH):
+        feeds, runs = list(self._feeds.values()), list(self._ended)
+        for start in range(0, len(feeds), POLL_BATCH):
+            known = {feed.thread_id: feed.head for feed in feeds[start : start + POLL_BATCH]}
             async with self._database.connection() as connection:
-                for thread_id, seq in (await heads(connection, threads[start : start + POLL_BATCH])).items():
+                for thread_id, seq in (await heads(connection, known)).items():
                     feed = self._feeds.get(thread_id)
                     if feed is not None and seq > feed.head:
                         feed.hint(seq)
@@ -244,18 +277,18 @@ class Hub:
 
     def _hint(self, payload: str | None) -> None:
         if payload is None:
-            for feed in self._feeds.values():
-                feed.hint(None)
+            # Not a read for each thread: the poll asks for all of them at once.
+            self._look.set()
             return
-        with suppress(ValueError, TypeError, KeyError):
-            hint = orjson.loads(payload)
-            if isinstance(hint, dict):
-                for run_id in hint.get("ended", ()):
-                    self.run_ended(UUID(run_id))
-                for thread_id in hint.get("touched", ()):
-                    if (watched := self._feeds.get(UUID(thread_id))) is not None:
-                        watched.touch()
+        with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+            told = understand(payload, self._feeds)
+            if isinstance(told, EventHint):
+                if (watched := self._feeds.get(told.thread_id)) is not None:
+                    watched.hint(told.seq, told.events)
                 return
-            for thread_id, seq in hint:
-                if (watched := self._feeds.get(UUID(thread_id))) is not None:
-                    watched.hint(seq)
+            if isinstance(told, Touched):
+                if (watched := self._feeds.get(told.thread_id)) is not None:
+                    watched.touch()
+                return
+            for run_id in told:
+                self.run_ended(run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -17,10 +17,13 @@ SELECT seq, run_id, kind, namespace, data, created_at FROM event
 WHERE thread_id = %(thread_id)s AND seq > %(after)s ORDER BY seq LIMIT %(limit)s
 """
 
+# Only of logs that have grown: of thousands of watched threads next to none have, and what does not come need not be
+# read.
 HEADS = """
-SELECT watched.thread_id, coalesce((SELECT seq FROM event WHERE event.thread_id = watched.thread_id
-                                    ORDER BY seq DESC LIMIT 1), 0) AS seq
-FROM unnest(%(thread_ids)s::uuid[]) AS watched(thread_id)
+SELECT watched.thread_id, newest.seq
+FROM unnest(%(thread_ids)s::uuid[], %(seqs)s::bigint[]) AS watched(thread_id, seq),
+     LATERAL (SELECT seq FROM event WHERE event.thread_id = watched.thread_id ORDER BY seq DESC LIMIT 1) AS newest
+WHERE newest.seq > watched.seq
 """
 
 # What the runs that have ended left behind: the thread's row learns of it at the end of each.
@@ -85,9 +88,9 @@ async def read_after(
     return [LogEvent(**row) for row in await cursor.fetchall()]
 
 
-async def heads(connection: AsyncConnection[DictRow], thread_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """The highest number in the log of each thread, 0 for none."""
-    cursor = await connection.execute(HEADS, {"thread_ids": list(thread_ids)})
+async def heads(connection: AsyncConnection[DictRow], known: Mapping[UUID, int]) -> dict[UUID, int]:
+    """The highest number in the log of each thread that has one above the one known."""
+    cursor = await connection.execute(HEADS, {"thread_ids": list(known), "seqs": list(known.values())})
     return {row["thread_id"]: row["seq"] for row in await cursor.fetchall()}
 
 

@@ -13,9 +13,9 @@ log = structlog.get_logger(__name__)
 
 
 class Backoff:
-    """An outage's memory. `failed` sleeps; `succeeded` ends the outage."""
+    """An outage's memory. `failed` sleeps; `succeeded` ends the outage. Without names somebody else says so."""
 
-    def __init__(self, outage: str, recovered: str, *, base: float = 0.05, cap: float = 2.0) -> None:
+    def __init__(self, outage: str | None, recovered: str | None, *, base: float = 0.05, cap: float = 2.0) -> None:
         self._outage = outage
         self._recovered = recovered
         self._base = base
@@ -27,7 +27,8 @@ class Backoff:
         """Record a failure, log the first, and return how long to wait."""
         if self._failures == 0:
             self._since = time.monotonic()
-            log.warning(self._outage, error=f"{type(error).__name__}: {error}".strip())
+            if self._outage is not None:
+                log.warning(self._outage, error=f"{type(error).__name__}: {error}".strip())
         self._failures += 1
         pause = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311
@@ -42,5 +43,6 @@ class Backoff:
 
     def succeeded(self) -> None:
         if self._failures:
-            log.info(self._recovered, seconds=round(time.monotonic() - self._since, 3), failures=self._failures)
+            if self._recovered is not None:
+                log.info(self._recovered, seconds=round(time.monotonic() - self._since, 3), failures=self._failures)
             self._failures = 0

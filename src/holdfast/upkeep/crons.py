@@ -11,6 +11,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import announce_cancelled
+from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.resources.crons import fire, postpone, upcoming_crons
 from holdfast.signals import Signals
 
@@ -71,4 +72,4 @@ class CronFirer:
             self._signals, firing.created.cancelled, "rollback" if strategy == "rollback" else "interrupt"
         )
         if firing.created.ready:
-            self._signals.publish("work", f"{delay:.3f}" if delay else "")
+            announce_ready(self._signals, [ReadyRun(firing.new.run_id, firing.new.graph_id, delay)])

@@ -18,12 +18,15 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
 from holdfast.graphs.checkpointer import CheckpointerSection
+from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
+from holdfast.upkeep.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
 
@@ -42,17 +45,26 @@ class Upkeep:
         signals: Signals,
         items_interval: float = 300.0,
         threads: CheckpointerSection | None = None,
+        webhooks: WebhooksSection | None = None,
     ) -> None:
         """`items_interval`: seconds between two looks for expired items of the store. `threads`: how to look for
-        expired threads."""
+        expired threads. To be made before the signals run: it listens for webhooks."""
         self._database = database
         self._settings = database.settings
         self._reaper = Reaper(database, signals)
         self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
         self._items = ItemSweeper(database, items_interval)
+        self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
+        self._sending: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            await self._stop_sending()
+
+    async def _run(self) -> None:
         backoff = Backoff("upkeep.outage", "upkeep.recovered")
         wanted: float | None = None
         while True:
@@ -63,11 +75,15 @@ class Upkeep:
                     pause = self._settings.reaper_interval * random.uniform(5, 10)  # noqa: S311
                     await asyncio.sleep(pause if wanted is None else min(pause, max(0.0, wanted) + 0.01))
                     wanted = None
+                    self._keep_sending()
                     async with self._database.connection() as connection:
                         wanted = await self._pass(connection)
                 else:
                     async with await open_session(self._settings, "upkeep") as session:
-                        await self._lead(session, backoff)
+                        try:
+                            await self._lead(session, backoff)
+                        finally:
+                            await self._stop_sending()
             except (psycopg.Error, OSError, TimeoutError) as error:
                 await backoff.failed(error)
 
@@ -88,9 +104,22 @@ class Upkeep:
             if leads:
                 # Through the session that holds the lock: when it is gone, so is the lead.
                 wanted = await self._pass(session)
+                self._keep_sending()
                 pause = pause if wanted is None else max(0.0, wanted) + 0.01
             backoff.succeeded()
             await asyncio.sleep(pause)
+
+    def _keep_sending(self) -> None:
+        """Webhooks are sent beside the other duties: their receivers take their time."""
+        if self._sending is not None and self._sending.done() and not self._sending.cancelled():
+            log.error("webhooks.crashed", exc_info=self._sending.exception())
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._webhooks.run(), name="webhooks")
+
+    async def _stop_sending(self) -> None:
+        if self._sending is not None:
+            await cancel_all([self._sending])
+            self._sending = None
 
     async def _pass(self, connection: AsyncConnection[DictRow]) -> float | None:
         """All duties once. Returns when to come back, if that matters."""

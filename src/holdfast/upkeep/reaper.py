@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 
-import orjson
 import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.outbox import announce_webhooks
+from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_ready
 from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
+from holdfast.streams.hints import tell_ended, tell_to_look
 
 # Seconds between two looks for runs that nobody holds.
 RELEASE_INTERVAL = 10.0
@@ -61,6 +63,13 @@ class Reaper:
                     attempt=run["attempt"],
                     crashes=run["crashes"],
                 )
-            if poisoned := [str(run["run_id"]) for run in released if run["status"] == "error"]:
-                self._signals.publish("events", orjson.dumps({"ended": poisoned}).decode())
-            self._signals.publish("work", "")
+            ready = [ReadyRun(run["run_id"], run["graph_id"]) for run in released if run["status"] == "pending"]
+            announce_ready(self._signals, ready)
+            if poisoned := [run for run in released if run["status"] == "error"]:
+                for hint in tell_ended([run["run_id"] for run in poisoned]):
+                    self._signals.publish("events", hint)
+                for run in poisoned:
+                    self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
+                announce_webhooks(self._signals)
+                # The next runs of their threads.
+                announce_perhaps_ready(self._signals)

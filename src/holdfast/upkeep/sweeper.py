@@ -94,6 +94,14 @@ DELETE FROM worker WHERE status IN ('offline', 'lost') AND stopped_at < now() - 
   AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run.status = 'running')
 """
 
+SWEEP_DELIVERIES = """
+WITH doomed AS (
+    SELECT delivery_id FROM webhook_delivery WHERE settled_at < now() - make_interval(secs => %(ttl)s)
+    ORDER BY settled_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM webhook_delivery USING doomed WHERE webhook_delivery.delivery_id = doomed.delivery_id
+"""
+
 
 class Sweeper:
     """Runs once a minute, or at once again while there is more. Threads with a time to live have an interval of their
@@ -118,11 +126,14 @@ class Sweeper:
             parameters = {"ttl": self._settings.temporary_ttl, "batch": BATCH}
             temporary = await connection.execute(SWEEP_TEMPORARY, parameters)
             events = await connection.execute(SWEEP_EVENTS, {"ttl": self._settings.event_ttl, "batch": BATCH})
+            parameters = {"ttl": self._settings.webhook_ttl, "batch": BATCH}
+            deliveries = await connection.execute(SWEEP_DELIVERIES, parameters)
             await connection.execute(FORGET_WORKERS)
-        if max(temporary.rowcount, events.rowcount) >= BATCH:
+        if max(temporary.rowcount, events.rowcount, deliveries.rowcount) >= BATCH:
             self._due = 0.0
-        if temporary.rowcount or events.rowcount:
-            log.debug("upkeep.swept", threads=temporary.rowcount, events=events.rowcount)
+        if temporary.rowcount or events.rowcount or deliveries.rowcount:
+            swept = {"threads": temporary.rowcount, "events": events.rowcount, "deliveries": deliveries.rowcount}
+            log.debug("upkeep.swept", **swept)
 
     async def _sweep_expired(self) -> None:
         limit = self._threads.sweep_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +11,7 @@ import orjson
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
+from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,
     END_THREADS,
@@ -20,14 +22,16 @@ from holdfast.engine.outcome import (
     RolledBack,
 )
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
 from holdfast.resources.checkpoints import BlobRow
+from holdfast.streams.hints import Flush
 from holdfast.streams.serialize import to_jsonb
 
 # Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
 # pipelined transaction fail without a round trip in its middle. A run that somebody takes over at this moment is
 # waited for and re-read, and so counts as not held. `final` runs end here in a way that a rollback, asked for
-# meanwhile, must prevent.
+# meanwhile, must prevent. `written_at` is what the events of the transaction are stamped with.
 VERIFY = """
 WITH held AS (
     SELECT run.run_id FROM run
@@ -36,7 +40,7 @@ WITH held AS (
      AND NOT (claim.final AND run.cancel_action IS NOT DISTINCT FROM 'rollback')
     ORDER BY run.run_id FOR NO KEY UPDATE OF run
 )
-SELECT 1 / (CASE WHEN count(*) = %(count)s THEN 1 ELSE 0 END) FROM held
+SELECT 1 / (CASE WHEN count(*) = %(count)s THEN 1 ELSE 0 END), now() AS written_at FROM held
 """
 
 # The same question, answered instead of enforced.
@@ -143,10 +147,37 @@ class Portion:
     first_seq: int
     entries: list[Entry] = field(default_factory=list)
     outcome: Outcome | None = None
+    # Somebody wants to be told of the run's end.
+    webhook: bool = False
 
     @property
     def last_seq(self) -> int:
         return self.first_seq - 1 + sum(type(entry) is EventEntry for entry in self.entries)
+
+    def flush(self, stamp: datetime | None) -> Flush:
+        """Its events, once they are committed."""
+        events = [entry for entry in self.entries if type(entry) is EventEntry]
+        return Flush(self.thread_id, self.run_id, self.first_seq, self.last_seq, events, stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the database will have said, once the answers are in."""
+
+    promoted: AsyncCursor[DictRow] | None
+    verified: AsyncCursor[DictRow] | None
+
+    async def ready(self) -> list[ReadyRun]:
+        """The waiting runs that became ready."""
+        rows = [] if self.promoted is None else await self.promoted.fetchall()
+        return [ReadyRun(row["run_id"], row["graph_id"]) for row in rows]
+
+    async def stamp(self) -> datetime | None:
+        """The time that the events are stamped with; None when they may have been written by an earlier try."""
+        if self.verified is None:
+            return None
+        row = await self.verified.fetchone()
+        return None if row is None else row["written_at"]
 
 
 def _columns(rows: list[Any], names: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -161,20 +192,20 @@ WRITE_NAMES = ("thread_ids", "namespaces", "ids", "tasks", "indexes", "paths", "
 
 async def write_portions(
     connection: AsyncConnection[DictRow], portions: list[Portion], *, verify: bool, repeat: bool
-) -> AsyncCursor[DictRow] | None:
+) -> Written:
     """Write everything inside the transaction the caller has begun (and, if pipelined, without a round trip).
 
-    With `verify` the statements fail as a whole when any run is not held under its fence. Returns the cursor whose
-    rows, once the answers are in, are the waiting runs that became ready.
+    With `verify` the statements fail as a whole when any run is not held under its fence.
     """
+    verified = None
     outcomes = [portion for portion in portions if portion.outcome is not None]
     thread_ids = sorted({portion.thread_id for portion in outcomes})
     if verify:
         if outcomes:
             await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
-        await connection.execute(VERIFY, _claims(portions))
+        verified = await connection.execute(VERIFY, _claims(portions))
     await _write_entries(connection, portions, repeat=repeat)
-    return await _write_outcomes(connection, outcomes, thread_ids)
+    return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified)
 
 
 def _claims(portions: list[Portion]) -> dict[str, Any]:
@@ -266,6 +297,8 @@ async def _write_outcomes(
                 "last_seqs": [portion.last_seq for portion, _ in ended],
             },
         )
+        if telling := [portion.run_id for portion, _ in ended if portion.webhook]:
+            await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
     if released:
         await connection.execute(
             RELEASE_RUNS,

@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
+from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
@@ -106,7 +107,7 @@ class Executor:
                     outcome = await self._conclude(attempt, graph, config, progress, failure)
                     if outcome is None:
                         return None
-                    await attempt.lane.finish(outcome, graph_id=run.graph_id)
+                    await attempt.lane.finish(outcome, graph_id=run.graph_id, webhook=has_webhook(run.kwargs))
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
                     return None

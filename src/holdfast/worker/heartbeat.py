@@ -141,8 +141,9 @@ class Heartbeat:
                 self._worker_id = uuid4()
                 registration = replace(self._registration, worker_id=self._worker_id)
                 started = time.monotonic()
-                lease.register(connection, registration, self._settings.lease, session=session)
-                renewal: Renewal | None = Renewal("online", [])
+                renewal: Renewal | None = lease.register(
+                    connection, registration, self._settings.lease, session=session
+                )
             else:
                 started = time.monotonic()
                 assert self._worker_id is not None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from uuid import UUID
 
 import orjson
@@ -27,9 +28,11 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import open_session
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
+from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
 from holdfast.settings import Settings
+from holdfast.streams.hints import Flush
 from holdfast.telemetry.backoff import Backoff
 from holdfast.worker.batch import (
     INSPECT,
@@ -43,8 +46,8 @@ from holdfast.worker.batch import (
 
 log = structlog.get_logger(__name__)
 
-# Called after each commit with (thread, last seq) of what became visible, and whether queued runs became ready.
-Announce = Callable[[list[tuple[UUID, int, bool]], bool], None]
+# Called after each commit with what became visible, and the queued runs that became ready.
+Announce = Callable[[list[Flush], list[ReadyRun]], None]
 Waiters = Sequence[asyncio.Future[None]]
 # What was taken from a lane: what to write, who waits for it, and how many bytes it is.
 Item = tuple[Portion, Waiters, int]
@@ -66,6 +69,7 @@ class Lane:
         self._journal = journal
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
+        self._webhook = False
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -92,8 +96,9 @@ class Lane:
         while self._bytes > self._journal.settings.journal_buffer_bytes:
             await self.flush()
 
-    async def finish(self, outcome: Outcome, *, graph_id: str | None = None) -> None:
-        """Write the outcome after everything handed in before, and wait until it is durable.
+    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False) -> None:
+        """Write the outcome after everything handed in before, with its `webhook` if it has one, and wait until it is
+        durable.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
         rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
@@ -110,6 +115,7 @@ class Lane:
             case Released():
                 pass
         self._outcome = outcome
+        self._webhook = webhook
         await self._wait()
 
     def discard(self) -> None:
@@ -150,7 +156,9 @@ class Lane:
         await future
 
     def _take(self) -> Item:
-        portion = Portion(self.run_id, self.thread_id, self.fence, self.next_seq, self._entries, self._outcome)
+        portion = Portion(
+            self.run_id, self.thread_id, self.fence, self.next_seq, self._entries, self._outcome, self._webhook
+        )
         waiters, size = self._waiters, self._bytes
         self._entries, self._outcome, self._waiters = [], None, []
         return portion, waiters, size
@@ -245,7 +253,7 @@ class Journal:
                 if inspect:
                     await self._commit_held(group, repeat=repeat)
                 else:
-                    self._done(group, await self._commit([item[0] for item in group.values()], repeat=repeat))
+                    self._done(group, *await self._commit([item[0] for item in group.values()], repeat=repeat))
                 self._backoff.succeeded()
                 return
             except psycopg.errors.DivisionByZero:
@@ -273,29 +281,31 @@ class Journal:
             log.warning("journal.refused", run_id=str(lane.run_id), error=str(error))
             lane._fail(JournalFailed(f"The database refused what the run wrote: {error}"), waiters)
 
-    def _done(self, group: Group, promoted: bool) -> None:
+    def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:
         self.commits += 1
         visible = []
+        ready = list(promoted)
         for lane, (portion, waiters, size) in group.items():
             if lane.failure is None:
                 lane._committed(portion, waiters, size)
             else:
                 lane._reject(waiters)
             if portion.last_seq >= portion.first_seq:
-                visible.append((portion.thread_id, portion.last_seq, portion.outcome is not None))
-        released = any(isinstance(item[0].outcome, Released) for item in group.values())
-        if visible or promoted or released:
-            self._announce(visible, promoted or released)
+                visible.append(portion.flush(stamp))
+            if isinstance(portion.outcome, Released):
+                ready.append(ReadyRun(portion.run_id, after=portion.outcome.after or 0.0))
+        if visible or ready:
+            self._announce(visible, ready)
 
-    async def _commit(self, portions: list[Portion], *, repeat: bool) -> bool:
-        """One pipelined transaction: one round trip. Whether queued runs became ready."""
+    async def _commit(self, portions: list[Portion], *, repeat: bool) -> tuple[list[ReadyRun], datetime | None]:
+        """One pipelined transaction: one round trip. The queued runs that became ready, and the events' time."""
         connection = await self._connected()
         async with asyncio.timeout(self.settings.lease):
             async with connection.pipeline():
                 await self._begin(connection)
-                promoted = await write_portions(connection, portions, verify=True, repeat=repeat)
+                written = await write_portions(connection, portions, verify=True, repeat=repeat)
                 await connection.execute("COMMIT")
-        return promoted is not None and promoted.rowcount > 0
+        return await written.ready(), await written.stamp()
 
     async def _commit_held(self, group: Group, *, repeat: bool) -> None:
         """Some run is not held: find out which, tell it, and write the others."""
@@ -304,7 +314,7 @@ class Journal:
         held: Group = {}
         settled: Group = {}
         refused: dict[Lane, RunSignal] = {}
-        promoted = None
+        promoted: list[ReadyRun] = []
         async with asyncio.timeout(self.settings.lease):
             await self._begin(connection)
             if threads:
@@ -321,11 +331,11 @@ class Journal:
                     settled[lane] = item
             if held:
                 portions = [item[0] for item in held.values()]
-                promoted = await write_portions(connection, portions, verify=False, repeat=repeat)
+                promoted = await (await write_portions(connection, portions, verify=False, repeat=repeat)).ready()
             await connection.execute("COMMIT")
         for lane, verdict in refused.items():
             lane._fail(verdict, group[lane][1])
-        self._done({**held, **settled}, promoted is not None and promoted.rowcount > 0)
+        self._done({**held, **settled}, promoted, None)
 
     async def _begin(self, connection: AsyncConnection[DictRow]) -> None:
         await connection.execute("BEGIN")

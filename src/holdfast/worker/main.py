@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import socket
@@ -22,17 +23,21 @@ import uvloop
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.engine.claim import claim, return_strays, seconds_until_due
+from holdfast.engine.claim import claim, next_due, return_strays
 from holdfast.engine.lease import Registration, Renewal
+from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
 from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import store_section
+from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
-from holdfast.signals.postgres import PostgresSignals
+from holdfast.signals.choose import signals_for
+from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
@@ -44,6 +49,7 @@ from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.threads import NodeThreads
+from holdfast.worker.wakes import Wakes
 from holdfast.worker.watchdog import LoopWatchdog
 
 log = structlog.get_logger(__name__)
@@ -52,6 +58,8 @@ log = structlog.get_logger(__name__)
 CLEANUP_TIMEOUT = 5.0
 # Nor a thread that user code blocks, longer than this once everything is handed back.
 THREAD_PATIENCE = 1.0
+# Seconds the word that a run is taken may wait for the run's first events, to be sent with them.
+TAKEN_PATIENCE = 0.01
 
 
 class Worker:
@@ -61,17 +69,20 @@ class Worker:
         self._settings = settings
         self._catalog = catalog
         self.database = Database(settings, "worker")
-        self.signals = PostgresSignals(self.database)
+        self.signals = signals_for(self.database)
         self.journal = Journal(settings, self._announce, self._lane_failed)
         self.executor = Executor(settings, self.database, catalog)
         items = store_section(catalog.project)
         threads = checkpointer_section(catalog.project)
-        self._upkeep = Upkeep(self.database, self.signals, items.sweep_interval, threads) if upkeep else None
+        webhooks = webhooks_section(catalog.project)
+        duties = Upkeep(self.database, self.signals, items.sweep_interval, threads, webhooks) if upkeep else None
+        self._upkeep = duties
         self._attempts: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
         self._journal_task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
         self._draining = False
         self._ask_schedule = True
@@ -88,7 +99,7 @@ class Worker:
         health = self._health_server()
         await self.database.open()
         store = await self._open_store()
-        self.signals.listen("work", self._work_hint)
+        self.signals.listen("work", self._wakes.hint)
         self.signals.listen("cancel", self._cancel_hint)
         watchdog = LoopWatchdog(self._settings.blocked_loop)
         journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
@@ -161,31 +172,43 @@ class Worker:
                 log.info("worker.online", worker_id=str(worker_id), jobs=self._settings.jobs)
             self._wake.clear()
             free = self._settings.jobs - len(self._attempts)
-            pause = self._settings.poll_interval
+            pause = self._settings.degraded_poll if self.signals.degraded else self._settings.poll_interval
             if time.monotonic() >= self._strays_due:
                 await self._return_strays(worker_id)
             if free > 0 and time.monotonic() < self._heartbeat.deadline:
                 try:
-                    async with self.database.connection() as connection:
-                        rows = await claim(connection, worker_id, free, self._catalog.graph_ids)
-                        if not rows and self._ask_schedule:
-                            due = await seconds_until_due(connection)
-                            pause = pause if due is None else min(pause, due + 0.001)
-                            # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
-                            self._ask_schedule = due is not None or self._settings.session_url is None
+                    pause = min(pause, await self._claim(worker_id, free))
                 except (psycopg.Error, OSError) as error:
                     self._strays_due = 0.0
                     await backoff.failed(error)
                     continue
                 backoff.succeeded()
-                self.claims.add(len(rows))
-                for row in rows:
-                    self._start(worker_id, Claimed(**row))
-                if rows:
-                    continue
+            else:
+                self._wakes.passed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    async def _claim(self, worker_id: UUID, free: int) -> float:
+        """Take what is due and start it. Returns how long until something else is, as far as that is known."""
+        looking = self._wakes.looking()
+        due = None
+        async with self.database.connection() as connection:
+            rows = await claim(connection, worker_id, free, self._catalog.graph_ids)
+            # With fewer than asked for, nothing is left: whatever becomes ready from here on comes with a hint.
+            drained = len(rows) < free
+            if drained and self._ask_schedule:
+                due = await next_due(connection)
+                # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
+                self._ask_schedule = due is not None or self._settings.session_url is None
+        settled = self._wakes.looked(looking, drained=drained)
+        self.claims.add(len(rows))
+        for row in rows:
+            self._start(worker_id, Claimed(**row))
+        if self._wakes.in_company:
+            taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
+            announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
+        return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
 
     async def _return_strays(self, worker_id: UUID) -> bool:
         """After a claim that may have been made although it failed; and now and then, for runs left by a defect."""
@@ -197,7 +220,8 @@ class Worker:
         self._strays_due = time.monotonic() + self._settings.lease
         if strays:
             log.warning("worker.strays_returned", run_ids=[str(run_id) for run_id in strays])
-            self.signals.publish("work", "")
+            announce_ready(self.signals, [ReadyRun(run_id) for run_id in strays])
+            self._wake.set()
         return True
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
@@ -234,6 +258,8 @@ class Worker:
         match outcome:
             case Ended(status=status):
                 ended = str(status)
+                if has_webhook(run.kwargs):
+                    announce_webhooks(self.signals)
             case Released(after=None):
                 ended = "handed back"
             case Released(after=after):
@@ -247,12 +273,9 @@ class Worker:
 
     # --- what others tell us ----------------------------------------------------------------------
 
-    def _work_hint(self, payload: str | None) -> None:
+    def _ask_database(self) -> None:
+        """Hints may have been missed, and with them what is scheduled."""
         self._ask_schedule = True
-        if payload:
-            with suppress(ValueError):
-                asyncio.get_running_loop().call_later(float(payload) + 0.001, self._wake.set)
-        self._wake.set()
 
     def _cancel_hint(self, payload: str | None) -> None:
         if payload is None:
@@ -264,6 +287,7 @@ class Worker:
                 attempt.stop(Cancelled(order["action"]))
 
     def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
+        self._wakes.meet(worker_id, renewal.peers)
         for order in renewal.cancels:
             attempt = self._attempts.get(order.run_id)
             if attempt is not None and attempt.run.fence == order.fence:
@@ -326,12 +350,12 @@ class Worker:
 
     # --- what we tell others ----------------------------------------------------------------------
 
-    def _announce(self, visible: list[tuple[UUID, int, bool]], ready: bool) -> None:
-        for start in range(0, len(visible), 100):
-            batch = [[str(thread_id), seq] for thread_id, seq, _ in visible[start : start + 100]]
-            self.signals.publish("events", orjson.dumps(batch).decode())
+    def _announce(self, visible: list[Flush], ready: list[ReadyRun]) -> None:
+        for flush in visible:
+            for hint in tell(flush, self.signals.max_payload):
+                self.signals.publish("events", hint, thread_id=flush.thread_id)
         if ready:
-            self.signals.publish("work", "")
+            announce_ready(self.signals, ready)
             self._wake.set()
 
     def _lane_failed(self, lane: Lane) -> None:
@@ -394,8 +418,6 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
 def run_worker(settings: Settings, project: ProjectConfig) -> int:
     """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
     configure_logging(settings, role="worker", pid=os.getpid())
-    if settings.redis_url is not None:
-        log.warning("signals.redis_unused", remedy="signals travel over Postgres in this version")
     catalog = GraphCatalog.load(project)
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.

@@ -1,0 +1,76 @@
+"""/webhooks/deliveries: what became of the webhooks. Holdfast's own, not part of the LangGraph API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import answers, refusals
+from holdfast.engine.outbox import announce_webhooks
+from holdfast.resources.threads import present
+from holdfast.resources.webhooks import get_delivery, list_deliveries, redeliver
+
+router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+
+DeliveryState = Literal["pending", "delivered", "failed"]
+
+
+class WebhookDelivery(BaseModel):
+    """The webhook of one run that has ended."""
+
+    delivery_id: UUID = Field(description="What the receiver gets as `webhook-id`, in every try.")
+    run_id: UUID
+    thread_id: UUID
+    url: str
+    state: DeliveryState
+    attempts: int = Field(description="How often it was tried, since it was last redelivered by hand if it was.")
+    next_attempt_at: datetime | None = Field(description="Of a pending one.")
+    last_status: int | None = Field(description="The status of the last answer, if there was one.")
+    last_error: str | None = Field(description="Why the last try failed, if it did.")
+    created_at: datetime
+    delivered_at: datetime | None
+
+
+@router.get(
+    "/webhooks/deliveries",
+    summary="List webhook deliveries",
+    description="Newest first. Those that are over are kept for WEBHOOK_TTL_SECONDS. A Holdfast extension.",
+    responses=answers(list[WebhookDelivery]),
+)
+async def deliveries(
+    web: Web,
+    run_id: UUID | None = None,
+    state: DeliveryState | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    # A delivery is seen by whoever sees its run, and that is whoever sees its thread.
+    asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": limit, "offset": offset}
+    visible = await web.caller.may("threads", "search", asked)
+    async with web.database.connection() as connection:
+        rows = await list_deliveries(connection, run_id, state, limit, offset, visible)
+    return Json([present(row) for row in rows])
+
+
+@router.post(
+    "/webhooks/deliveries/{delivery_id}/redeliver",
+    status_code=202,
+    summary="Send a webhook again",
+    description="At once, and with the retries of a new one; under the same id. A Holdfast extension.",
+    responses={202: {"model": WebhookDelivery, "description": "It is sent soon."}, **refusals(404)},
+)
+async def redeliver_one(web: Web, delivery_id: UUID) -> Response:
+    async with web.database.connection() as connection:
+        found = await get_delivery(connection, delivery_id)
+    await web.may_thread(found["thread_id"], "update", run_id=found["run_id"])
+    async with web.database.connection() as connection:
+        again = await redeliver(connection, delivery_id)
+    announce_webhooks(web.signals)
+    return Json(present(again), status_code=202)

@@ -1,0 +1,138 @@
+"""The section `webhooks` of langgraph.json: where webhooks may lead, and what is sent with them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.http import http_section
+
+DEFAULT_PREFIX = "LG_WEBHOOK_"
+LONGEST_URL = 2048
+TEMPLATE = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
+# Said by the sender itself, and in part by the signature.
+RESERVED = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class WebhooksSection:
+    """`webhooks`, its shape checked and its templates filled in."""
+
+    disabled: bool = False
+    """By `http.disable_webhooks`."""
+    require_https: bool = False
+    allowed_domains: tuple[str, ...] | None = None
+    """In lower case; `*.example.com` is all that is below. None: any."""
+    allowed_ports: tuple[int, ...] | None = None
+    max_url_length: int = LONGEST_URL
+    headers: Mapping[str, str] = field(default_factory=dict)
+    allowed_fields: frozenset[str] | None = None
+    """Of the payload. None: all."""
+
+
+def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None = None) -> WebhooksSection:
+    """Raises ConfigError naming the key and what is wrong with it. The variables that headers name come from `environ`
+    (None: the process's), or from `env` of the project."""
+    disabled = "webhooks" in http_section(project).disabled
+    if project.raw.get("webhooks") is None:
+        return WebhooksSection(disabled=disabled)
+    section = _object(project, "webhooks", project.raw["webhooks"])
+    url = _object(project, "webhooks.url", section.get("url"))
+    if url.get("disable_loopback") is False:
+        raise project.error("webhooks.url.disable_loopback", "relative URLs cannot be called; leave it out")
+    fields = _strings(project, "webhooks.allowed_fields", section.get("allowed_fields"))
+    return WebhooksSection(
+        disabled=disabled,
+        require_https=_flag(project, "webhooks.url.require_https", url.get("require_https"), default=True),
+        allowed_domains=_domains(project, url.get("allowed_domains")),
+        allowed_ports=_ports(project, url.get("allowed_ports")),
+        max_url_length=_length(project, url.get("max_url_length")),
+        headers=_headers(project, section, {**project.env, **(os.environ if environ is None else environ)}),
+        allowed_fields=None if fields is None else frozenset(fields),
+    )
+
+
+def _headers(project: ProjectConfig, section: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    prefix = section.get("env_prefix", DEFAULT_PREFIX)
+    if not isinstance(prefix, str) or not prefix:
+        raise project.error("webhooks.env_prefix", f"must be the beginning of a variable's name, not {prefix!r}")
+    filled = {}
+    for name, value in _object(project, "webhooks.headers", section.get("headers")).items():
+        key = f"webhooks.headers.{name}"
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise project.error(key, "not a usable name of a header")
+        if name.lower() in RESERVED or name.lower().startswith("webhook-"):
+            raise project.error(key, "this header is set by Holdfast; leave it out")
+        if not isinstance(value, str):
+            raise project.error(key, f"must be a string, not {value!r}")
+        filled[name.lower()] = _filled(project, key, value, prefix, environ)
+    return filled
+
+
+def _filled(project: ProjectConfig, key: str, value: str, prefix: str, environ: Mapping[str, str]) -> str:
+    def fill(found: re.Match[str]) -> str:
+        source, _, variable = found[1].partition(".")
+        if source != "env" or not re.fullmatch(r"\w+", variable):
+            raise project.error(key, f"{found[0]} is no template; there is only ${{{{ env.NAME }}}}")
+        if not variable.startswith(prefix):
+            # Whoever may write headers could otherwise have any secret of the process sent to himself.
+            raise project.error(key, f"{variable} does not begin with {prefix}, as webhooks.env_prefix demands")
+        if variable not in environ:
+            raise project.error(key, f"the environment variable {variable} is not set")
+        return environ[variable]
+
+    filled = TEMPLATE.sub(fill, value)
+    if not re.fullmatch(r"[\x20-\x7e\t]*", filled):
+        raise project.error(key, "a header may hold only printable ASCII characters")
+    return filled.strip()
+
+
+def _domains(project: ProjectConfig, value: object) -> tuple[str, ...] | None:
+    domains = _strings(project, "webhooks.url.allowed_domains", value)
+    for domain in domains or ():
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", domain):
+            problem = f'{domain!r} is neither a host such as "example.com" nor "*.example.com"'
+            raise project.error("webhooks.url.allowed_domains", problem)
+    return None if domains is None else tuple(domain.lower().rstrip(".") for domain in domains)
+
+
+def _ports(project: ProjectConfig, value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(port) is int and 0 < port < 65536 for port in value):
+        raise project.error("webhooks.url.allowed_ports", f"must be an array of ports, not {value!r}")
+    return tuple(value)
+
+
+def _length(project: ProjectConfig, value: object) -> int:
+    if value is None:
+        return LONGEST_URL
+    if type(value) is not int or not 0 < value <= 65536:
+        raise project.error("webhooks.url.max_url_length", f"must be a whole number from 1 to 65536, not {value!r}")
+    return value
+
+
+def _object(project: ProjectConfig, key: str, value: object) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise project.error(key, f"must be an object, not {value!r}")
+    return value or {}
+
+
+def _flag(project: ProjectConfig, key: str, value: object, *, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise project.error(key, f"must be true or false, not {value!r}")
+    return value
+
+
+def _strings(project: ProjectConfig, key: str, value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise project.error(key, f"must be an array of strings, not {value!r}")
+    return tuple(value)

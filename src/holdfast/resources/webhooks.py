@@ -1,0 +1,188 @@
+"""Deliveries of webhooks: the outbox as its senders work through it, and as clients read it.
+
+A delivery is sent at least once. Whoever sends one has claimed it for a while; if nothing is heard of him by then, it
+is sent again. So a receiver may get one twice, with the same id, and two deliveries in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.errors import NotFound
+from holdfast.resources.runs import present_run
+from holdfast.streams.serialize import to_json
+
+DeliveryState = Literal["pending", "delivered", "failed"]
+
+COLUMNS = (
+    "delivery_id, run_id, thread_id, url, state, attempts, CASE WHEN state = 'pending' THEN next_attempt_at END "
+    "AS next_attempt_at, last_status, last_error, created_at, delivered_at"
+)
+
+NEXT_DUE = """
+SELECT extract(epoch FROM next_attempt_at - now())::float8 AS seconds FROM webhook_delivery
+WHERE state = 'pending' ORDER BY next_attempt_at LIMIT 1
+"""
+
+# While it is being sent it is not due; when the lease is over it is again. An array and not a join: of a limit that it
+# does not know the planner expects a tenth of the table, and would read all of it.
+CLAIM = """
+UPDATE webhook_delivery SET attempts = attempts + 1, sending = true,
+                            next_attempt_at = now() + make_interval(secs => %(lease)s)
+WHERE delivery_id = ANY(ARRAY(
+    SELECT delivery_id FROM webhook_delivery
+    WHERE state = 'pending' AND next_attempt_at <= now()
+    ORDER BY next_attempt_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+))
+RETURNING delivery_id, run_id, url, run, "values", attempts
+"""
+
+# Even if the lease was over and somebody else is sending it again: the receiver has it.
+MARK_DELIVERED = """
+UPDATE webhook_delivery SET state = 'delivered', sending = false, last_status = %(status)s, last_error = NULL,
+                            delivered_at = now(), settled_at = now()
+WHERE delivery_id = %(delivery_id)s AND state = 'pending'
+"""
+
+# The last try is when the time is up. A try whose lease was over has nothing to say any more.
+MARK_FAILED = """
+UPDATE webhook_delivery SET
+    sending = false, last_status = %(status)s, last_error = %(error)s,
+    state = CASE WHEN verdict.final THEN 'failed' ELSE 'pending' END,
+    settled_at = CASE WHEN verdict.final THEN now() END,
+    next_attempt_at = least(now() + make_interval(secs => %(pause)s),
+                            retry_since + make_interval(secs => %(retry_for)s))
+FROM (SELECT delivery_id, %(final)s OR now() >= retry_since + make_interval(secs => %(retry_for)s) AS final
+      FROM webhook_delivery WHERE delivery_id = %(delivery_id)s) AS verdict
+WHERE webhook_delivery.delivery_id = verdict.delivery_id AND state = 'pending' AND attempts = %(attempts)s
+RETURNING state
+"""
+
+# One that is being sent at this moment is left alone.
+REDELIVER = f"""
+UPDATE webhook_delivery SET state = 'pending', attempts = 0, sending = false, next_attempt_at = now(),
+                            retry_since = now(), delivered_at = NULL, settled_at = NULL
+WHERE delivery_id = %(delivery_id)s AND NOT (state = 'pending' AND sending AND next_attempt_at > now())
+RETURNING {COLUMNS}
+"""
+
+GET = f"SELECT {COLUMNS} FROM webhook_delivery WHERE delivery_id = %(delivery_id)s"
+
+LIST = f"""
+SELECT {COLUMNS} FROM webhook_delivery
+WHERE (%(run_id)s::uuid IS NULL OR run_id = %(run_id)s) AND (%(state)s::text IS NULL OR state = %(state)s)
+  AND {{visible}}
+ORDER BY created_at DESC, delivery_id DESC LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A claimed delivery. `attempts` counts this try."""
+
+    delivery_id: UUID
+    run_id: UUID
+    url: str
+    run: dict[str, Any]
+    values: Any
+    attempts: int
+
+    def payload(self, sent_at: datetime, allowed: frozenset[str] | None) -> bytes:
+        """What the receiver gets: the run as clients see it, and how it ended."""
+        run = dict(self.run)
+        started_at, finished_at = _utc(run.pop("started_at")), _utc(run.pop("finished_at"))
+        run |= {"created_at": _utc(run["created_at"]), "updated_at": _utc(run["updated_at"])}
+        payload = {
+            **present_run(run),
+            "run_started_at": started_at,
+            "run_ended_at": finished_at,
+            "webhook_sent_at": sent_at,
+            "values": self.values,
+        }
+        if payload["error"] is None:
+            del payload["error"]
+        return to_json({key: value for key, value in payload.items() if allowed is None or key in allowed})
+
+
+def _utc(stamp: str | None) -> datetime | None:
+    """A time as Postgres writes it in JSON."""
+    return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC)
+
+
+async def next_due(connection: AsyncConnection[DictRow]) -> float | None:
+    """Seconds until a delivery is due, not above zero if one is; None when nothing is pending."""
+    row = await (await connection.execute(NEXT_DUE)).fetchone()
+    return None if row is None else float(row["seconds"])
+
+
+async def claim_deliveries(connection: AsyncConnection[DictRow], limit: int, lease: float) -> list[Delivery]:
+    """Take due deliveries, the longest due first. Nobody else gets them for `lease` seconds."""
+    cursor = await connection.execute(CLAIM, {"limit": limit, "lease": lease})
+    return [Delivery(**row) for row in await cursor.fetchall()]
+
+
+async def mark_delivered(connection: AsyncConnection[DictRow], delivery: Delivery, status: int) -> None:
+    await connection.execute(MARK_DELIVERED, {"delivery_id": delivery.delivery_id, "status": status})
+
+
+async def mark_failed(
+    connection: AsyncConnection[DictRow],
+    delivery: Delivery,
+    *,
+    status: int | None,
+    error: str,
+    final: bool,
+    pause: float,
+    retry_for: float,
+) -> DeliveryState | None:
+    """Note a try that failed. Returns what becomes of the delivery, None if that is not for this try to say."""
+    parameters = {
+        "delivery_id": delivery.delivery_id,
+        "attempts": delivery.attempts,
+        "status": status,
+        "error": error,
+        "final": final,
+        "pause": pause,
+        "retry_for": retry_for,
+    }
+    row = await (await connection.execute(MARK_FAILED, parameters)).fetchone()
+    return None if row is None else row["state"]
+
+
+async def get_delivery(connection: AsyncConnection[DictRow], delivery_id: UUID) -> DictRow:
+    """A delivery, or NotFound."""
+    row = await (await connection.execute(GET, {"delivery_id": delivery_id})).fetchone()
+    if row is None:
+        raise NotFound(f"Delivery {delivery_id} does not exist.")
+    return row
+
+
+async def redeliver(connection: AsyncConnection[DictRow], delivery_id: UUID) -> DictRow:
+    """Have a delivery sent again from now on, with a day's retries. Returns it as it is then."""
+    row = await (await connection.execute(REDELIVER, {"delivery_id": delivery_id})).fetchone()
+    return await get_delivery(connection, delivery_id) if row is None else row
+
+
+async def list_deliveries(
+    connection: AsyncConnection[DictRow],
+    run_id: UUID | None,
+    state: DeliveryState | None,
+    limit: int,
+    offset: int,
+    visible: Visibility = EVERYTHING,
+) -> list[DictRow]:
+    """Deliveries about runs of the threads that are visible, newest first."""
+    condition = "true"
+    parameters: dict[str, Any] = {}
+    if visible.restricted:
+        condition, parameters = visible.condition("thread.metadata")
+        condition = f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id AND {condition})"
+    parameters |= {"run_id": run_id, "state": state, "limit": limit, "offset": offset}
+    return await (await connection.execute(LIST.format(visible=condition).encode(), parameters)).fetchall()

@@ -1,0 +1,220 @@
+"""Signals over Redis pub/sub: one connection to receive and one to send, whatever the number of watchers.
+
+Hints about a thread go on a channel of the thread, so that a web process receives what it watches and nothing else.
+On a Cluster all channels of an installation are in one slot. That keeps a process at one connection, and with sharded
+pub/sub (Redis 7) its hints within one shard; before Redis 7 the nodes pass every hint to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, LiteralString
+from uuid import UUID
+
+import psycopg
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as NotConnected
+from redis.exceptions import RedisError, ResponseError
+
+from holdfast.db.connect import Database
+from holdfast.signals import Topic
+from holdfast.signals.carrier import Carrier, Hint
+from holdfast.signals.redis_nodes import open_connection
+from holdfast.signals.redis_url import RedisPlace
+from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.cancelling import run_together
+
+# The database itself, whatever name it is reached by. Two installations may share a Redis, and if one was made from a
+# dump of the other, their threads have the same ids.
+IDENTIFY = """
+SELECT system_identifier || ' ' || (SELECT oid FROM pg_database WHERE datname = current_database()) AS identity
+FROM pg_control_system()
+"""
+# Where a provider keeps that from its users.
+IDENTIFY_BY_NAME = "SELECT datname || ' ' || oid AS identity FROM pg_database WHERE datname = current_database()"
+
+TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
+SUBSCRIBE_BATCH = 500
+# TimeoutError is an OSError. AttributeError is what the client raises when one task sends on a connection that another
+# has just found closed.
+FAILURES: tuple[type[BaseException], ...] = (RedisError, OSError, AttributeError)
+
+
+class RedisSignals(Carrier):
+    """See the module's description. A Redis that is away is not an error: processes poll until it is there."""
+
+    max_payload = 256 * 1024
+
+    def __init__(self, database: Database, place: RedisPlace) -> None:
+        super().__init__(database.settings, database.settings.signal_ping or 5.0)
+        self._database = database
+        self._where = place
+        self._sharded = place.mode == "cluster"
+        self._prefix = ""
+        self._sender: AbstractConnection | None = None
+        self._hung_up = asyncio.Event()
+        self._doubtful = False
+        # What should be subscribed to, with whom to tell; what has been; and where the two may differ.
+        self._followed: dict[str, Callable[[], None]] = {}
+        self._subscribed: set[str] = set()
+        self._changed: set[str] = set()
+        self._change = asyncio.Event()
+
+    # --- the interface ----------------------------------------------------------------------------
+
+    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
+        self._followed[str(thread_id)] = joined
+        self._changed.add(str(thread_id))
+        self._change.set()
+
+    def unfollow(self, thread_id: UUID) -> None:
+        del self._followed[str(thread_id)]
+        self._changed.add(str(thread_id))
+        self._change.set()
+
+    async def run(self) -> None:
+        await self._identify()
+        try:
+            await super().run()
+        finally:
+            await self._drop_sender()
+
+    # --- the carrier's part -----------------------------------------------------------------------
+
+    @property
+    def _failures(self) -> tuple[type[BaseException], ...]:
+        return FAILURES
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"redis": self._where.shown}
+
+    async def _identify(self) -> None:
+        backoff = Backoff("signals.outage", "signals.recovered")
+        while not self._prefix:
+            try:
+                try:
+                    identity = await self._ask_database(IDENTIFY)
+                except psycopg.errors.InsufficientPrivilege:
+                    identity = await self._ask_database(IDENTIFY_BY_NAME)
+            except (psycopg.Error, OSError) as error:
+                await backoff.failed(error)
+                continue
+            digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+            # In braces: all of it in one slot of a Cluster.
+            self._prefix = f"{{holdfast:{self._settings.db_schema}:{digest}}}:"
+            backoff.succeeded()
+
+    async def _ask_database(self, statement: LiteralString) -> str:
+        async with self._database.connection() as connection:
+            row = await (await connection.execute(statement)).fetchone()
+        assert row is not None
+        return str(row["identity"])
+
+    def _channel(self, hint: Hint) -> str:
+        if hint.topic is None:
+            return f"{self._prefix}ping:{self._name}"
+        return f"{self._prefix}{hint.topic}" if hint.thread_id is None else f"{self._prefix}events:{hint.thread_id}"
+
+    async def _send(self, hints: list[Hint]) -> None:
+        command = "SPUBLISH" if self._sharded else "PUBLISH"
+        commands = [(command, self._channel(hint), hint.payload) for hint in hints]
+        if self._doubtful:
+            await self._drop_sender()
+        if self._sender is not None:
+            try:
+                await self._publish(self._sender, commands)
+                return
+            except (NotConnected, ResponseError, OSError, AttributeError):
+                # The server may have closed it long ago, or the channels may have moved: that is no outage yet.
+                await self._drop_sender()
+        self._sender = await open_connection(self._where, self._prefix)
+        await self._publish(self._sender, commands)
+
+    async def _publish(self, connection: AbstractConnection, commands: list[tuple[str, str, str]]) -> None:
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                await connection.read_response()
+        except BaseException:
+            self._doubtful = True  # Answers may be left to read.
+            raise
+
+    async def _drop_sender(self) -> None:
+        sender, self._sender, self._doubtful = self._sender, None, False
+        if sender is not None:
+            await sender.disconnect(nowait=True)
+
+    async def _receive(self) -> None:
+        connection = await open_connection(self._where, self._prefix)
+        self._hung_up.clear()
+        topics: dict[str, Topic | None] = {
+            f"{self._prefix}{topic}": topic for topic in TOPICS if topic in self._listeners
+        }
+        topics[f"{self._prefix}ping:{self._name}"] = None
+        try:
+            await run_together(
+                subscribing=self._subscribe(connection, list(topics)),
+                watching=self._until_hung_up(),
+                reading=self._read(connection, topics),
+            )
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _until_hung_up(self) -> None:
+        await self._hung_up.wait()
+        raise NotConnected("the server does not answer")
+
+    async def _subscribe(self, connection: AbstractConnection, channels: list[str]) -> None:
+        """Keep the subscriptions what they should be. A burst of changes is one command."""
+        verb = "S" if self._sharded else ""
+        self._subscribed, self._changed = set(), set(self._followed)
+        while True:
+            changed, self._changed = list(self._changed), set()
+            self._change.clear()
+            for start in range(0, len(changed), SUBSCRIBE_BATCH):
+                batch = changed[start : start + SUBSCRIBE_BATCH]
+                come = [name for name in batch if name in self._followed and name not in self._subscribed]
+                gone = [name for name in batch if name not in self._followed and name in self._subscribed]
+                self._subscribed.update(come)
+                self._subscribed.difference_update(gone)
+                for word, names in (("SUBSCRIBE", come), ("UNSUBSCRIBE", gone)):
+                    if names:
+                        await connection.send_command(verb + word, *(f"{self._prefix}events:{name}" for name in names))
+            if channels:
+                # Last: when these are confirmed, so is everything that was followed before this connection.
+                await connection.send_command(f"{verb}SUBSCRIBE", *channels)
+                channels = []
+            await self._change.wait()
+
+    async def _read(self, connection: AbstractConnection, topics: dict[str, Topic | None]) -> None:
+        threads = f"{self._prefix}events:"
+        last = list(topics)[-1]
+        joined = False
+        while True:
+            try:
+                message = await connection.read_response(timeout=math.inf)
+            except ResponseError as error:
+                if self._sharded and "unknown command" in str(error).lower():
+                    self._sharded = False  # A Cluster before Redis 7.
+                raise
+            kind, channel, payload = message[0], message[1].decode(), message[2]
+            name = channel.removeprefix(threads)
+            if kind in (b"message", b"smessage"):
+                self._received(topics.get(channel, "events"), payload.decode())
+            elif kind in (b"subscribe", b"ssubscribe"):
+                if channel == last:
+                    joined = True
+                    self._joined()
+                elif joined and (tell := self._followed.get(name)) is not None:
+                    tell()
+            elif kind == b"sunsubscribe" and (channel in topics or name in self._subscribed):
+                raise NotConnected("the channels have moved to another node of the Cluster")
+
+    def _hang_up(self) -> None:
+        # Both connections: it may have been the ping that did not arrive.
+        self._hung_up.set()
+        self._doubtful = True

@@ -1,0 +1,130 @@
+"""REDIS_URL: one server, a Sentinel-watched master, or a Cluster.
+
+    redis://[user:password@]host[:6379][/0]             one server; rediss:// for TLS
+    unix:///path/to/socket[?db=0]                       one server, over a Unix socket
+    redis+sentinel://host1:26379,host2:26379/name[/0]   the master that these sentinels call `name`
+    redis+cluster://host1:6379,host2:6379               a Cluster; any of its nodes will do
+
+`rediss+sentinel` and `rediss+cluster` are the same over TLS; `?ssl_ca_certs=`, `ssl_certfile=`, `ssl_keyfile=` and
+`ssl_cert_reqs=none` say how. The sentinels may have a password of their own: `?sentinel_password=…`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from holdfast.errors import SettingsError
+
+Mode = Literal["server", "socket", "sentinel", "cluster"]
+Address = tuple[str, int]
+
+RULE = (
+    "must be redis://host:port/0, rediss:// for TLS, unix:///path, redis+sentinel://host:26379,host:26379/master-name "
+    "or redis+cluster://host:port,host:port"
+)
+_SCHEMES: dict[str, tuple[Mode, bool]] = {
+    "redis": ("server", False),
+    "rediss": ("server", True),
+    "unix": ("socket", False),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+}
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"})
+_PORTS: dict[Mode, int] = {"server": 6379, "socket": 0, "sentinel": 26379, "cluster": 6379}
+
+
+@dataclass(frozen=True)
+class RedisPlace:
+    """Where Redis is, and how to get in."""
+
+    mode: Mode
+    addresses: tuple[Address, ...] = ()
+    path: str = ""
+    tls: bool = False
+    master: str = ""
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sentinel_password: str | None = field(default=None, repr=False)
+    tls_options: dict[str, Any] = field(default_factory=dict)
+    # As it may be shown.
+    shown: str = ""
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        return {"username": self.username, "password": self.password}
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown: what stands between the user and the last @, and passwords in the query, are not."""
+    hidden = re.sub(r"(?<=//)([^/?@:]*):.*(?=@)", r"\1:***", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
+
+
+def parse_redis_url(url: str) -> RedisPlace:
+    """Raises SettingsError naming the setting, the value without its passwords, and the rule."""
+
+    def wrong(why: str) -> SettingsError:
+        return SettingsError(f"REDIS_URL={without_password(url)}: {RULE} ({why})")
+
+    try:
+        parts = urlsplit(url)
+        query = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    if parts.scheme not in _SCHEMES:
+        raise wrong("the scheme is none of these")
+    mode, tls = _SCHEMES[parts.scheme]
+    user, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = user.partition(":")
+    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
+    tls_options = {name: value for name, value in query.items() if tls and name in _TLS_OPTIONS}
+    if unknown := set(query) - {"db", "sentinel_password"} - set(tls_options):
+        raise wrong(f"{sorted(unknown)[0]} is not understood")
+    master = ""
+    if mode == "socket":
+        segments, path = [], unquote(parts.path)
+        if not path:
+            raise wrong("the path is missing")
+    else:
+        path = ""
+    if mode == "sentinel":
+        if not segments:
+            raise wrong("the name of the master is missing")
+        master = segments.pop(0)
+    number = query.get("db") or (segments.pop(0) if segments else "0")
+    if segments:
+        raise wrong(f"there is no use for /{segments[0]}")
+    if not number.isdecimal() or (mode == "cluster" and number != "0"):
+        raise wrong("a Cluster has only database 0" if number.isdecimal() else f"database {number} is not a number")
+    addresses = () if mode == "socket" else tuple(_address(host, _PORTS[mode], wrong) for host in hosts.split(","))
+    if mode == "server" and len(addresses) > 1:
+        raise wrong("several hosts need redis+sentinel:// or redis+cluster://")
+    return RedisPlace(
+        mode=mode,
+        addresses=addresses,
+        path=path,
+        tls=tls,
+        master=master,
+        database=int(number),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        tls_options=tls_options,
+        sentinel_password=query.get("sentinel_password"),
+        shown=without_password(url),
+    )
+
+
+def _address(text: str, port: int, wrong: Any) -> Address:
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.%]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d+))?", text)
+    if match is None:
+        raise wrong(f"{text or 'nothing'} is not a host with a port")
+    number = int(match["port"] or port)
+    if not 0 < number < 65536:
+        raise wrong(f"{number} is not a port")
+    return unquote(match["six"] or match["host"]), number

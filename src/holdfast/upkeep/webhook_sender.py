@@ -1,0 +1,159 @@
+"""One call of a webhook: checked, signed, and made to the very address that was checked."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpcore
+import httpx
+from standardwebhooks import Webhook
+
+import holdfast
+from holdfast.graphs.webhooks import WebhooksSection
+from holdfast.resources.webhook_urls import Address, RefusedUrl, Target, UrlPolicy
+from holdfast.resources.webhooks import Delivery
+from holdfast.settings import Settings
+
+MAX_REDIRECTS = 3
+# Those that keep method and body. After the others a client is expected to come back with GET, which is no delivery.
+REDIRECTS = frozenset({307, 308})
+GONE = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a call: `error` None is a success. `final`: it makes no sense to try again."""
+
+    status: int | None
+    error: str | None = None
+    final: bool = False
+
+
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """Connects only where the policy allows. The name is resolved here, once: whoever answers for it cannot say one
+    thing to the check and another to the connection."""
+
+    def __init__(self, policy: UrlPolicy) -> None:
+        self._policy = policy
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        addresses = await self._resolve(host, port)
+        for address in addresses:
+            # One that is not public among others is refused, too: it is no accident.
+            self._policy.check_address(address)
+        failure: Exception = httpcore.ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return await self._network.connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
+        return list(dict.fromkeys(ipaddress.ip_address(place[0]) for *_, place in found))
+
+
+def _led(target: Target, location: str) -> str:
+    try:
+        return urljoin(target.url, location)
+    except ValueError as error:
+        raise RefusedUrl(f"it redirects to what is not a URL: {error}.") from None
+
+
+class WebhookSender:
+    """Sends deliveries; what comes of it is the caller's to note."""
+
+    def __init__(self, settings: Settings, section: WebhooksSection) -> None:
+        self._timeout = settings.webhook_timeout
+        self._section = section
+        self._policy = UrlPolicy.of(section, settings)
+        self._signers = [Webhook(secret) for secret in settings.signing_secrets]
+
+    @cached_property
+    def _pool(self) -> httpcore.AsyncConnectionPool:
+        # No connection is kept: an address is checked when it is connected to. No proxy either: it would resolve names
+        # by itself.
+        return httpcore.AsyncConnectionPool(
+            ssl_context=httpx.create_ssl_context(),
+            max_keepalive_connections=0,
+            network_backend=CheckedNetwork(self._policy),
+        )
+
+    async def send(self, delivery: Delivery) -> Answer:
+        """Never raises for what the receiver, the network or the URL are to blame for."""
+        status: int | None = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                status = await self._post(delivery)
+        except RefusedUrl as error:
+            return Answer(None, f"The URL is refused: {error}", final=True)
+        except (TimeoutError, httpcore.TimeoutException):
+            return Answer(None, f"No answer within {self._timeout:g} seconds.")
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError) as error:
+            return Answer(None, f"{type(error).__name__}: {error}"[:500].replace("\0", ""))
+        if 200 <= status < 300:
+            return Answer(status)
+        if 300 <= status < 400:
+            return Answer(status, f"It redirects with {status}: {MAX_REDIRECTS} redirects by 307 or 308 are followed.")
+        return Answer(status, f"The answer was {status}.", final=status == GONE)
+
+    async def _post(self, delivery: Delivery) -> int:
+        sent_at = datetime.now(UTC)
+        body = delivery.payload(sent_at, self._section.allowed_fields)
+        headers = {
+            "content-type": "application/json",
+            "user-agent": f"holdfast/{holdfast.__version__}",
+            **self._signature(str(delivery.delivery_id), sent_at, body),
+        }
+        first = target = self._policy.check(delivery.url)
+        for _ in range(MAX_REDIRECTS):
+            # What is configured for the receiver, perhaps a token, is not for whom it points at.
+            own = self._section.headers if target.origin == first.origin else {}
+            status, location = await self._call(target, {**own, **headers}, body)
+            if status not in REDIRECTS or location is None:
+                return status
+            target = self._policy.check(_led(target, location))
+        own = self._section.headers if target.origin == first.origin else {}
+        return (await self._call(target, {**own, **headers}, body))[0]
+
+    def _signature(self, message_id: str, sent_at: datetime, body: bytes) -> dict[str, str]:
+        """The headers of Standard Webhooks: signed with each secret, so that one of them can be replaced."""
+        headers = {"webhook-id": message_id, "webhook-timestamp": str(int(sent_at.timestamp()))}
+        if self._signers:
+            signed = [signer.sign(message_id, sent_at, body.decode()) for signer in self._signers]
+            headers["webhook-signature"] = " ".join(signed)
+        return headers
+
+    async def _call(self, target: Target, headers: dict[str, str], body: bytes) -> tuple[int, str | None]:
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        limits = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
+        async with self._pool.stream(
+            "POST",
+            target.url,
+            headers=[(b"host", urlsplit(target.url).netloc.encode()), *given],
+            content=body,
+            extensions={"timeout": limits},
+        ) as response:
+            # Nobody reads what else it says, so it cannot be too much.
+            location = next((value for name, value in response.headers if name.lower() == b"location"), None)
+            return response.status, None if location is None else location.decode("latin-1")

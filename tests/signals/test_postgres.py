@@ -1,0 +1,62 @@
+"""What is particular to LISTEN/NOTIFY."""
+
+from __future__ import annotations
+
+from structlog.testing import capture_logs
+
+from holdfast.db.connect import Database
+from tests.signals.rig import process, signal_settings
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.records import query
+from tests.support.waiting import until_true
+
+TERMINATE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'holdfast signals'
+"""
+
+
+async def test_a_terminated_session_is_replaced(database: Database, database_url: str) -> None:
+    with capture_logs() as logs:
+        async with process(signal_settings(database_url)) as one:
+            assert len(await query(database, TERMINATE)) == 1
+            await until_true(lambda: one.missed >= 1, "it is told to look for itself")
+            await until_true(lambda: not one.signals.degraded, "it is back")
+            one.signals.publish("work", "after")
+            await until_true(lambda: one.hints("work") == ["after"], "hints come again")
+    told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
+    assert told == ["signals.degraded", "signals.restored"]
+
+
+async def test_a_process_listens_with_one_session_and_to_its_own_schema(database: Database, database_url: str) -> None:
+    async with (
+        process(signal_settings(database_url)) as one,
+        process(signal_settings(database_url, db_schema="other")) as other,
+    ):
+        sessions = await query(
+            database,
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'holdfast signals'",
+        )
+        assert len(sessions) == 2
+        one.signals.publish("work", "mine")
+        await until_true(lambda: one.hints("work") == ["mine"], "its own arrives")
+        other.signals.publish("work", "other")
+        await until_true(lambda: other.hints("work") == ["other"], "and only that")
+
+
+async def test_without_a_session_to_listen_with_it_recovers_when_it_can_send(database_url: str) -> None:
+    """Behind PgBouncer nobody listens, so there is no echo to wait for."""
+    async with PostgresProxy(database_url) as network:
+        settings = signal_settings(network.url, pgbouncer=True, database_timeout=1)
+        async with process(settings, joined=False) as one:
+
+            def tells(degraded: bool) -> bool:
+                one.signals.publish("work", "hint")
+                return one.signals.degraded is degraded
+
+            network.cut()
+            await until_true(lambda: tells(True), "sending fails")
+            network.restore()
+            await until_true(lambda: tells(False), "sending works")
+            assert one.hints("work") == []

@@ -1,0 +1,193 @@
+"""What is particular to Redis: its addresses, its ways to go away, and how little it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+from redis.crc import key_slot
+from structlog.testing import capture_logs
+
+from holdfast.db.connect import Database
+from holdfast.errors import SettingsError
+from holdfast.signals.choose import signals_for
+from holdfast.signals.redis_url import parse_redis_url
+from tests.signals.rig import Process, hears_itself, process, signal_settings
+from tests.support.redis_server import BUNDLED, RedisCluster, RedisSentinel, RedisServer, newer_redis
+from tests.support.servers import free_port
+from tests.support.waiting import until_true
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+async def comes_through(sender: Process, receiver: Process, hint: str) -> None:
+    sender.signals.publish("work", hint)
+    await until_true(lambda: hint in receiver.hints("work"), f"{hint} comes through")
+
+
+@pytest.mark.parametrize("how", ["kill", "pause", "flush"])
+async def test_a_redis_that_is_hurt_costs_latency_and_two_log_lines(
+    redis: RedisServer, database_url: str, how: str
+) -> None:
+    settings = signal_settings(database_url, redis_url=redis.url)
+    thread = uuid4()
+    with capture_logs() as logs:
+        async with process(settings) as one, process(settings) as other:
+            other.signals.follow(thread, lambda: None)
+            if how == "flush":
+                redis.command("FLUSHALL")
+            else:
+                redis.kill() if how == "kill" else redis.pause()
+                await until_true(lambda: one.signals.degraded and other.signals.degraded, "both notice")
+                redis.start() if how == "kill" else redis.go_on()
+                await until_true(lambda: not one.signals.degraded and not other.signals.degraded, "both recover")
+            await comes_through(one, other, "after")
+            one.signals.publish("events", "still followed", thread_id=thread)
+            await until_true(lambda: "still followed" in other.hints("events"), "subscriptions have survived")
+    told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
+    assert sorted(told) == ([] if how == "flush" else ["signals.degraded"] * 2 + ["signals.restored"] * 2)
+
+
+async def test_a_redis_that_is_not_there_yet_is_waited_for(database_url: str) -> None:
+    server = RedisServer()
+    with capture_logs() as logs:
+        async with process(signal_settings(database_url, redis_url=server.url), joined=False) as one:
+            await until_true(lambda: one.signals.degraded, "it is missed")
+            with server:
+                await until_true(lambda: not one.signals.degraded, "it is found")
+                await comes_through(one, one, "now")
+    degraded, *_ = [entry for entry in logs if entry["event"] == "signals.degraded"]
+    assert degraded["redis"] == server.url
+    assert [entry["event"] for entry in logs].count("signals.restored") == 1
+
+
+async def test_two_connections_and_a_channel_per_thread_whatever_is_watched(
+    redis: RedisServer, database_url: str
+) -> None:
+    async with process(signal_settings(database_url, redis_url=redis.url)) as one:
+        threads = [uuid4() for _ in range(1200)]
+        joined: list[int] = []
+        for number, thread in enumerate(threads):
+            one.signals.follow(thread, lambda number=number: joined.append(number))  # type: ignore[misc]
+        await until_true(lambda: sorted(joined) == list(range(1200)), "all are subscribed to")
+        assert redis.connections() == 2
+        assert len(redis.command("PUBSUB", "CHANNELS", "*:events:*")) == 1200
+        for thread in threads:
+            one.signals.unfollow(thread)
+        await until_true(lambda: not redis.command("PUBSUB", "CHANNELS", "*:events:*"), "nothing is left behind")
+    await until_true(lambda: redis.connections() == 0, "the connections are closed")
+
+
+async def test_installations_that_share_a_redis_do_not_hear_each_other(
+    redis: RedisServer, database_url: str, server_url: str
+) -> None:
+    here = signal_settings(database_url, redis_url=redis.url)
+    there = signal_settings(server_url, redis_url=redis.url)
+    elsewhere = signal_settings(database_url, redis_url=redis.url, db_schema="other")
+    async with process(here) as one, process(there) as two, process(elsewhere) as three:
+        for receiver in (one, two, three):
+            receiver.signals.publish("work", "mine")
+        await until_true(
+            lambda: all("mine" in receiver.hints("work") for receiver in (one, two, three)), "each has its own"
+        )
+        one.signals.publish("work", "not yours")
+        await comes_through(one, one, "last")
+        for receiver in (two, three):
+            await comes_through(receiver, receiver, "own last")
+            assert "not yours" not in receiver.hints("work")
+
+
+async def test_a_sentinels_master_is_found_and_followed_when_it_fails_over(database_url: str) -> None:
+    with ExitStack() as servers:
+        master = servers.enter_context(RedisServer())
+        replica = servers.enter_context(RedisServer("--replicaof", "127.0.0.1", str(master.port)))
+        sentinel = servers.enter_context(RedisSentinel(master, "fleet"))
+        await until_true(
+            lambda: len(sentinel.command("SENTINEL", "REPLICAS", "fleet")) == 1, "the sentinel knows the replica"
+        )
+        nobody = free_port()
+        url = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{sentinel.port}/fleet/0"
+        async with process(signal_settings(database_url, redis_url=url)) as one:
+            assert master.connections() >= 2
+            master.kill()
+            await until_true(lambda: one.signals.degraded, "the master is missed")
+            await until_true(lambda: not one.signals.degraded, "the new one is found", patience=60)
+            await comes_through(one, one, "on the replica that was")
+            assert replica.command("ROLE")[0] in (b"master", "master")
+
+
+async def test_a_cluster_before_redis_7(database_url: str) -> None:
+    with RedisCluster(BUNDLED) as cluster:
+        settings = signal_settings(database_url, redis_url=cluster.url)
+        async with process(settings) as one, process(settings) as other:
+            await comes_through(one, other, "hint")
+
+
+async def test_a_clusters_shard_is_followed_when_its_slot_moves(database_url: str) -> None:
+    with RedisCluster(newer_redis(7)) as cluster:
+        settings = signal_settings(database_url, redis_url=cluster.url)
+        async with process(settings) as one, process(settings) as other:
+            thread = uuid4()
+            other.signals.follow(thread, lambda: None)
+            await comes_through(one, other, "hint")
+            sharded = {node: node.command("PUBSUB", "SHARDCHANNELS") for node in cluster.nodes}
+            [owner] = [node for node, channels in sharded.items() if channels]
+            assert not any(node.command("PUBSUB", "CHANNELS", "*holdfast*") for node in cluster.nodes)
+            slot = key_slot(sharded[owner][0])
+            target = next(node for node in cluster.nodes if node is not owner)
+            identity = target.command("CLUSTER", "MYID")
+            for node in cluster.nodes:
+                node.command("CLUSTER", "SETSLOT", slot, "NODE", identity)
+            await until_true(lambda: bool(target.command("PUBSUB", "SHARDCHANNELS")), "the channels have moved")
+            await hears_itself(one)
+            await hears_itself(other)
+            await comes_through(one, other, "on the other shard")
+            one.signals.publish("events", "still followed", thread_id=thread)
+            await until_true(lambda: "still followed" in other.hints("events"), "the thread has moved along")
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("http://host", "the scheme is none of these"),
+        ("redis://host:port", "host:port is not a host with a port"),
+        ("redis://host:99999", "99999 is not a port"),
+        ("redis://host/zero", "database zero is not a number"),
+        ("redis://host/0/1", "there is no use for /1"),
+        ("redis://one,two", "several hosts need"),
+        ("redis://", "nothing is not a host"),
+        ("unix://", "the path is missing"),
+        ("redis+sentinel://host", "the name of the master is missing"),
+        ("redis+cluster://host/3", "a Cluster has only database 0"),
+        ("redis://host?retry=1", "retry is not understood"),
+        ("redis://user:se@cret:word@host:port", "is not a host with a port"),
+        ("redis+sentinel://host?sentinel_password=secret", "the name of the master is missing"),
+    ],
+)
+async def test_a_url_that_cannot_be_used_is_refused_at_start(url: str, complaint: str) -> None:
+    database = Database(signal_settings("postgresql://host/database", redis_url=url), "test")
+    with pytest.raises(SettingsError) as refused:
+        signals_for(database)
+    told = str(refused.value)
+    assert told.startswith("REDIS_URL=")
+    assert complaint in told
+    assert "redis+sentinel://host:26379" in told, "the rule"
+    assert "cret" not in told, "a password is not for the log"
+
+
+def test_every_part_of_a_url_is_understood() -> None:
+    place = parse_redis_url("rediss+sentinel://me:p%40ss@a,[::1]:7000/fleet/3?sentinel_password=x&ssl_ca_certs=/ca.pem")
+    assert (place.mode, place.tls, place.master, place.database) == ("sentinel", True, "fleet", 3)
+    assert place.addresses == (("a", 26379), ("::1", 7000))
+    assert (place.username, place.password, place.sentinel_password) == ("me", "p@ss", "x")
+    assert place.tls_options == {"ssl_ca_certs": "/ca.pem"}
+    assert "p%40ss" not in place.shown
+    socket = parse_redis_url("unix:///run/redis.sock?db=2")
+    assert (socket.mode, socket.path, socket.database) == ("socket", "/run/redis.sock", 2)
+    assert parse_redis_url("redis+cluster://a,b:7001").addresses == (("a", 6379), ("b", 7001))

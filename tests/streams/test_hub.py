@@ -1,0 +1,134 @@
+"""The hub without hints: what it asks the database, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+import pytest
+
+from holdfast.db.connect import Database
+from holdfast.settings import Settings, load_settings
+from holdfast.signals import Listener, Topic
+from holdfast.streams import hub as hub_module
+from holdfast.streams.hub import Hub
+from holdfast.telemetry.cancelling import cancel_all
+from tests.support.records import query
+from tests.support.waiting import until_true
+
+THREADS = 40
+WRITE = "INSERT INTO event (thread_id, seq, run_id, kind, data) VALUES (%s, %s, %s, 'custom', '1') RETURNING seq"
+
+
+class Deaf:
+    """Signals that carry nothing."""
+
+    max_payload = 1000
+
+    def __init__(self) -> None:
+        self.degraded = False
+        self.listeners: list[Listener] = []
+        self.followed: Counter[UUID] = Counter()
+
+    def listen(self, topic: Topic, listener: Listener) -> None:
+        self.listeners.append(listener)
+
+    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
+        self.followed[thread_id] += 1
+
+    def unfollow(self, thread_id: UUID) -> None:
+        self.followed[thread_id] -= 1
+
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
+        raise AssertionError("the hub tells nobody anything")
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return load_settings({}, database_url=database_url, poll_interval=60, degraded_poll=0.1)
+
+
+class Watching:
+    """Threads, each watched twice, and what their watchers have seen."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.threads = [uuid4() for _ in range(THREADS)]
+        self.seen: dict[UUID, list[list[int]]] = {thread_id: [[], []] for thread_id in self.threads}
+        self.tasks = [
+            asyncio.create_task(self._watch(hub, thread_id, seen))
+            for thread_id, both in self.seen.items()
+            for seen in both
+        ]
+
+    async def _watch(self, hub: Hub, thread_id: UUID, seen: list[int]) -> None:
+        async for events in hub.thread_events(thread_id, 0, tick=60):
+            seen += [event.seq for event in events]
+
+    def all_saw(self, *numbers: int) -> bool:
+        return all(seen == list(numbers) for both in self.seen.values() for seen in both)
+
+
+@pytest.fixture
+async def asked(database: Database) -> AsyncIterator[Counter[str]]:
+    """How often each question was put to the database."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        real = getattr(hub_module, name)
+
+        async def ask(*arguments: Any) -> Any:
+            counted[name] += 1
+            return await real(*arguments)
+
+        return ask
+
+    with patch.multiple(hub_module, read_after=counting("read_after"), heads=counting("heads")):
+        yield counted
+
+
+async def write(database: Database, threads: list[UUID], number: int) -> None:
+    for thread_id in threads:
+        await query(database, WRITE, thread_id, number, uuid4())
+
+
+async def test_while_hints_do_not_come_one_statement_asks_for_all_threads(
+    database: Database, asked: Counter[str]
+) -> None:
+    signals = Deaf()
+    hub = Hub(database, signals)
+    polling = asyncio.create_task(hub.run())
+    watching = Watching(hub)
+    await until_true(lambda: asked["read_after"] == THREADS, "every thread is read once")
+    signals.degraded = True
+    for listener in signals.listeners:
+        listener(None)
+    await until_true(lambda: asked["heads"] >= 5, "the hub polls often")
+    assert asked["read_after"] == THREADS, "and reads nothing where nothing is new"
+    await write(database, watching.threads[:3], 1)
+    await until_true(
+        lambda: all(seen == [1] for thread in watching.threads[:3] for seen in watching.seen[thread]), "news are seen"
+    )
+    assert asked["read_after"] == THREADS + 3, "once for each thread that has news, however many watch it"
+    await cancel_all([polling, *watching.tasks])
+    assert not any(signals.followed.values())
+
+
+async def test_when_hints_may_have_been_missed_it_looks_at_once(database: Database, asked: Counter[str]) -> None:
+    signals = Deaf()
+    hub = Hub(database, signals)
+    polling = asyncio.create_task(hub.run())
+    watching = Watching(hub)
+    await until_true(lambda: asked["read_after"] == THREADS, "every thread is read once")
+    await write(database, watching.threads, 1)
+    for listener in signals.listeners:
+        listener(None)
+    await until_true(lambda: watching.all_saw(1), "what was missed is found")
+    assert asked["heads"] == 1
+    await cancel_all([polling, *watching.tasks])

@@ -1,0 +1,210 @@
+"""One new run does not wake the whole fleet, and yet somebody takes it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from uuid import UUID, uuid4
+
+from holdfast.db.connect import Database
+from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.cancelling import cancel_all
+from holdfast.worker.wakes import Wakes
+from tests.support.waiting import until_true
+
+WORKERS = 50
+
+
+class Idler:
+    """A worker's claim loop without its worker: it looks when it is woken, and takes what is in the queue."""
+
+    def __init__(self, fleet: IdleFleet, worker_id: UUID, *, busy: bool, graphs: Collection[str]) -> None:
+        self.worker_id = worker_id
+        self.busy = busy
+        self.looks = 0
+        self._fleet = fleet
+        self._wake = asyncio.Event()
+        self.wakes = Wakes(graphs, self._wake.set, lambda: None, step=fleet.step)
+        self.signals = fleet.signals
+        self.signals.listen("work", self.wakes.hint)
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self.busy:
+                self.wakes.passed()
+                continue
+            looking = self.wakes.looking()
+            async with self._fleet.database.connection() as connection:
+                await connection.execute("SELECT 1")
+            self.looks += 1
+            taken, self._fleet.queue = self._fleet.queue, []
+            settled = self.wakes.looked(looking, drained=True)
+            announce_taken(
+                self.signals, taken + [name for name in settled if name.startswith(OCCASION)], patience=0.001
+            )
+            self._fleet.taken += taken
+
+
+class IdleFleet:
+    """Fifty of them over real signals."""
+
+    def __init__(self, database: Database, step: float) -> None:
+        self.database = database
+        self.step = step
+        # One listening session serves all, as if each had its own.
+        self.signals = PostgresSignals(database)
+        self.queue: list[str] = []
+        self.taken: list[str] = []
+        self.idlers: list[Idler] = []
+
+    @property
+    def looks(self) -> int:
+        return sum(idler.looks for idler in self.idlers)
+
+    async def at_rest(self) -> None:
+        """Wait until nobody means to look any more."""
+        await until_true(lambda: not any(idler.wakes.looking() for idler in self.idlers), "the fleet is at rest")
+
+    def ranked(self, name: str) -> list[Idler]:
+        """Those who look first, first."""
+        return sorted(self.idlers, key=lambda idler: idler.wakes.delay(name))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[PostgresSignals]:
+        idlers = [Idler(self, uuid4(), busy=False, graphs=["graph"]) for _ in range(WORKERS)]
+        self.idlers = idlers
+        heard: list[str | None] = []
+        for idler in idlers:
+            idler.wakes.meet(idler.worker_id, {other.worker_id: ["graph"] for other in idlers})
+        ear = self.signals
+        ear.listen("events", heard.append)
+        tasks = [asyncio.create_task(ear.run()), *(asyncio.create_task(idler.run()) for idler in idlers)]
+        try:
+            await until_true(lambda: bool(heard), "the fleet listens")
+            await until_true(lambda: all(idler.looks == 1 for idler in idlers), "everybody has looked once")
+            yield ear
+        finally:
+            await cancel_all(tasks)
+
+
+async def test_one_new_run_costs_a_handful_of_looks(database: Database) -> None:
+    fleet = IdleFleet(database, step=30)
+    async with fleet.running() as signals:
+        for number in range(1, 11):
+            run_id, before = uuid4(), fleet.looks
+            fleet.queue.append(str(run_id))
+            announce_ready(signals, [ReadyRun(run_id, "graph")])
+            await until_true(lambda number=number: len(fleet.taken) == number, "it is taken")  # type: ignore[misc]
+            await fleet.at_rest()
+            assert 1 <= fleet.looks - before <= 2
+        assert sum(idler.looks > 1 for idler in fleet.idlers) > 5, "not always the same"
+
+
+async def test_somebody_takes_it_when_the_first_are_gone_or_busy(database: Database) -> None:
+    fleet = IdleFleet(database, step=1)
+    async with fleet.running() as signals:
+        run_id = uuid4()
+        first = fleet.ranked(str(run_id))
+        for idler in first[:4]:
+            idler.busy = True
+        before = fleet.looks
+        fleet.queue.append(str(run_id))
+        announce_ready(signals, [ReadyRun(run_id, "graph")])
+        await until_true(lambda: fleet.taken == [str(run_id)], "somebody takes it")
+        assert [idler.looks for idler in first[:4]] == [1] * 4
+        await fleet.at_rest()
+        assert fleet.looks - before <= 4
+
+
+async def test_an_occasion_is_settled_by_whoever_finds_the_queue_empty(database: Database) -> None:
+    fleet = IdleFleet(database, step=30)
+    async with fleet.running() as signals:
+        before = fleet.looks
+        announce_perhaps_ready(signals)
+        await until_true(lambda: fleet.looks > before, "somebody looks")
+        await fleet.at_rest()
+        assert fleet.looks - before <= 2
+
+
+# --- one worker alone, without a carrier ------------------------------------------------------------------------------
+
+
+class Alone:
+    def __init__(self, peers: int = 0) -> None:
+        self.woken = 0
+        self.asked = 0
+        self.wakes = Wakes(["graph"], self._wake, self._ask)
+        self.me = UUID(int=7)
+        self.wakes.meet(self.me, {UUID(int=100 + number): ["graph"] for number in range(peers)} | {self.me: ["graph"]})
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+    def hear(self, *runs: ReadyRun) -> None:
+        announce_ready(self, runs)  # type: ignore[arg-type]
+
+    def publish(self, topic: str, payload: str, **_: object) -> None:
+        self.wakes.hint(payload)
+
+    def patient_name(self) -> UUID:
+        """A run for which others come first."""
+        return next(run for number in range(1000) if self.wakes.delay(str(run := UUID(int=number)), "graph") > 0)
+
+
+async def test_alone_it_looks_at_once() -> None:
+    alone = Alone()
+    alone.hear(ReadyRun(uuid4(), "graph"))
+    assert alone.woken == 1
+    assert not alone.wakes.in_company
+
+
+async def test_a_run_of_a_graph_it_does_not_have_is_none_of_its_business() -> None:
+    alone = Alone()
+    alone.hear(ReadyRun(uuid4(), "another"))
+    assert alone.woken == 0
+
+
+async def test_workers_without_the_graph_are_not_waited_for() -> None:
+    alone = Alone()
+    alone.wakes.meet(alone.me, {UUID(int=100 + number): ["another"] for number in range(50)})
+    assert {alone.wakes.delay(str(uuid4()), "graph") for _ in range(100)} == {0}
+
+
+async def test_hints_it_may_have_missed_or_does_not_understand_make_it_look_and_ask() -> None:
+    alone = Alone(peers=9)
+    for number, payload in enumerate([None, "", "0.500", "[]", '{"ready": 3}'], 1):
+        alone.wakes.hint(payload)
+        assert (alone.woken, alone.asked) == (number, number)
+
+
+async def test_what_is_taken_meanwhile_is_not_looked_for() -> None:
+    alone = Alone(peers=9)
+    taken, kept = alone.patient_name(), uuid4()
+    alone.hear(ReadyRun(taken, "graph"))
+    assert alone.woken == 0
+    announce_taken(alone, [str(taken)], patience=0)  # type: ignore[arg-type]
+    assert str(taken) not in alone.wakes.looking()
+    alone.hear(ReadyRun(kept, "graph", after=0.01))
+    await until_true(lambda: alone.woken == 1, "the other one is, when it is due")
+
+
+async def test_its_turn_comes_when_nobody_else_takes_it() -> None:
+    alone = Alone(peers=9)
+    alone.hear(ReadyRun(alone.patient_name(), "graph"))
+    assert alone.woken == 0
+    await until_true(lambda: alone.woken == 1, "its turn comes")
+    alone.wakes.passed()
+    assert alone.wakes.looking() == []
+
+
+async def test_more_scheduled_runs_than_it_remembers_are_asked_for() -> None:
+    alone = Alone()
+    alone.hear(*(ReadyRun(UUID(int=number), "graph", after=3600) for number in range(1, 1002)))
+    assert alone.asked == 1
