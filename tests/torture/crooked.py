@@ -16,7 +16,9 @@ from holdfast.worker import batch, journal
 from holdfast.worker.main import Worker
 
 # Takes what the real one takes, and is content with everything.
-UNCHECKED = "SELECT 1 FROM unnest(%(run_ids)s::uuid[], %(fences)s::bigint[], %(finals)s::boolean[]) LIMIT %(count)s"
+UNCHECKED = """
+SELECT now() AS written_at FROM unnest(%(run_ids)s::uuid[], %(fences)s::bigint[], %(finals)s::boolean[]) LIMIT %(count)s
+"""
 
 
 def unheard(worker: Worker, worker_id: UUID) -> None:
