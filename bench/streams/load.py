@@ -25,7 +25,7 @@ from holdfast.cli.lifeline import watch_supervisor
 
 # Connections being opened at any moment.
 OPENING = 100
-HEARTBEAT = b": heartbeat\r\n\r\n"
+HEARTBEAT = b": heartbeat\r\n"
 FRAME = re.compile(rb"event: (\S+)\r\ndata: (.*?)\r\nid: (\d+)\r\n\r\n", re.DOTALL)
 
 
