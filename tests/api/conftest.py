@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from holdfast.api.main import serve
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
 from tests.conformance.server import own_database
 from tests.support.intruder import Intruder, intrusion
 from tests.support.servers import free_port
+from tests.support.serving import answering
 from tests.support.smoke import EXAMPLES, working
 
 
@@ -28,20 +27,8 @@ def settings(database_url: str) -> Settings:
 @pytest.fixture
 async def web(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server that has no worker: runs stay queued."""
-    stop = asyncio.Event()
-    task = asyncio.create_task(serve(settings, GraphCatalog.load(load_config(EXAMPLES)), stop))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    await client.get("/ok")
-                    break
-                except httpx.TransportError:
-                    assert not task.done(), task.exception()
-                    await asyncio.sleep(0.02)
+    async with answering(settings, GraphCatalog.load(load_config(EXAMPLES))) as client:
         yield client
-        stop.set()
-    await task
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 import websockets
 from starlette.requests import Request
 
-from holdfast.api.main import serve
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
 from holdfast.errors import ConfigError, Denied
@@ -25,6 +24,7 @@ from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.loading import load_object
 from holdfast.settings import Settings
 from tests.support import waiting
+from tests.support.serving import answering
 from tests.support.smoke import working
 
 PROJECT = Path(__file__).parents[1] / "support" / "auth_project" / "langgraph.json"
@@ -32,24 +32,8 @@ PROJECT = Path(__file__).parents[1] / "support" / "auth_project" / "langgraph.js
 
 @asynccontextmanager
 async def serving(settings: Settings, project: ProjectConfig) -> AsyncIterator[str]:
-    stop = asyncio.Event()
-    url = f"http://127.0.0.1:{settings.port}"
-    task = asyncio.create_task(serve(settings, GraphCatalog.load(project), stop))
-    async with httpx.AsyncClient(base_url=url) as client:
-
-        async def ready() -> bool:
-            try:
-                return (await client.get("/ok")).is_success
-            except httpx.TransportError:
-                assert not task.done(), task.exception()
-                return False
-
-        await waiting.until(ready, "the server answers")
-    try:
-        yield url
-    finally:
-        stop.set()
-        await task
+    async with answering(settings, GraphCatalog.load(project)) as client:
+        yield str(client.base_url)
 
 
 @pytest.fixture

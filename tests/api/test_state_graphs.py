@@ -15,13 +15,11 @@ from langgraph.types import interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from holdfast.api.main import serve
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
-from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
+from tests.support.serving import serving
 from tests.support.threads import history, made, ran, state_of
-from tests.support.waiting import until
 
 
 class Notes(TypedDict, total=False):
@@ -74,24 +72,8 @@ def special_graphs() -> GraphCatalog:
 @pytest.fixture
 async def special(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server and a worker with those graphs."""
-    stop, catalog = asyncio.Event(), special_graphs()
-    worker = Worker(settings, catalog)
-    serving, working = asyncio.create_task(serve(settings, catalog, stop)), asyncio.create_task(worker.run())
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-
-        async def answers() -> bool:
-            assert not serving.done(), serving.exception()
-            try:
-                return (await client.get("/ok")).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        await until(answers, "the server answers")
+    async with serving(settings, special_graphs()) as client:
         yield client
-    stop.set()
-    worker.stop()
-    await serving
-    await working
 
 
 async def test_the_state_of_a_subgraph(special: httpx.AsyncClient) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from holdfast.api.main import serve
 from holdfast.settings import Settings, load_settings
 from tests.support.catalogs import catalog_of
 from tests.support.servers import free_port
+from tests.support.serving import answering
 
 
 @pytest.fixture
@@ -21,17 +20,5 @@ def settings(database_url: str) -> Settings:
 
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    stop = asyncio.Event()
-    serving = asyncio.create_task(serve(settings, catalog_of(), stop))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    await client.get("/ok")
-                    break
-                except httpx.TransportError:
-                    assert not serving.done(), serving.exception()
-                    await asyncio.sleep(0.02)
+    async with answering(settings, catalog_of()) as client:
         yield client
-        stop.set()
-    await serving

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,11 +11,11 @@ from typing import Any
 import httpx
 import psycopg
 
-from holdfast.api.main import serve
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
 from tests.support.servers import free_port
+from tests.support.serving import answering
 
 PROJECT = Path(__file__).parent / "fuzzed_project" / "langgraph.json"
 TABLES = (
@@ -109,25 +108,10 @@ class Intruder:
 async def intrusion(database_url: str, **settings: Any) -> AsyncIterator[Intruder]:
     """A server without a worker, for the length of the block."""
     configured = load_settings({}, database_url=database_url, port=free_port(), stream_heartbeat=0.2, **settings)
-    stop = asyncio.Event()
-    task = asyncio.create_task(serve(configured, GraphCatalog.load(load_config(PROJECT)), stop))
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{configured.port}", timeout=60) as client:
-            async with asyncio.timeout(30):
-                while True:
-                    try:
-                        await client.get("/ok")
-                        break
-                    except httpx.TransportError:
-                        if task.done():
-                            await task
-                        await asyncio.sleep(0.02)
-            intruder = Intruder(client, database_url)
-            await intruder.settle()
-            yield intruder
-    finally:
-        stop.set()
-        await task
+    async with answering(configured, GraphCatalog.load(load_config(PROJECT))) as client:
+        intruder = Intruder(client, database_url)
+        await intruder.settle()
+        yield intruder
 
 
 def operations(document: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

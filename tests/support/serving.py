@@ -1,4 +1,4 @@
-"""A web process's server and a worker in the test's own process, with graphs that the test has built."""
+"""A web process's server in the test's own process, with or without a worker."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from tests.support.live_worker import running_worker
 
+PATIENCE = 30.0
+
 
 @asynccontextmanager
-async def serving(settings: Settings, catalog: GraphCatalog) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server with a worker, for the length of the block."""
+async def answering(settings: Settings, catalog: GraphCatalog) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that has no worker, for the length of the block. Raises what keeps the server from
+    starting."""
     stop = asyncio.Event()
     task = asyncio.create_task(serve(settings, catalog, stop))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-            async with asyncio.timeout(20):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=60) as client:
+            async with asyncio.timeout(PATIENCE):
                 while True:
                     try:
                         await client.get("/ok")
                         break
                     except httpx.TransportError:
-                        assert not task.done(), task.exception()
+                        if task.done():
+                            await task
                         await asyncio.sleep(0.02)
-            async with running_worker(settings, catalog):
-                yield client
+            yield client
     finally:
         stop.set()
         await task
+
+
+@asynccontextmanager
+async def serving(settings: Settings, catalog: GraphCatalog) -> AsyncIterator[httpx.AsyncClient]:
+    """The same with a worker."""
+    async with answering(settings, catalog) as client, running_worker(settings, catalog):
+        yield client

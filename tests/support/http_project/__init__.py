@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ import httpx
 
 from holdfast.api.app import Application
 from holdfast.api.context import WebContext
-from holdfast.api.main import serve
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
@@ -23,6 +21,8 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hub import Hub
 from holdfast.worker.main import Worker
+from tests.support.live_worker import running_worker
+from tests.support.serving import answering
 
 PROJECT = Path(__file__).parent / "langgraph.json"
 APP = "./webapp.py:app"
@@ -58,31 +58,11 @@ async def calling(
 @asynccontextmanager
 async def serving(settings: Settings, config: ProjectConfig) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server of the project, for the length of the block."""
-    stop = asyncio.Event()
-    task = asyncio.create_task(serve(settings, GraphCatalog.load(config), stop))
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", timeout=30) as client:
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        await client.get("/ok")
-                        break
-                    except httpx.TransportError:
-                        if task.done():
-                            await task
-                        await asyncio.sleep(0.02)
-            yield client
-    finally:
-        stop.set()
-        await task
+    async with answering(settings, GraphCatalog.load(config)) as client:
+        yield client
 
 
 @asynccontextmanager
 async def working(settings: Settings, config: ProjectConfig) -> AsyncIterator[Worker]:
-    worker = Worker(settings, GraphCatalog.load(config))
-    task = asyncio.create_task(worker.run())
-    try:
+    async with running_worker(settings, GraphCatalog.load(config)) as worker:
         yield worker
-    finally:
-        worker.stop()
-        await task

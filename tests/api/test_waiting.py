@@ -1,0 +1,33 @@
+"""`wait` and `join` when the database goes away at the last moment, after the headers have been sent."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import httpx
+import psycopg
+import pytest
+
+from holdfast.api import streaming
+from holdfast.api.context import WebContext
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+async def test_a_result_that_cannot_be_read_yet_is_waited_for(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = streaming.result, 2
+
+    async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise psycopg.OperationalError("terminating connection due to administrator command")
+        return await read(web, thread_id, run_id)
+
+    monkeypatch.setattr(streaming, "result", result)
+    answer = await client.post("/runs/wait", json={"assistant_id": "echo", "input": HELLO})
+    assert answer.status_code == 200
+    assert answer.json()["messages"][-1]["content"]
+    assert failures == 0
