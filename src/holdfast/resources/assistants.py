@@ -20,6 +20,7 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.searching import count_rows, search_rows
 
 SortBy = Literal["assistant_id", "created_at", "updated_at", "name", "graph_id"]
 
@@ -248,15 +249,13 @@ async def search_assistants(
     offset: int,
 ) -> list[DictRow]:
     """Assistants whose metadata contains `metadata` and whose name contains `name`, in any case."""
-    where, parameters = filters.where()
-    statement = SEARCH.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
-    return await (await connection.execute(statement, {**parameters, "limit": limit, "offset": offset})).fetchall()
+    return await search_rows(
+        connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, limit=limit, offset=offset
+    )
 
 
 async def count_assistants(connection: AsyncConnection[DictRow], filters: Filters) -> int:
-    where, parameters = filters.where()
-    row = await _one(connection, COUNT.format(where=where), parameters)
-    return 0 if row is None else int(row["found"])
+    return await count_rows(connection, COUNT, filters)
 
 
 async def change_assistant(connection: AsyncConnection[DictRow], identity: UUID, changes: Mapping[str, Any]) -> DictRow:

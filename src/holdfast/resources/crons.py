@@ -25,6 +25,7 @@ from holdfast.errors import NotFound, RequestError
 from holdfast.resources.assistants import get_assistant, inherit
 from holdfast.resources.runs import RESERVED_METADATA
 from holdfast.resources.schedules import Schedule
+from holdfast.resources.searching import count_rows, search_rows
 from holdfast.streams.serialize import to_json
 
 SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
@@ -234,15 +235,13 @@ async def search_crons(
     limit: int,
     offset: int,
 ) -> list[DictRow]:
-    where, parameters = filters.where()
-    statement = SEARCH.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
-    return await (await connection.execute(statement, {**parameters, "limit": limit, "offset": offset})).fetchall()
+    return await search_rows(
+        connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, limit=limit, offset=offset
+    )
 
 
 async def count_crons(connection: AsyncConnection[DictRow], filters: Filters) -> int:
-    where, parameters = filters.where()
-    row = await _one(connection, COUNT.format(where=where), parameters)
-    return 0 if row is None else int(row["found"])
+    return await count_rows(connection, COUNT, filters)
 
 
 async def upcoming_crons(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:

@@ -1,0 +1,40 @@
+"""Searching and counting rows by filters: the same for every resource that has them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+
+class Filters(Protocol):
+    """What a row must be like to be found."""
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """A condition, and its parameters."""
+        ...
+
+
+async def search_rows(
+    connection: AsyncConnection[DictRow],
+    statement: str,
+    filters: Filters,
+    *,
+    sort_by: str,
+    ascending: bool,
+    limit: int,
+    offset: int,
+) -> list[DictRow]:
+    """Rows by a statement with places for `where`, `sort_by` and `order`. `sort_by` is our own word, no client's."""
+    where, parameters = filters.where()
+    filled = statement.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
+    cursor = await connection.execute(filled.encode(), {**parameters, "limit": limit, "offset": offset})
+    return await cursor.fetchall()
+
+
+async def count_rows(connection: AsyncConnection[DictRow], statement: str, filters: Filters) -> int:
+    """How many rows `found` by a statement with a place for `where`."""
+    where, parameters = filters.where()
+    row = await (await connection.execute(statement.format(where=where).encode(), parameters)).fetchone()
+    return 0 if row is None else int(row["found"])
