@@ -26,7 +26,6 @@ async def test_a_worker_ends_with_its_journal(
     monkeypatch.setattr(worker.journal, "_write", broken)
     running = asyncio.create_task(worker.run())
     await post(database, "steps", {"seconds": 0})
-    with pytest.raises(ExceptionGroup) as ended:
+    with pytest.raises(RuntimeError, match="a defect in the journal"):
         async with asyncio.timeout(30):
             await running
-    assert ended.group_contains(RuntimeError, match="a defect in the journal")

@@ -39,7 +39,7 @@ from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import cancel_all
+from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.rates import Rate
 from holdfast.upkeep.leader import Upkeep
@@ -103,35 +103,41 @@ class Worker:
         self.signals.listen("cancel", self._cancel_hint)
         watchdog = LoopWatchdog(self._settings.blocked_loop)
         journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
+        work = {
+            "signals": self.signals.run(),
+            "lease": self._watch_lease(),
+            "stats": self._report(),
+            "journal_watch": _outlive(journal),
+            "serving": self._serve(journal),
+        }
+        if self._upkeep is not None:
+            work["upkeep"] = self._upkeep.run()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(self.signals.run(), name="signals"),
-                    tasks.create_task(self._watch_lease(), name="lease"),
-                    tasks.create_task(self._report(), name="stats"),
-                    tasks.create_task(_outlive(journal), name="journal watch"),
-                ]
-                if self._upkeep is not None:
-                    background.append(tasks.create_task(self._upkeep.run(), name="upkeep"))
-                self._heartbeat.start()
-                watchdog.start()
-                if health is not None:
-                    health.start()
-                claiming = tasks.create_task(self._claim_loop(), name="claim")
-                await self._stopping.wait()
-                await self._drain(claiming)
-                self.journal.close()
-                await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
-                await self._heartbeat.resign(CLEANUP_TIMEOUT)
-                await cancel_all(background)
+            self._heartbeat.start()
+            watchdog.start()
+            if health is not None:
+                health.start()
+            await run_together(**work)
         finally:
             watchdog.stop()
             if health is not None:
                 health.close()
-            journal.cancel()
-            await asyncio.wait({journal})
+            await cancel_all([journal])
             await store.close()
             await self.database.close()
+
+    async def _serve(self, journal: asyncio.Task[None]) -> None:
+        """Claim until told to stop, then leave in good order."""
+        await run_together(claim=self._claim_loop(), stop=self._told_to_stop())
+        await self._drain()
+        self.journal.close()
+        await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
+        await self._heartbeat.resign(CLEANUP_TIMEOUT)
+
+    async def _told_to_stop(self) -> None:
+        await self._stopping.wait()
+        self._draining = True
+        self._heartbeat.drain()
 
     async def _open_store(self) -> PooledStore:
         try:
@@ -143,10 +149,7 @@ class Worker:
         self.executor.store = store
         return store
 
-    async def _drain(self, claiming: asyncio.Task[None]) -> None:
-        self._draining = True
-        self._heartbeat.drain()
-        await cancel_all([claiming])
+    async def _drain(self) -> None:
         if self._tasks:
             log.info("worker.draining", runs=len(self._tasks), grace=self._settings.drain_timeout)
             await asyncio.wait(self._tasks, timeout=self._settings.drain_timeout)
@@ -391,6 +394,7 @@ async def _outlive(journal: asyncio.Task[None]) -> None:
     await asyncio.wait({journal})
     if not journal.cancelled() and (error := journal.exception()) is not None:
         raise error
+    await asyncio.Event().wait()  # Closed in good order: the worker is leaving, and ends when it has left.
 
 
 async def _main(settings: Settings, catalog: GraphCatalog) -> None:
