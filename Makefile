@@ -56,7 +56,7 @@ format: $(DEV_STAMP) ## put the code into the house format
 	$(BIN)/ruff format .
 
 docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
-	$(BIN)/python -m holdfast.settings_reference > docs/configuration.md
+	$(BIN)/python -m holdfast.settings.reference > docs/configuration.md
 
 torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
 	$(BIN)/python -m tests.torture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.settings_reference import reference
+from holdfast.settings.reference import reference
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
-from holdfast.settings import Settings, usable_prefix
+from holdfast.settings import Settings
+from holdfast.settings.web import usable_prefix
 
 SWITCHES = ("assistants", "threads", "runs", "store", "meta", "mcp", "a2a", "ui", "webhooks", "event_streaming")
 MiddlewareOrder = Literal["middleware_first", "auth_first"]

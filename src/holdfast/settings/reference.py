@@ -1,13 +1,15 @@
-"""Prints docs/configuration.md from the settings themselves: `python -m holdfast.settings_reference`."""
+"""Prints docs/configuration.md from the settings themselves: `python -m holdfast.settings.reference`."""
 
 from __future__ import annotations
 
+import sys
 from typing import get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
-from holdfast.settings import Settings, environment_names
+from holdfast.settings import SECTIONS, environment_names
+from holdfast.settings.fields import Section
 
 INTRODUCTION = """# Configuration
 
@@ -40,10 +42,15 @@ def _row(field: FieldInfo) -> str:
     return f"| {names} | {default} | {_range(field)} | {field.description} |"
 
 
+def _section(section: type[Section]) -> str:
+    module = sys.modules[section.__module__]
+    rows = "\n".join(_row(field) for field in section.model_fields.values())
+    return f"## {module.__doc__}\n\n| Variable | Default | Range | Meaning |\n| --- | --- | --- | --- |\n{rows}\n"
+
+
 def reference() -> str:
     """The whole page."""
-    rows = "\n".join(_row(field) for field in Settings.model_fields.values())
-    return f"{INTRODUCTION}\n| Variable | Default | Range | Meaning |\n| --- | --- | --- | --- |\n{rows}\n"
+    return "\n".join([INTRODUCTION, *(_section(section) for section in SECTIONS)])
 
 
 if __name__ == "__main__":

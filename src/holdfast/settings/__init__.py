@@ -1,0 +1,122 @@
+"""One frozen object with every setting, built once at the edge and passed in.
+
+Nothing else in Holdfast reads the environment. Each field states its unit, its default and what
+goes wrong when it is mis-set; docs/configuration.md is generated from them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import AliasChoices, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from holdfast.errors import SettingsError
+from holdfast.settings.database import DatabaseSettings
+from holdfast.settings.fields import Section
+from holdfast.settings.retention import RetentionSettings
+from holdfast.settings.telemetry import TelemetrySettings
+from holdfast.settings.web import WebSettings
+from holdfast.settings.webhooks import WebhookSettings
+from holdfast.settings.worker import WorkerSettings
+
+# As they are documented.
+SECTIONS: tuple[type[Section], ...] = (
+    DatabaseSettings,
+    WebSettings,
+    WorkerSettings,
+    RetentionSettings,
+    WebhookSettings,
+    TelemetrySettings,
+)
+
+
+class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings, WebhookSettings, TelemetrySettings):
+    """Every setting of every section."""
+
+    @field_validator(
+        "database_url",
+        "direct_database_url",
+        "redis_url",
+        "signal_ping",
+        "mount_prefix",
+        "cors_allow_origins",
+        "webhook_secrets",
+        mode="before",
+    )
+    @classmethod
+    def _empty_is_unset(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.heartbeat * 3 > self.lease:
+            raise ValueError(
+                f"HEARTBEAT_INTERVAL_SECONDS={self.heartbeat:g}: must be at most a third of "
+                f"LEASE_DURATION_SECONDS={self.lease:g}, so that two missed renewals do not cost the lease"
+            )
+        if self.pool_min > self.pool_max:
+            raise ValueError(f"DATABASE_POOL_MIN={self.pool_min}: must be at most DATABASE_POOL_MAX={self.pool_max}")
+        if self.retry_base > self.retry_cap:
+            raise ValueError(
+                f"RETRY_BASE_SECONDS={self.retry_base:g}: must be at most RETRY_CAP_SECONDS={self.retry_cap:g}"
+            )
+        return self
+
+
+def environment_names(field: FieldInfo) -> list[str]:
+    """The environment variables a field answers to, preferred first."""
+    alias = field.validation_alias
+    assert isinstance(alias, AliasChoices)
+    return [str(choice) for choice in alias.choices]
+
+
+def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Build the settings from the environment and the command line's flags (`overrides`, None means not given).
+
+    Raises SettingsError naming every field that is out of range, its value and the rule.
+    """
+    env = {key.upper(): value for key, value in (os.environ if environ is None else environ).items()}
+    given: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    for name, field in Settings.model_fields.items():
+        for variable in environment_names(field):
+            if variable in env:
+                given[name] = env[variable]
+                source[name] = variable
+                break
+    for name, value in overrides.items():
+        if value is not None:
+            given[name] = value
+            source[name] = f"--{name.replace('_', '-')}"
+    try:
+        return _Explicit(**given)
+    except ValidationError as error:
+        raise SettingsError(_explain(error, source)) from None
+
+
+class _Explicit(Settings):
+    """Settings that look only at what they are given: `load_settings` has read the environment already."""
+
+    @classmethod
+    def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        return (init_settings,)
+
+
+def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if not problem["loc"]:
+            lines.append(rule)
+            continue
+        name = str(problem["loc"][0])
+        field = next(
+            (key for key, info in Settings.model_fields.items() if name == key or name in environment_names(info)), name
+        )
+        told = field not in Settings.model_fields or Settings.model_fields[field].repr
+        shown = problem["input"] if told else "(secret)"
+        lines.append(f"{source.get(field, field)}={shown}: {rule}")
+    return "\n".join(lines)

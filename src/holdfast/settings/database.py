@@ -1,0 +1,87 @@
+"""Postgres, and Redis beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from holdfast.settings.fields import Seconds, Section, names, only_ours
+
+
+class DatabaseSettings(Section):
+    database_url: str | None = Field(
+        None,
+        validation_alias=names("DATABASE_URL", "DATABASE_URI", "POSTGRES_URI"),
+        description="Postgres 14 to 18, as a URL or key=value string. Unset: `dev` and `serve` start a private "
+        "Postgres in the data directory.",
+    )
+    direct_database_url: str | None = Field(
+        None,
+        validation_alias=names("DIRECT_DATABASE_URL"),
+        description="A connection past PgBouncer, for what needs a session (LISTEN, the heartbeat, leadership). "
+        "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is "
+        "noticed only when its lease expires.",
+    )
+    pgbouncer: bool = Field(
+        False,
+        validation_alias=only_ours("PGBOUNCER"),
+        description="DATABASE_URL leads through PgBouncer in transaction mode: nothing is prepared, no session "
+        "state outside a transaction. Costs some speed.",
+    )
+    db_schema: str = Field(
+        "holdfast",
+        validation_alias=names("DATABASE_SCHEMA"),
+        description="The Postgres schema all tables live in, LangGraph's checkpoint tables included. Name the "
+        "schema of existing checkpoint tables (usually `public`) to keep using them.",
+    )
+    pool_min: int = Field(
+        1,
+        ge=0,
+        le=1000,
+        validation_alias=names("DATABASE_POOL_MIN"),
+        description="Connections a process keeps open in its pool.",
+    )
+    pool_max: int = Field(
+        10,
+        ge=1,
+        le=1000,
+        validation_alias=names("DATABASE_POOL_MAX"),
+        description="Connections a process may open in its pool; besides these a worker holds four of its own "
+        "(journal, heartbeat, signals, leadership) and a web process two. Too many for the server's "
+        "max_connections and processes fail to start.",
+    )
+    database_timeout: Seconds = Field(
+        10.0,
+        le=300,
+        validation_alias=names("DATABASE_TIMEOUT"),
+        description="Seconds to wait for a connection, or for a statement's answer from a silent server, before the "
+        "call counts as failed.",
+    )
+    data_dir: Path = Field(
+        Path(".holdfast"),
+        validation_alias=only_ours("DATA_DIR"),
+        description="Where the embedded Postgres keeps its data and its log.",
+    )
+    redis_url: str | None = Field(
+        None,
+        validation_alias=names("REDIS_URL", "REDIS_URI"),
+        description="Redis 6 or later for signals: redis://host:6379/0, rediss:// for TLS, unix:///path, "
+        "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379. Unset: signals "
+        "travel over Postgres. Nothing is stored in it; while it is away processes poll.",
+    )
+
+    @field_validator("db_schema")
+    @classmethod
+    def _plain_schema(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) or value.startswith("pg_"):
+            raise ValueError("must be lower-case letters, digits and underscores, at most 63, not starting with pg_")
+        return value
+
+    @property
+    def session_url(self) -> str | None:
+        """Where a connection that needs a session of its own goes; None when PgBouncer leaves no way."""
+        if self.pgbouncer and self.direct_database_url is None:
+            return None
+        return self.direct_database_url or self.database_url

@@ -1,0 +1,86 @@
+"""The web process: where it listens and what it accepts."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, field_validator
+
+from holdfast.settings.fields import Seconds, Section, names, only_ours
+
+
+def usable_prefix(value: str) -> str:
+    """A prefix of paths as it is used: without a slash at its end, so empty for `/`. Raises ValueError."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", value):
+        raise ValueError('must look like "/api": segments of letters, digits and ._~-, each after a slash')
+    return value.rstrip("/")
+
+
+class WebSettings(Section):
+    studio_auth: bool = Field(
+        False,
+        validation_alias=only_ours("STUDIO_AUTH"),
+        description="With custom auth: let requests with the header `x-auth-scheme: langsmith` in as a Studio user, "
+        "without asking the project's authenticator. `holdfast dev` switches it on; `auth.disable_studio_auth` in "
+        "langgraph.json switches it off for good. Not for servers that others can reach.",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        validation_alias=only_ours("HOST"),
+        description="The address the web process listens on. 0.0.0.0 lets everybody who reaches this machine in.",
+    )
+    port: int = Field(
+        8123, ge=0, le=65535, validation_alias=names("PORT"), description="The port the web process listens on."
+    )
+    stream_heartbeat: Seconds = Field(
+        5.0,
+        le=15,
+        validation_alias=names("STREAM_HEARTBEAT_SECONDS"),
+        description="Seconds between the comments that keep an idle stream open. Clients time out on streams that "
+        "stay silent for about three of these.",
+    )
+    stream_stall: Seconds = Field(
+        60.0,
+        ge=1,
+        le=3600,
+        validation_alias=names("STREAM_STALL_SECONDS"),
+        description="Seconds a client may take nothing of what it is sent before its connection is closed; it can "
+        "resume where it was. Needs Linux. Shorter frees the memory of dead clients sooner, and drops those on a bad "
+        "network.",
+    )
+    max_body_bytes: int = Field(
+        20 * 1024 * 1024,
+        ge=1024,
+        le=1024**3,
+        validation_alias=names("MAX_BODY_BYTES"),
+        description="The largest request body in bytes; a larger one is answered 413.",
+    )
+    mount_prefix: str | None = Field(
+        None,
+        validation_alias=names("MOUNT_PREFIX"),
+        description="A path that all routes are under, such as `/api`; `/ok` answers without it too. Comes before "
+        "`http.mount_prefix` of langgraph.json. Clients name it in their URL.",
+    )
+    cors_allow_origins: str | None = Field(
+        None,
+        validation_alias=names("CORS_ALLOW_ORIGINS"),
+        description="Origins whose pages may call the server, separated by commas; `*` is all. Comes before "
+        "`http.cors.allow_origins` of langgraph.json; when neither is set, all may.",
+    )
+    event_streaming: bool = Field(
+        True,
+        validation_alias=names("FF_V2_EVENT_STREAMING"),
+        description="Whether the routes of the thread-centric protocol are there; off is the same as "
+        "`http.disable_event_streaming` in langgraph.json.",
+    )
+    crons: bool = Field(
+        True,
+        validation_alias=names("FF_CRONS_ENABLED"),
+        description="Whether there are crons: off, their routes are gone and none fires. Say so to every process, or "
+        "another one fires them.",
+    )
+
+    @field_validator("mount_prefix")
+    @classmethod
+    def _usable_prefix(cls, value: str | None) -> str | None:
+        return None if value is None else usable_prefix(value)

@@ -1,0 +1,62 @@
+"""Webhooks: signing, sending, and where they may lead."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from holdfast.settings.fields import Seconds, Section, names
+from holdfast.settings.signing_secrets import split_secrets, usable_secrets
+
+
+class WebhookSettings(Section):
+    webhook_secrets: str | None = Field(
+        None,
+        repr=False,
+        validation_alias=names("WEBHOOK_SECRETS"),
+        description="Secrets that webhooks are signed with (Standard Webhooks), separated by commas: `whsec_` and 24 "
+        "to 64 bytes in base64. Each signs, so that receivers can change from one to the next. Unset: not signed.",
+    )
+    webhook_allow_private: bool = Field(
+        False,
+        validation_alias=names("WEBHOOK_ALLOW_PRIVATE"),
+        description="Whether webhooks may lead to addresses that are not public. For development: elsewhere it lets "
+        "everybody who may create a run call what is behind the firewall.",
+    )
+    webhook_timeout: Seconds = Field(
+        10.0,
+        ge=0.1,
+        le=120,
+        validation_alias=names("WEBHOOK_TIMEOUT_SECONDS"),
+        description="Seconds a webhook's receiver has to answer, redirects included. A delivery whose sender is gone "
+        "is sent again this long, and 5 seconds more, after it was begun.",
+    )
+    webhook_retry_base: Seconds = Field(
+        5.0,
+        ge=0.01,
+        le=3600,
+        validation_alias=names("WEBHOOK_RETRY_BASE_SECONDS"),
+        description="Seconds before the first retry of a webhook. The pauses after it are 6, 24, 120, 720 and 2160 "
+        "times that, the last again and again; with jitter.",
+    )
+    webhook_retry_for: Seconds = Field(
+        86_400.0,
+        ge=1,
+        le=2_592_000,
+        validation_alias=names("WEBHOOK_RETRY_FOR_SECONDS"),
+        description="Seconds after which a webhook that nobody has taken is given up.",
+    )
+    webhook_ttl: Seconds = Field(
+        604_800.0,
+        ge=60,
+        validation_alias=names("WEBHOOK_TTL_SECONDS"),
+        description="Seconds a webhook that was delivered or given up can be seen and sent again.",
+    )
+
+    @field_validator("webhook_secrets")
+    @classmethod
+    def _usable_secrets(cls, value: str | None) -> str | None:
+        return usable_secrets(value)
+
+    @property
+    def signing_secrets(self) -> list[str]:
+        return split_secrets(self.webhook_secrets)

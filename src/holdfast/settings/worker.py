@@ -1,0 +1,147 @@
+"""The worker: how much it does at once, its lease, retries and limits."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from holdfast.settings.fields import Seconds, Section, names, only_ours
+
+
+class WorkerSettings(Section):
+    jobs: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        validation_alias=names("N_JOBS_PER_WORKER"),
+        description="Runs a worker process executes at once. Higher suits graphs that wait for models, lower those "
+        "that compute.",
+    )
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        validation_alias=only_ours("HEALTH_PORT"),
+        description="Where a worker answers /live, /ready and /metrics. Unset: nowhere. 0: any free port, which it "
+        "logs. Workers on one machine need different ones.",
+    )
+    health_host: str = Field(
+        "127.0.0.1",
+        validation_alias=only_ours("HEALTH_HOST"),
+        description="The address for HOLDFAST_HEALTH_PORT. In a container: 0.0.0.0.",
+    )
+    run_timeout: Seconds = Field(
+        86_400.0,
+        le=31_536_000,
+        validation_alias=names("BG_JOB_TIMEOUT_SECS"),
+        description="Seconds a run may take from its first start, take-overs and retries included, before it ends "
+        "as `timeout`.",
+    )
+    max_retries: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        validation_alias=names("BG_JOB_MAX_RETRIES"),
+        description="How often a run that failed with a transient error is tried again before it ends as `error`.",
+    )
+    retry_base: Seconds = Field(
+        1.0,
+        le=3600,
+        validation_alias=names("RETRY_BASE_SECONDS"),
+        description="Seconds before the first retry; doubles each time, with jitter.",
+    )
+    retry_cap: Seconds = Field(
+        60.0,
+        le=86_400,
+        validation_alias=names("RETRY_CAP_SECONDS"),
+        description="The longest pause between two tries, in seconds.",
+    )
+    max_crashes: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        validation_alias=only_ours("MAX_CRASHES"),
+        description="How many workers a run may take down before it is put with the dead letters.",
+    )
+    lease: Seconds = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        validation_alias=names("LEASE_DURATION_SECONDS"),
+        description="Seconds a worker may go without renewing before it counts as lost. Shorter notices a lost "
+        "machine sooner, and takes runs from one that was merely slow.",
+    )
+    heartbeat: Seconds = Field(
+        5.0,
+        ge=0.1,
+        le=1200,
+        validation_alias=names("HEARTBEAT_INTERVAL_SECONDS", "BG_JOB_HEARTBEAT"),
+        description="Seconds between two renewals of a worker's lease; at most a third of the lease.",
+    )
+    session_grace: Seconds = Field(
+        1.6,
+        ge=0.2,
+        le=60,
+        validation_alias=names("SESSION_GRACE_SECONDS"),
+        description="Seconds a worker's heartbeat session may be gone from Postgres before the worker counts as "
+        "lost. Must cover a reconnect.",
+    )
+    reaper_interval: Seconds = Field(
+        1.0,
+        ge=0.1,
+        le=60,
+        validation_alias=names("REAPER_INTERVAL_SECONDS"),
+        description="Seconds between two looks for lost workers.",
+    )
+    poll_interval: Seconds = Field(
+        5.0,
+        ge=0.1,
+        le=60,
+        validation_alias=names("POSTGRES_POLL_INTERVAL_SECONDS"),
+        description="Seconds between the slow polls behind every signal. A lost signal costs at most this much "
+        "latency.",
+    )
+    degraded_poll: Seconds = Field(
+        0.5,
+        ge=0.05,
+        le=60,
+        validation_alias=names("DEGRADED_POLL_SECONDS"),
+        description="Seconds between two polls while signals do not come through. Shorter is closer to live, and costs "
+        "every process a few statements each time.",
+    )
+    signal_ping: Seconds | None = Field(
+        None,
+        ge=0.1,
+        le=300,
+        validation_alias=names("SIGNAL_PING_SECONDS"),
+        description="Seconds between a process's pings to itself, whose missing echo shows that signals do not come "
+        "through. Unset: 15 over Postgres, where each is a statement, and 5 over Redis.",
+    )
+    drain_timeout: float = Field(
+        25.0,
+        ge=0,
+        le=86_400,
+        validation_alias=names("WORKER_DRAIN_TIMEOUT"),
+        description="Seconds a stopping worker lets its runs go on before it hands them back. Keep it below the "
+        "orchestrator's kill delay (30 s under Kubernetes).",
+    )
+    journal_buffer_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=64 * 1024,
+        le=1024**3,
+        validation_alias=names("JOURNAL_BUFFER_BYTES"),
+        description="Bytes one run may have waiting for the database before it has to wait itself.",
+    )
+    max_entry_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=64 * 1024,
+        le=512 * 1024**2,
+        validation_alias=names("MAX_ENTRY_BYTES"),
+        description="The largest single event or checkpoint value in bytes; a run that writes a larger one fails.",
+    )
+    blocked_loop: Seconds = Field(
+        1.0,
+        ge=0.05,
+        le=600,
+        validation_alias=names("BLOCKED_LOOP_SECONDS"),
+        description="Seconds graph code may block the worker's event loop before its stack is logged.",
+    )
