@@ -194,6 +194,13 @@ async def test_streams_pass_through_its_middleware(settings: Settings) -> None:
             assert "event: values" in (await stream.aread()).decode()
 
 
+async def test_nothing_goes_past_a_middleware_that_changes_what_is_sent(settings: Settings) -> None:
+    async with serving(settings, project({"app": "./webapp.py:shouting"})) as web:
+        body = {"assistant_id": "seen", "input": {"ask": False}}
+        async with web.stream("POST", "/runs/stream", json=body) as stream:
+            assert await anext(stream.aiter_text()) == ": HEARTBEAT\r\n"
+
+
 async def test_a_plain_application_needs_no_lifespan(settings: Settings) -> None:
     async with serving(settings, project({"app": "./webapp.py:plain"})) as client:
         assert (await client.get("/home")).text == "plain /home"

@@ -89,6 +89,8 @@ class Application:
         self._app = RequestContextLayer(layers, section)
         self._project = project
         self._spec = section.app
+        self.customised = custom is not None
+        """Whether a project's own layers may change what is sent."""
         # Nobody can know of another whether it has a lifespan.
         self._has_lifespan = custom is None or isinstance(custom, Starlette)
         self.failure: ConfigError | None = None

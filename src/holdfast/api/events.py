@@ -19,7 +19,7 @@ from holdfast.api.commands import CommandFailed, answer
 from holdfast.api.context import Web, WebContext, identify, web_of
 from holdfast.api.edge import JsonRoute, read_json
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
-from holdfast.api.streaming import STREAM_HEADERS, Breakable
+from holdfast.api.streaming import STREAM_HEADERS, EventStream
 from holdfast.errors import BadRequest, RequestError
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
 from holdfast.streams.hub import HubClosed
@@ -72,13 +72,13 @@ async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response
         raise BadRequest(f"The body is not JSON: {error}.") from None
     await web.may_thread(thread_id, "read")
 
-    async def body() -> AsyncIterator[bytes]:
-        async for events in web.hub.thread_events(thread_id, since, tick=web.settings.stream_heartbeat):
+    async def body(tick: float | None) -> AsyncIterator[bytes]:
+        async for events in web.hub.thread_events(thread_id, since, tick=tick):
             framed = b"".join(_frame(thread_id, event, wanted) for event in events)
             if framed or not events:
                 yield framed or HEARTBEAT
 
-    return Breakable(body(), media_type="text/event-stream", headers=STREAM_HEADERS)
+    return EventStream(web, body, STREAM_HEADERS)
 
 
 def _frame(thread_id: UUID, event: LogEvent, wanted: Filter) -> bytes:

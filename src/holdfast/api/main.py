@@ -12,6 +12,7 @@ import uvicorn
 import uvloop
 
 from holdfast.api.app import Application
+from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
@@ -80,6 +81,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     server = _Server(
         uvicorn.Config(
             application,
+            http="httptools" if application.customised else LineProtocol,
             host=settings.host,
             port=settings.port,
             log_config=None,

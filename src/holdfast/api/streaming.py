@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext, suppress
 from urllib.parse import urlencode
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import DictRow
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from holdfast.api.connections import line_of
 from holdfast.api.context import WebContext
 from holdfast.errors import Gone, NotFound
 from holdfast.resources.runs import get_run
@@ -32,6 +33,29 @@ class Breakable(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         with suppress(HubClosed):
             await super().stream_response(send)
+
+
+class EventStream(Breakable):
+    """Server-Sent Events with regular heartbeats. `body` makes the frames, with a heartbeat among them every so many
+    seconds, or (None) without: then they are written to the connection itself, if the server gives a way to it."""
+
+    def __init__(
+        self, web: WebContext, body: Callable[[float | None], AsyncIterator[bytes]], headers: Mapping[str, str]
+    ) -> None:
+        self._web = web
+        self._body = body
+        super().__init__(_nothing(), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = line_of(scope)
+        self.body_iterator = self._body(self._web.settings.stream_heartbeat if line is None else None)
+        with nullcontext() if line is None else self._web.hub.pulse.beating(line.beat):
+            await super().__call__(scope, receive, send)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str, str]:
@@ -59,11 +83,11 @@ def stream_response(
             "Its result is kept: join the run, or read the thread's state."
         )
 
-    async def body() -> AsyncIterator[bytes]:
+    async def body(tick: float | None) -> AsyncIterator[bytes]:
         done = False
         start = max(0, (run["first_seq"] or 1) - 1) if after is None else after
         try:
-            async for events in _events(web, run, start):
+            async for events in _events(web, run, start, tick):
                 yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
             done = True
         except HubClosed:
@@ -79,7 +103,7 @@ def stream_response(
         asked.append(("cancel_on_disconnect", "true"))
     place = f"stream?{urlencode(asked)}" if asked else "stream"
     headers = STREAM_HEADERS | locations(run, place, stateless=stateless)
-    return Breakable(body(), media_type="text/event-stream", headers=headers)
+    return EventStream(web, body, headers)
 
 
 def wait_response(
@@ -91,7 +115,7 @@ def wait_response(
         done = False
         try:
             start = max(0, (run["first_seq"] or 1) - 1)
-            async for events in _events(web, run, start):
+            async for events in _events(web, run, start, web.settings.stream_heartbeat):
                 if not events:
                     yield b"\n"
             done = True
@@ -119,11 +143,11 @@ def wait_response(
     return Breakable(body(), media_type="application/json", headers=headers)
 
 
-def _events(web: WebContext, run: DictRow, after: int) -> AsyncIterator[list[LogEvent]]:
+def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> AsyncIterator[list[LogEvent]]:
     """A run's events, and an empty list when it is time to say that we are still there. Whether the run has ended is
     asked of its row, as well: one that ended long ago, and left nothing in the log, tells nobody."""
     over = run["status"] not in ("pending", "running")
-    return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=web.settings.stream_heartbeat, over=over)
+    return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, over=over)
 
 
 async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:

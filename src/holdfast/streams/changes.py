@@ -51,13 +51,13 @@ class Change:
         self._happened = True
         _wake(self._waiters)
 
-    async def wait(self, alarms: Alarms | None = None, until: float = 0.0) -> None:
+    async def wait(self, alarms: Alarms | None = None, until: float | None = None) -> None:
         """Until it has happened, or, with `alarms`, until about that time of the loop's clock."""
         if self._happened:
             return
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
-        due = None if alarms is None else alarms.add(until, waiter)
+        due = None if alarms is None or until is None else alarms.add(until, waiter)
         try:
             await waiter
         finally:

@@ -22,6 +22,7 @@ from holdfast.signals import Signals
 from holdfast.streams.changes import Alarms, Change
 from holdfast.streams.hints import EventHint, Touched, understand
 from holdfast.streams.log import LogEvent, ended_runs, heads, read_after
+from holdfast.streams.pulse import Pulse
 from holdfast.telemetry.backoff import Backoff
 
 log = structlog.get_logger(__name__)
@@ -127,6 +128,7 @@ class Hub:
         self._signals = signals
         self._look = asyncio.Event()
         self._alarms = Alarms()
+        self.pulse = Pulse(database.settings.stream_heartbeat)
         signals.listen("events", self._hint)
 
     @property
@@ -156,12 +158,13 @@ class Hub:
                 self._signals.unfollow(thread_id)
 
     async def thread_events(
-        self, thread_id: UUID, after: int, *, tick: float, touches: bool = False
+        self, thread_id: UUID, after: int, *, tick: float | None, touches: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
         """A thread's events after a cursor, as they become visible, run after run; never ends by itself.
 
-        Yields an empty list about every `tick` seconds, regularly, also while events flow. Survives an outage of the
-        database. Raises HubClosed when the process is going away: the watcher goes on elsewhere, from its cursor.
+        Yields an empty list about every `tick` seconds, regularly, also while events flow; None: not at all. Survives
+        an outage of the database. Raises HubClosed when the process is going away: the watcher goes on elsewhere, from
+        its cursor.
 
         With `touches`, an empty list also comes when the thread was changed or deleted otherwise since it is being
         watched: look for yourself.
@@ -171,7 +174,7 @@ class Hub:
                 yield events
 
     async def run_events(
-        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float, over: bool = False
+        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float | None, over: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
         """The same for one run, up to and including its `end`. A run that ends without a word in the log (cancelled
         before it started, deleted) ends the iteration. `over`: it is known to have ended."""
@@ -186,12 +189,12 @@ class Hub:
                     return
 
     async def _follow(
-        self, feed: Feed, after: int, tick: float, over: Callable[[], bool], *, touches: bool = False
+        self, feed: Feed, after: int, tick: float | None, over: Callable[[], bool], *, touches: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
         loop = asyncio.get_running_loop()
         touched = 0
         backoff = Backoff("stream.outage", "stream.recovered")
-        next_tick = loop.time() + tick
+        next_tick = None if tick is None else loop.time() + tick
         while True:
             if self._closing:
                 raise HubClosed
@@ -209,7 +212,7 @@ class Hub:
                 return
             else:
                 await changed.wait(self._alarms, next_tick)
-            if loop.time() >= next_tick:
+            if tick is not None and next_tick is not None and loop.time() >= next_tick:
                 next_tick += tick
                 yield []
             elif touches and feed.touches != touched:

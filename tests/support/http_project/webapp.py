@@ -9,8 +9,10 @@ from typing import Any
 from fastapi import FastAPI, Request, Response, WebSocket
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 happened: list[str] = []
 
@@ -47,6 +49,22 @@ class Wrapping(BaseHTTPMiddleware):
 
 
 app.add_middleware(Wrapping)
+
+
+class Shouting:
+    """Changes every body on its way out, as a compression does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def shout(message: Message) -> None:
+            await send({**message, "body": message["body"].upper()} if message.get("body") else message)
+
+        await self._app(scope, receive, shout if scope["type"] == "http" else send)
+
+
+shouting = Starlette(middleware=[Middleware(Shouting)])
 
 
 @app.exception_handler(Brewing)
