@@ -83,7 +83,7 @@ class PricedModel(BaseChatModel):
                 told = usage_of(0, self.usage["output_tokens"])
             about = {"model_name": self.model_name} if number == 0 else {}
             chunk = ChatGenerationChunk(
-                message=AIMessageChunk(word, usage_metadata=told, response_metadata=about, id="run-1")
+                message=AIMessageChunk(content=word, usage_metadata=told, response_metadata=about, id="run-1")
             )
             if run_manager is not None:
                 run_manager.on_llm_new_token(word, chunk=chunk)
