@@ -155,7 +155,21 @@ async def test_an_assistant_has_one(server: httpx.AsyncClient) -> None:
     assert run["kwargs"]["budget"] == {"max_tokens": 150, "max_steps": 20}
     run, _ = await waited(server, await thread_of(server), 3, assistant_id=assistant["assistant_id"], max_tokens=300)
     assert run["status"] == "success"
+    # Clients that know no such fields have their metadata.
+    run, _ = await waited(
+        server,
+        await thread_of(server),
+        3,
+        assistant_id=assistant["assistant_id"],
+        metadata={"budget": {"max_steps": 1}},
+    )
+    assert run["kwargs"]["budget"] == {"max_tokens": 150, "max_steps": 1}
+    assert "max_steps=1" in run["error"]["message"]
     for budget, status in (({"max_tokens": -1}, 422), ("generous", 200), ({"unknown": 1, "max_steps": None}, 200)):
+        answer = await server.post(
+            "/runs", json={"assistant_id": "spender", "input": {}, "metadata": {"budget": budget}}
+        )
+        assert answer.status_code == status, answer.text
         made = await server.post("/assistants", json={"graph_id": "spender", "metadata": {"budget": budget}})
         answer = await server.post("/runs", json={"assistant_id": made.json()["assistant_id"], "input": {}})
         assert answer.status_code == status, answer.text

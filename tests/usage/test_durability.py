@@ -178,8 +178,8 @@ async def test_what_the_end_could_not_take_with_it_is_counted_all_the_same(
 async def test_a_crash_anywhere_leaves_a_count_that_fits_the_checkpoints(
     settings: Settings, database: Database
 ) -> None:
-    """Each node calls once. After a crash behind any entry: what is checkpointed is counted, and the thread has what its
-    run has. The attempt that follows counts on."""
+    """Each node calls once. After a crash behind any entry: what is checkpointed is counted, and the thread has what
+    its run has. The attempt that follows counts on."""
     lifetime = 0
     while True:
         lifetime += 1

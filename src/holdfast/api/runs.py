@@ -54,7 +54,7 @@ async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None
     temporary = thread_id is None and body.on_completion != "keep"
     given = clean_metadata(body.metadata)
     kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
-    fill_budget(kwargs, assistant, web.settings)
+    fill_budget(kwargs, body.metadata, assistant, web.settings)
     if protocol:
         kwargs["protocol"] = True
     kwargs = forward(inherit(assistant, kwargs))

@@ -3,11 +3,12 @@
 import itertools
 from typing import Any
 
-from graphs import NAMES, State, mark_start, pass_gate
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
+
+from graphs import NAMES, State, mark_start, pass_gate
 
 ANSWER = AIMessage(
     "yes",
