@@ -47,7 +47,7 @@ async def main(url: str) -> None:
     client = get_client(url=url)
     thread_id = (await client.threads.create())["thread_id"]
     given = {"messages": [{"role": "user", "content": "Think."}]}
-    # Over HTTP: `"max_cost_usd": 0.05` in the body. The SDK's methods have no such argument, but metadata says the same.
+    # Over HTTP: `"max_cost_usd": 0.05` in the body. The SDK has no argument for it, but metadata says the same.
     budget = {"max_cost_usd": 0.05, "max_tokens": 12_000}
     await client.runs.wait(thread_id, "thinker", input=given, metadata={"budget": budget}, raise_error=False)
     [run] = await client.runs.list(thread_id)

@@ -37,7 +37,7 @@ async def test_two_attempts_are_one_count(fleet: Fleet) -> None:
         await fleet.held(run, "s3")
 
         async def counted(run: WatchedRun = run) -> bool:
-            return (await usage_of(fleet, run))["calls"] == 3
+            return bool((await usage_of(fleet, run))["calls"] == 3)
 
         # Seen by everybody while the run is under way.
         await until(counted, "the three calls are durable")
