@@ -17,6 +17,7 @@ HoldfastError
     ├── Cancelled             a client asked; carries the action (interrupt or rollback)
     ├── Drained               the worker is shutting down; hand the run back
     ├── RunTimeout            the run has used up its time
+    ├── BudgetExceeded        the run has used up its budget
     ├── JournalFailed         the database refused what the run wrote
     └── Retry                 try again after a pause; may be raised by graph code
 """
@@ -105,6 +106,11 @@ class RunTimeout(RunSignal):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The run was stopped after its time limit of {seconds:g} seconds.")
         self.seconds = seconds
+
+
+class BudgetExceeded(RunSignal):
+    """The run may use no more: one of its limits is reached. Also raised into graph code that would call a model or
+    begin a step all the same."""
 
 
 class JournalFailed(RunSignal):

@@ -39,6 +39,7 @@ PAYLOAD = {
     "langsmith_session_name",
     "attempt",
     "priority",
+    "usage",
     "run_started_at",
     "run_ended_at",
     "webhook_sent_at",

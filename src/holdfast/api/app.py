@@ -20,6 +20,7 @@ from holdfast.api import (
     store,
     thread_stream,
     threads,
+    usage,
     webhooks,
 )
 from holdfast.api.context import WebContext
@@ -43,6 +44,7 @@ ROUTERS = (
     ("runs crons", crons.router),
     ("runs", runs.router),
     ("runs", run_sets.router),
+    ("threads", usage.router),
     ("event_streaming", commands.router),
     ("event_streaming", events.router),
     ("threads", thread_stream.router),

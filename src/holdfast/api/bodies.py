@@ -97,7 +97,22 @@ class Tracer(Body):
     example_id: str | None = None
 
 
-class RunCreate(NullsAreAbsent):
+class Limits(NullsAreAbsent):
+    """How much a run may use. A Holdfast extension."""
+
+    max_cost_usd: Number | None = Field(None, gt=0, le=1_000_000, description="US dollars, by the list of prices.")
+    max_tokens: Whole | None = Field(None, ge=1, le=2**53, description="Tokens of input and output together.")
+    max_seconds: Number | None = Field(None, gt=0, le=31_536_000, description="From the run's first start.")
+    max_steps: Whole | None = Field(None, ge=1, le=2**53, description="Steps of the graph, over all attempts.")
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The limits that are given."""
+        limits = {name: getattr(self, name) for name in Limits.model_fields}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+class RunCreate(Limits):
     """Everything a client may say about a run."""
 
     assistant_id: str = Field(description="A graph's name, or an assistant's UUID.")

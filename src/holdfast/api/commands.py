@@ -19,6 +19,7 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json, not_storable
 from holdfast.api.runs import create_from
 from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
+from holdfast.engine.budget import LIMITS
 from holdfast.errors import BadRequest, NotFound, RequestError
 from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread
@@ -110,6 +111,7 @@ def _run(params: dict[str, Any]) -> RunCreate:
                 "metadata": params.get("metadata"),
                 "langsmith_tracer": params.get("langsmith_tracer"),
                 "strict_resume": params.get("strict_resume"),
+                **{limit: params.get(limit) for limit in LIMITS},
                 "multitask_strategy": _strategy(params),
                 "if_not_exists": "create",
                 "stream_subgraphs": True,
@@ -160,6 +162,7 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
         "config": params.get("config"),
         "metadata": params.get("metadata"),
         "strict_resume": params.get("strict_resume"),
+        **{limit: params.get(limit) for limit in LIMITS},
     }
     await create_from(web, _run(resumed), thread_id, protocol=True)
     return {}

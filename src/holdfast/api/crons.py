@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import Flag, NullsAreAbsent, RunCreate
+from holdfast.api.budgets import fill_budget, keep_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -193,6 +194,7 @@ async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
             cron_id, UUID(changed.assistant_id), changed, metadata, web.thread_ttl, stateless=old["thread_id"] is None
         )
         _keep_creator(content, old["template"]["kwargs"].get("user"))
+        keep_budget(content.template["kwargs"], body.metadata, old["template"]["kwargs"])
         content.template["kwargs"]["forwarded"] = old["template"]["kwargs"].get("forwarded") or {}
         return Json(_shown(await change_cron(connection, old, content)))
 
@@ -232,6 +234,7 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
         )
         _keep_creator(content, None if web.caller.user is None else web.caller.user.stored())
         content.template["kwargs"].update(forward(content.template["kwargs"]))
+        fill_budget(content.template["kwargs"], body.metadata, assistant, web.settings)
         row = await create_cron(connection, cron_id, assistant_id, thread_id, web.caller.user_id, content)
         return Json(_shown(row))
 

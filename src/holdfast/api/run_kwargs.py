@@ -58,6 +58,7 @@ def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict
         "durability": durability,
         "strict_resume": body.strict_resume,
         **({"answers": answers} if answers else {}),
+        **({"budget": body.budget} if body.budget else {}),
     }
 
 

@@ -13,6 +13,7 @@ from uuid_utils.compat import uuid7
 
 from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import RunCreate
+from holdfast.api.budgets import fill_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -53,6 +54,7 @@ async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None
     temporary = thread_id is None and body.on_completion != "keep"
     given = clean_metadata(body.metadata)
     kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
+    fill_budget(kwargs, body.metadata, assistant, web.settings)
     if protocol:
         kwargs["protocol"] = True
     kwargs = forward(inherit(assistant, kwargs))

@@ -114,6 +114,25 @@ class Interrupt(BaseModel):
     value: Any
 
 
+class ModelUsage(BaseModel):
+    """Calls of models and their tokens. Those of models without a known price are `unpriced_tokens` too."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    unpriced_tokens: int
+    cost_usd: float
+
+
+class Usage(ModelUsage):
+    """What was used. Steps are counted where a model was called or steps are limited."""
+
+    steps: int
+
+
 class ThreadTtl(BaseModel):
     strategy: Literal["delete", "keep_latest"]
     ttl_minutes: float
@@ -131,6 +150,7 @@ class Thread(BaseModel):
     values: Any
     interrupts: dict[str, list[Interrupt]]
     error: Failure | None
+    usage: Usage | None
 
 
 class ThreadWithTtl(Thread):
@@ -196,7 +216,7 @@ class Storage(BaseModel):
 
 
 class Run(BaseModel):
-    """A run. `attempt`, `priority`, `error` and `waiting_for` are Holdfast's own."""
+    """A run. `attempt`, `priority`, `error`, `usage` and `waiting_for` are Holdfast's own."""
 
     run_id: UUID
     thread_id: UUID
@@ -211,6 +231,7 @@ class Run(BaseModel):
     attempt: int
     priority: int
     error: Failure | None
+    usage: Usage | None
     waiting_for: str | None = Field(default=None, description="What a pending run waits for, where one is shown.")
 
 

@@ -25,6 +25,7 @@ ThreadField = Literal[
     "values",
     "interrupts",
     "error",
+    "usage",
 ]
 
 CENTURY = 52_560_000.0

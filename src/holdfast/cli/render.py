@@ -10,6 +10,7 @@ from rich.text import Text
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.sse import ServerEvent
+from holdfast.cli.usage import spent
 
 OUTCOME: dict[str, tuple[str, str, ExitCode]] = {
     "success": ("finished", "green", ExitCode.OK),
@@ -63,7 +64,7 @@ class StreamRenderer:
             words, style = "is waiting for an answer", "yellow"
         mark = "✓" if code is ExitCode.OK else "✗"
         attempts = f" after {self._attempt} attempts" if self._attempt > 1 else ""
-        self._console.print(f"{mark} the run {words}{attempts}", style=style)
+        self._console.print(f"{mark} the run {words}{attempts}{spent(run)}", style=style)
         return code
 
     def _metadata(self, data: dict[str, Any], thread_id: str | None) -> None:

@@ -14,6 +14,7 @@ from holdfast.cli.console import err, out, say
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME, StreamRenderer
+from holdfast.cli.usage import MaxCost, MaxSeconds, MaxSteps, MaxTokens, limits
 
 DEFAULT_MODES = ["updates", "messages-tuple", "custom"]
 
@@ -22,6 +23,7 @@ EPILOG = examples(
     "holdfast run steps --input @input.json --stream-mode values",
     "echo '{}' | holdfast run steps --input - --json",
     "holdfast run echo --input @more.json --thread THREAD_ID",
+    "holdfast run agent --input @task.json --max-cost-usd 0.50 --max-steps 20",
     """holdfast run ask --thread THREAD_ID --resume '"yes"'""",
 )
 
@@ -43,6 +45,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="MODE", help="What to stream; may be repeated.", show_default=", ".join(DEFAULT_MODES)),
     ] = None,
+    max_cost_usd: MaxCost = None,
+    max_tokens: MaxTokens = None,
+    max_seconds: MaxSeconds = None,
+    max_steps: MaxSteps = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -60,6 +66,7 @@ def run(
         "stream_resumable": True,
         "on_disconnect": "continue",
         "if_not_exists": "create",
+        **limits(max_cost_usd, max_tokens, max_seconds, max_steps),
     }
     with Client(url) as client:
         thread_id = thread or client.request("POST", "/threads", json={})["thread_id"]

@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show, tail and cancel."""
+"""`holdfast runs`: list, show, usage, tail and cancel."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from holdfast.cli.exit_codes import CommandError
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME
 from holdfast.cli.run import watch
+from holdfast.cli.usage import EPILOG as USAGE_EPILOG
+from holdfast.cli.usage import dollars, tokens, usage
 
 app = typer.Typer(
     help="Look at runs, and stop them.",
@@ -53,11 +55,14 @@ def list_runs(
         say("No runs.")
         return
     # Not a rich table: it would shorten the ids, and ids are what one copies from here.
-    layout = "{:36}  {:11}  {:>7}  {:>10}  {}"
-    out.print(layout.format("run", "status", "attempt", "created", "graph"), style="bold")
+    # What it has used is a column only where something was.
+    spending = "  {spent:>22}" if any(tokens(run) for run in found) else ""
+    layout = "{:36}  {:11}  {:>7}  {:>10}" + spending + "  {}"
+    out.print(layout.format("run", "status", "attempt", "created", "graph", spent="tokens      cost"), style="bold")
     for run in found:
         attempt, status = str(run.get("attempt", "")), str(run["status"])
-        line = layout.format(run["run_id"], status, attempt, _age(run["created_at"]), _graph(run))
+        spent = f"{tokens(run)}  {dollars(run.get('usage')):>8}"
+        line = layout.format(run["run_id"], status, attempt, _age(run["created_at"]), _graph(run), spent=spent)
         out.print(Text(line, style=STYLES.get(status, "")))
 
 
@@ -70,6 +75,9 @@ def show(run_id: RunId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None
         print(json.dumps(run, ensure_ascii=False))
     else:
         out.print(JSON.from_data(run, ensure_ascii=False))
+
+
+app.command(epilog=USAGE_EPILOG)(usage)
 
 
 @app.command(epilog=examples("holdfast runs tail RUN_ID", "holdfast runs tail RUN_ID --after 17"))

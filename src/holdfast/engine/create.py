@@ -25,7 +25,7 @@ from holdfast.streams.serialize import to_json
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
-    "multitask_strategy, attempt, error, first_seq, priority"
+    "multitask_strategy, attempt, error, first_seq, priority, usage"
 )
 
 # `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.

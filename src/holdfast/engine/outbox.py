@@ -22,7 +22,7 @@ SELECT run.run_id, run.thread_id, run.webhook,
            'run_id', run.run_id, 'thread_id', run.thread_id, 'assistant_id', run.assistant_id,
            'graph_id', run.graph_id, 'status', run.status, 'created_at', run.created_at, 'updated_at', run.updated_at,
            'metadata', run.metadata, 'kwargs', run.kwargs, 'multitask_strategy', run.multitask_strategy,
-           'attempt', run.attempt, 'error', run.error, 'priority', run.priority,
+           'attempt', run.attempt, 'error', run.error, 'priority', run.priority, 'usage', run.usage,
            'started_at', run.started_at, 'finished_at', run.finished_at),
        thread.values
 FROM run JOIN thread USING (thread_id)

@@ -120,7 +120,7 @@ async def list_runs(
 
 
 def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as clients see it, with what Holdfast adds: attempt, priority and error."""
+    """A run as clients see it, with what Holdfast adds: attempt, priority, error and usage."""
     shown = present(dict(run))
     kwargs = shown["kwargs"]
     config = kwargs.get("config") or {}
@@ -132,6 +132,8 @@ def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
     if user is not None:
         configurable["user_id"] = user["identity"]
     shown["kwargs"] = {key: kwargs.get(key) for key in SHOWN_KWARGS}
+    if kwargs.get("budget"):
+        shown["kwargs"]["budget"] = kwargs["budget"]
     shown["kwargs"]["config"] = {**config, "configurable": configurable}
     shown["langsmith_session_name"] = configurable.get(PROJECT)
     for internal in ("first_seq", "graph_id", "finished_at"):

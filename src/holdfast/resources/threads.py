@@ -15,6 +15,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.usage import usage_totals
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
@@ -30,6 +31,7 @@ COLUMNS = (
     "values",
     "interrupts",
     "error",
+    "usage",
 )
 ALL_COLUMNS = ", ".join(f'"{column}"' for column in COLUMNS)
 
@@ -250,5 +252,8 @@ async def delete_thread(database: Database, thread_id: UUID) -> list[DictRow]:
 
 
 def present(row: DictRow) -> dict[str, Any]:
-    """A row as clients see it: times in UTC."""
-    return {key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()}
+    """A row as clients see it: times in UTC, and of what was used the sum."""
+    shown: dict[str, Any] = {
+        key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()
+    }
+    return shown if shown.get("usage") is None else {**shown, "usage": usage_totals(shown["usage"])}

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, ValidationError, field_validator, model_valid
 from pydantic.fields import FieldInfo
 
 from holdfast.errors import SettingsError
+from holdfast.settings.budgets import BudgetSettings
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.retention import RetentionSettings
@@ -27,13 +28,22 @@ SECTIONS: tuple[type[Section], ...] = (
     DatabaseSettings,
     WebSettings,
     WorkerSettings,
+    BudgetSettings,
     RetentionSettings,
     WebhookSettings,
     TelemetrySettings,
 )
 
 
-class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings, WebhookSettings, TelemetrySettings):
+class Settings(
+    DatabaseSettings,
+    WebSettings,
+    WorkerSettings,
+    BudgetSettings,
+    RetentionSettings,
+    WebhookSettings,
+    TelemetrySettings,
+):
     """Every setting of every section."""
 
     @field_validator(
@@ -44,6 +54,10 @@ class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings,
         "mount_prefix",
         "cors_allow_origins",
         "webhook_secrets",
+        "default_max_cost_usd",
+        "default_max_tokens",
+        "default_max_seconds",
+        "default_max_steps",
         mode="before",
     )
     @classmethod

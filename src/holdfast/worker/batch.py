@@ -24,6 +24,7 @@ from holdfast.engine.outcome import (
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.usage import record_usage
 from holdfast.resources.checkpoints import BlobRow
 from holdfast.streams.hints import Flush
 from holdfast.streams.serialize import to_jsonb
@@ -134,7 +135,14 @@ class WritesEntry:
     takes: WriteKey | None = None
 
 
-Entry = EventEntry | CheckpointEntry | WritesEntry
+@dataclass(frozen=True, slots=True)
+class UsageEntry:
+    """All that the run has used by now, as it is stored: of several, the last says everything."""
+
+    usage: str
+
+
+Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry
 
 
 @dataclass(slots=True)
@@ -153,6 +161,11 @@ class Portion:
     @property
     def last_seq(self) -> int:
         return self.first_seq - 1 + sum(type(entry) is EventEntry for entry in self.entries)
+
+    @property
+    def touches_thread(self) -> bool:
+        """Whether the thread's row changes with it, and has to be locked before the run's."""
+        return self.outcome is not None or any(type(entry) is UsageEntry for entry in self.entries)
 
     def flush(self, stamp: datetime | None) -> Flush:
         """Its events, once they are committed."""
@@ -201,8 +214,8 @@ async def write_portions(
     outcomes = [portion for portion in portions if portion.outcome is not None]
     thread_ids = sorted({portion.thread_id for portion in outcomes})
     if verify:
-        if outcomes:
-            await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
+        if touched := sorted({portion.thread_id for portion in portions if portion.touches_thread}):
+            await connection.execute(LOCK_THREADS, {"thread_ids": touched})
         verified = await connection.execute(VERIFY, _claims(portions))
     await _write_entries(connection, portions, repeat=repeat)
     return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified)
@@ -226,6 +239,7 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
     taken: set[WriteKey] = set()
     progress: dict[UUID, int] = {}
+    used: dict[UUID, str] = {}
     for portion in portions:
         seq = portion.first_seq
         for entry in portion.entries:
@@ -249,6 +263,8 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
                     kept.pop(entry.takes, None)
                     taken.add(entry.takes)
                 progress[portion.run_id] = max(entry.progress, progress.get(portion.run_id, 0))
+            elif type(entry) is UsageEntry:
+                used[portion.run_id] = entry.usage
     for key in replaced:
         kept.pop(key, None)
     if events:
@@ -266,6 +282,8 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     advanced = {run_id: reached for run_id, reached in progress.items() if reached}
     if advanced:
         await connection.execute(MARK_PROGRESS, {"run_ids": list(advanced), "progress": list(advanced.values())})
+    if used:
+        await record_usage(connection, used)
 
 
 async def _write_outcomes(

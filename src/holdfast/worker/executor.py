@@ -29,7 +29,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
-from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
+from holdfast.errors import BudgetExceeded, Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.threads import get_thread
@@ -39,6 +39,7 @@ from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
+from holdfast.worker.meter import UsageMeter
 from holdfast.worker.progress import Progress
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
 from holdfast.worker.resume import waits_at_breakpoint
@@ -60,6 +61,9 @@ class Attempt:
         self._stopped: asyncio.Future[RunSignal] = asyncio.get_running_loop().create_future()
         if run.cancel_action is not None:
             self.stop(Cancelled(run.cancel_action))
+        self.meter = UsageMeter(run, self._used, self.stop)
+        if self.meter.exceeded is not None:
+            self.stop(self.meter.exceeded)
 
     def stop(self, signal: RunSignal) -> None:
         """Interrupt the graph where it stands. The first signal decides, but a lost lease outranks all."""
@@ -67,6 +71,15 @@ class Attempt:
             self.lane.void()
         if not self._stopped.done():
             self._stopped.set_result(signal)
+
+    def _used(self, usage: str) -> None:
+        if self.lane.failure is None:
+            self.lane.usage(usage)
+
+    def settle(self) -> None:
+        """Hand in what the attempt has used, for the last time: with its end, whatever was discarded before."""
+        if (usage := self.meter.settle()) is not None:
+            self._used(usage)
 
     @property
     def stopped(self) -> asyncio.Future[RunSignal]:
@@ -107,6 +120,7 @@ class Executor:
                     outcome = await self._conclude(attempt, graph, config, progress, failure)
                     if outcome is None:
                         return None
+                    attempt.settle()
                     await attempt.lane.finish(outcome, graph_id=run.graph_id, webhook=has_webhook(run.kwargs))
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
@@ -154,7 +168,8 @@ class Executor:
         self, attempt: Attempt, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, progress: Progress
     ) -> BaseException | None:
         """Run the graph until it ends or is stopped. Returns what ended it, None if it came to its own end."""
-        remaining = self._settings.run_timeout - attempt.run.elapsed
+        limit, overdue = attempt.meter.time_limit(self._settings.run_timeout)
+        remaining = limit - attempt.run.elapsed
         task = asyncio.create_task(self._pump(attempt, graph, config, progress), name=f"run {attempt.run.run_id}")
         waiting: set[asyncio.Future[Any]] = {task, attempt.stopped}
         await asyncio.wait(waiting, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
@@ -162,9 +177,10 @@ class Executor:
         if attempt.stopped.done():
             signal = attempt.stopped.result()
         elif not task.done():
-            signal = RunTimeout(self._settings.run_timeout)
+            signal = overdue
         lane = attempt.lane
         await _stop_task(task, attempt)
+        attempt.meter.close()
         if attempt.lane is not lane:
             # The checkpointer belongs to the one left behind, and can do nothing more; the state still has to be read.
             graph.checkpointer = PooledSaver(self._database)
@@ -182,6 +198,7 @@ class Executor:
         """The graph's stream, into the journal."""
         run, lane = attempt.run, attempt.lane
         kwargs = run.kwargs
+        attempt.meter.attach()
         if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
@@ -250,6 +267,8 @@ class Executor:
                     error = describe(failure)
                     attempt.lane.event("error", to_json(error))
                     return await self._ended(RunStatus.TIMEOUT, graph, config, progress, error)
+                case BudgetExceeded():
+                    return self._failed(attempt, failure, await self._left(graph, config, progress))
                 case JournalFailed():
                     return self._failed(attempt, failure)
                 case _:

@@ -38,6 +38,8 @@ class Claimed:
     fresh: bool
     elapsed: float
     waited: float
+    # What earlier attempts have used; see `engine/usage.py`.
+    usage: dict[str, Any] | None = None
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
 

@@ -40,6 +40,7 @@ from holdfast.worker.batch import (
     Entry,
     EventEntry,
     Portion,
+    UsageEntry,
     WritesEntry,
     write_portions,
 )
@@ -83,6 +84,10 @@ class Lane:
 
     def writes(self, entry: WritesEntry) -> None:
         self._add(entry, sum(len(row[3]) for _, row in entry.rows))
+
+    def usage(self, stored: str) -> None:
+        """All that the run has used by now. It is durable before whatever is handed in after it."""
+        self._add(UsageEntry(stored), len(stored))
 
     async def flush(self) -> None:
         """Wait until everything handed in so far is durable. Raises what made that impossible."""
@@ -310,7 +315,7 @@ class Journal:
     async def _commit_held(self, group: Group, *, repeat: bool) -> None:
         """Some run is not held: find out which, tell it, and write the others."""
         connection = await self._connected()
-        threads = sorted({portion.thread_id for portion, _, _ in group.values() if portion.outcome is not None})
+        threads = sorted({portion.thread_id for portion, _, _ in group.values() if portion.touches_thread})
         held: Group = {}
         settled: Group = {}
         refused: dict[Lane, RunSignal] = {}

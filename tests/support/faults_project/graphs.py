@@ -6,6 +6,7 @@ checkpoint of the run that was durable at that moment. Input, for all of them: `
 """
 
 import asyncio
+import itertools
 import operator
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Annotated, Any, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
@@ -115,7 +118,31 @@ async def kill_worker(state: State, config: RunnableConfig) -> State:
     return {}
 
 
+# Says what each answer has used, as a real one does.
+model = GenericFakeChatModel(
+    messages=itertools.repeat(
+        AIMessage(
+            "yes",
+            usage_metadata={"input_tokens": 90, "output_tokens": 10, "total_tokens": 100},
+            response_metadata={"model_name": "gpt-4o"},
+        )
+    )
+)
+
+
+def spending_step(name: str) -> Any:
+    async def run(state: State, config: RunnableConfig) -> State:
+        await model.ainvoke(name)
+        await mark_start(name, config)
+        if state.get("hold") == name:
+            await pass_gate(config)
+        return {"done": [name]}
+
+    return run
+
+
 steps = StateGraph(State).add_sequence([(name, step(name)) for name in NAMES]).add_edge(START, "s1")
 blocking = StateGraph(State).add_sequence([(name, blocking_step(name)) for name in NAMES]).add_edge(START, "s1")
 chatter = StateGraph(State).add_node(chat).add_edge(START, "chat")
 poison = StateGraph(State).add_node(kill_worker).add_edge(START, "kill_worker")
+spending = StateGraph(State).add_sequence([(name, spending_step(name)) for name in NAMES]).add_edge(START, "s1")

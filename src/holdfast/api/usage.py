@@ -1,0 +1,77 @@
+"""/threads/{thread_id}/usage and /threads/{thread_id}/runs/{run_id}/usage: what was used, by model. Holdfast's own, not
+part of the LangGraph API."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import ModelUsage, Usage, answers
+from holdfast.engine.budget import remaining
+from holdfast.engine.usage import NOTHING_USED, usage_by_model, usage_totals
+from holdfast.resources.usage import run_usage, thread_usage
+
+router = APIRouter(tags=["usage"], route_class=JsonRoute)
+
+
+class Budget(BaseModel):
+    """The limits that there are."""
+
+    max_cost_usd: float | None = None
+    max_tokens: int | None = None
+    max_seconds: float | None = None
+    max_steps: int | None = None
+
+
+class ThreadUsage(Usage):
+    """The sum over the thread's runs, also those that were rolled back or deleted since."""
+
+    thread_id: UUID
+    models: dict[str, ModelUsage] = Field(description="By `provider:model`.")
+
+
+class RunUsage(ThreadUsage):
+    """What a run has used by now, and what its budget leaves it."""
+
+    run_id: UUID
+    budget: Budget
+    remaining: Budget = Field(description="Of a run that has ended: as it was at its end.")
+
+
+def _used(stored: Any) -> dict[str, Any]:
+    return {**(usage_totals(stored) or NOTHING_USED), "models": usage_by_model(stored)}
+
+
+@router.get(
+    "/threads/{thread_id}/usage",
+    summary="What a thread has used",
+    description="Tokens, cost and steps of all runs there have been, as far as they are durable. A Holdfast extension.",
+    responses=answers(ThreadUsage, 404),
+)
+async def of_thread(web: Web, thread_id: UUID) -> Response:
+    await web.may_thread(thread_id, "read")
+    async with web.database.connection() as connection:
+        stored = await thread_usage(connection, thread_id)
+    return Json({"thread_id": thread_id, **_used(stored)})
+
+
+@router.get(
+    "/threads/{thread_id}/runs/{run_id}/usage",
+    summary="What a run has used",
+    description="Tokens, cost and steps, as far as they are durable, and the run's budget. A Holdfast extension.",
+    responses=answers(RunUsage, 404),
+)
+async def of_run(web: Web, thread_id: UUID, run_id: UUID) -> Response:
+    await web.may_thread(thread_id, "read", run_id=run_id)
+    async with web.database.connection() as connection:
+        run = await run_usage(connection, thread_id, run_id)
+    budget = run["kwargs"].get("budget") or {}
+    used = _used(run["usage"])
+    left = remaining(budget, used, elapsed=run["elapsed"])
+    return Json({"thread_id": thread_id, "run_id": run_id, **used, "budget": budget, "remaining": left})

@@ -1,0 +1,36 @@
+"""What threads and runs have used, as it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.errors import NotFound
+
+OF_THREAD = "SELECT usage FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
+
+OF_RUN = """
+SELECT usage, kwargs,
+       coalesce(extract(epoch FROM coalesce(finished_at, now()) - started_at), 0)::float8 AS elapsed
+FROM run WHERE run_id = %(run_id)s AND thread_id = %(thread_id)s
+"""
+
+
+async def thread_usage(connection: AsyncConnection[DictRow], thread_id: UUID) -> dict[str, Any] | None:
+    """What a thread has used, as it is stored. Raises NotFound."""
+    row = await (await connection.execute(OF_THREAD, {"thread_id": thread_id})).fetchone()
+    if row is None:
+        raise NotFound(f"Thread {thread_id} does not exist.")
+    return row["usage"]  # type: ignore[no-any-return]
+
+
+async def run_usage(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> DictRow:
+    """What a run has used, as it is stored; its kwargs; and the seconds since it first started, up to its end if it has
+    one. Raises NotFound."""
+    row = await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchone()
+    if row is None:
+        raise NotFound(f"Run {run_id} does not exist in thread {thread_id}.")
+    return row

@@ -1,0 +1,52 @@
+"""What graph code can say and ask about the run's usage.
+
+Outside of a Holdfast worker nothing is counted and there is no budget, so a graph that uses these runs anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from decimal import Decimal
+from typing import Any
+
+
+def _meter() -> Any:
+    """The attempt's `UsageMeter`, if this is one."""
+    # Whoever imports Holdfast for one of its errors has no worker, and should not have to load one.
+    worker = sys.modules.get("holdfast.worker.meter")
+    return None if worker is None else worker.METER.get()
+
+
+def record_usage(
+    model: str,
+    *,
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    cached_tokens: int = 0,
+    reasoning_tokens: int = 0,
+    provider: str | None = None,
+    cost_usd: float | None = None,
+) -> None:
+    """Count a call of a model that was made without LangChain, which is counted by itself.
+
+    `input_tokens` include those that were `cached_tokens`, and `output_tokens` those for reasoning. Without `cost_usd`
+    the price list decides. At the end of its budget the run is stopped.
+    """
+    meter = _meter()
+    if meter is not None:
+        usage = {
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "input_token_details": {"cache_read": cached_tokens},
+            "output_token_details": {"reasoning": reasoning_tokens},
+        }
+        meter.record(model, provider, usage, None if cost_usd is None else Decimal(str(cost_usd)))
+
+
+def budget_left() -> dict[str, Any]:
+    """What is left of the run's budget: those of `max_cost_usd`, `max_tokens`, `max_seconds`, `max_steps` that it has.
+
+    For graphs that take a cheaper way when there is little left. Empty without a budget.
+    """
+    meter = _meter()
+    return {} if meter is None else dict(meter.left())
