@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from holdfast.errors import SettingsError
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
+from holdfast.settings.letters import LetterSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.web import WebSettings
@@ -29,11 +30,20 @@ SECTIONS: tuple[type[Section], ...] = (
     WorkerSettings,
     RetentionSettings,
     WebhookSettings,
+    LetterSettings,
     TelemetrySettings,
 )
 
 
-class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings, WebhookSettings, TelemetrySettings):
+class Settings(
+    DatabaseSettings,
+    WebSettings,
+    WorkerSettings,
+    RetentionSettings,
+    WebhookSettings,
+    LetterSettings,
+    TelemetrySettings,
+):
     """Every setting of every section."""
 
     @field_validator(
