@@ -9,6 +9,8 @@ ALTER TABLE run
     -- The run that a letter was retried as, and the other way round. Either may be gone by now.
     ADD COLUMN retried_by        uuid,
     ADD COLUMN retry_of          uuid,
+    -- Where a retry began: at the letter's `start`, or at its last `checkpoint`, whose history is then its own.
+    ADD COLUMN retry_from        text,
     ADD CONSTRAINT letter_is_open_or_settled CHECK (dead_letter IS NULL OR settled_letter IS NULL) NOT VALID,
     ADD CONSTRAINT letter_outcome_is_known CHECK (letter_outcome IN ('retried', 'discarded', 'expired')) NOT VALID;
 
