@@ -251,7 +251,12 @@ async def discard_one(web: Web, run_id: UUID) -> Response:
     return Json(present_letter(await _discard(web, run_id)))
 
 
-@router.delete("/dead-letters/{run_id}", status_code=204, summary="Discard a dead letter", responses=refusals(404, 409))
+@router.delete(
+    "/dead-letters/{run_id}",
+    status_code=204,
+    summary="Discard a dead letter, without an answer",
+    responses=refusals(404, 409),
+)
 async def delete(web: Web, run_id: UUID) -> Response:
     await _discard(web, run_id)
     return Response(status_code=204)

@@ -57,7 +57,7 @@ def list_runs(
     out.print(layout.format("run", "status", "attempt", "created", "graph"), style="bold")
     for run in found:
         attempt, status = str(run.get("attempt", "")), str(run["status"])
-        line = layout.format(run["run_id"], status, attempt, _age(run["created_at"]), _graph(run))
+        line = layout.format(run["run_id"], status, attempt, age(run["created_at"]), _graph(run))
         out.print(Text(line, style=STYLES.get(status, "")))
 
 
@@ -118,7 +118,7 @@ def _graph(run: dict[str, Any]) -> str:
     return str(run.get("graph_id") or configurable.get("graph_id") or run["assistant_id"])
 
 
-def _age(moment: str) -> str:
+def age(moment: str) -> str:
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
