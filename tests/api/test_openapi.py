@@ -19,7 +19,7 @@ from holdfast.settings import load_settings
 from tests.support.intruder import operations
 from tests.support.smoke import EXAMPLES
 
-BODILESS = ("/copy", "/runs/{run_id}/cancel", "/drain", "/redeliver")
+BODILESS = ("/copy", "/runs/{run_id}/cancel", "/drain", "/redeliver", "/dead-letters/{run_id}/discard")
 # What `include` and `select` add, and what only some interrupts and checkpoints have.
 SOMETIMES = {"ttl", "extracted", "now", "waiting_for"}
 

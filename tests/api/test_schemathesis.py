@@ -20,7 +20,18 @@ from tests.support.intruder import operations
 PROJECT = PROJECTS / "fuzzed_project"
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 SEED = os.environ.get("FUZZ_SEED", "1")
-TAGS = ("meta", "assistants", "threads", "runs", "crons", "store", "event streaming", "webhooks", "fleet")
+TAGS = (
+    "meta",
+    "assistants",
+    "threads",
+    "runs",
+    "crons",
+    "store",
+    "event streaming",
+    "webhooks",
+    "fleet",
+    "dead letters",
+)
 # The default of 180 s is enough for the usual number of examples.
 PATIENCE = 170 if EXAMPLES < 50 else 3000
 
@@ -57,7 +68,7 @@ checks.ensure_resource_availability.enabled = false
 
 # Where a path of words is also a path with an id in another place, a wrong method is a wrong id: 422 (WIRE 1.1).
 [[operations]]
-include-path-regex = "/(count|search|prune|checkpoint|batch|cancel|stream|wait|crons)$"
+include-path-regex = "/(count|search|prune|checkpoint|batch|cancel|stream|wait|crons|retry|discard)$"
 checks.unsupported_method.enabled = false
 checks.allow_header_conformance.enabled = false
 

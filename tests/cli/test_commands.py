@@ -31,6 +31,11 @@ COMMANDS = [
     ["runs", "show"],
     ["runs", "tail"],
     ["runs", "cancel"],
+    ["dead-letters"],
+    ["dead-letters", "list"],
+    ["dead-letters", "show"],
+    ["dead-letters", "retry"],
+    ["dead-letters", "discard"],
 ]
 GRAPH = """
 from typing import TypedDict

@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -253,6 +253,13 @@ class Fleet:
                     return await (await connection.execute(statement, parameters)).fetchall()
             except psycopg.OperationalError:
                 await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def holding_thread(self, thread_id: UUID) -> AsyncIterator[None]:
+        """Keep everybody else from changing a thread, for the length of the block."""
+        async with await AsyncConnection.connect(self.database_url, options="-c search_path=holdfast,public") as holder:
+            await holder.execute("SELECT FROM thread WHERE thread_id = %s FOR UPDATE", (thread_id,))
+            yield
 
     async def workers(self) -> list[DictRow]:
         return await self.query("SELECT * FROM worker ORDER BY started_at")

@@ -12,6 +12,7 @@ from holdfast.api import (
     assistants,
     commands,
     crons,
+    dead_letters,
     events,
     fleet,
     run_sets,
@@ -50,6 +51,7 @@ ROUTERS = (
     ("threads", thread_stream.router),
     ("store", store.router),
     ("webhooks", webhooks.router),
+    ("runs", dead_letters.router),
     ("fleet", fleet.router),
 )
 

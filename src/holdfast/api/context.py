@@ -29,6 +29,8 @@ from holdfast.streams.hints import tell_touched
 from holdfast.streams.hub import Hub
 
 CALLER = "holdfast.caller"
+# What a request that is answered in one transaction has in the place of the process's context.
+WEB = "holdfast.web"
 
 
 @dataclass
@@ -100,9 +102,14 @@ async def identify(connection: HTTPConnection) -> None:
         connection.scope[CALLER] = await auth.authenticate(connection)
 
 
+def process_context(connection: HTTPConnection) -> WebContext:
+    context: WebContext = connection.app.state.holdfast
+    return context
+
+
 def web_of(connection: HTTPConnection) -> WebContext:
     """The process's context, as the caller of an authenticated request sees it."""
-    context: WebContext = connection.app.state.holdfast
+    context: WebContext = connection.scope.get(WEB) or process_context(connection)
     if context.auth is None:
         return context
     caller: Caller = connection.scope[CALLER]

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.context import identify
 from holdfast.api.errors import Json
+from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 
 # Levels of nesting in a request body.
@@ -52,7 +53,11 @@ class JsonRoute(APIRoute):
     """A route of the API: reads JSON as JsonRequest does, and declares what every such route may answer."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        options["responses"] = {**everywhere(options.get("methods") or ["GET"]), **(options.get("responses") or {})}
+        methods = options.get("methods") or ["GET"]
+        options["responses"] = {**everywhere(methods), **(options.get("responses") or {})}
+        self._creates = creates(path, methods)
+        if self._creates:
+            declare(options)
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -63,6 +68,8 @@ class JsonRoute(APIRoute):
             # Before anything of the request is looked at: a stranger is not told what is wrong with it.
             await identify(parsed)
             try:
+                if self._creates and HEADER in parsed.headers:
+                    return await answer_once(parsed, handler)
                 return await handler(parsed)
             except ClientDisconnect:
                 return Response(status_code=400)  # The request was cut short, and nobody waits for this.

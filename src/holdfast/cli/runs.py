@@ -62,7 +62,7 @@ def list_runs(
     for run in found:
         attempt, status = str(run.get("attempt", "")), str(run["status"])
         spent = f"{tokens(run)}  {dollars(run.get('usage')):>8}"
-        line = layout.format(run["run_id"], status, attempt, _age(run["created_at"]), _graph(run), spent=spent)
+        line = layout.format(run["run_id"], status, attempt, age(run["created_at"]), _graph(run), spent=spent)
         out.print(Text(line, style=STYLES.get(status, "")))
 
 
@@ -126,7 +126,7 @@ def _graph(run: dict[str, Any]) -> str:
     return str(run.get("graph_id") or configurable.get("graph_id") or run["assistant_id"])
 
 
-def _age(moment: str) -> str:
+def age(moment: str) -> str:
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

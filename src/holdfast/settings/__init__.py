@@ -17,6 +17,7 @@ from holdfast.errors import SettingsError
 from holdfast.settings.budgets import BudgetSettings
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
+from holdfast.settings.letters import LetterSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.web import WebSettings
@@ -31,6 +32,7 @@ SECTIONS: tuple[type[Section], ...] = (
     BudgetSettings,
     RetentionSettings,
     WebhookSettings,
+    LetterSettings,
     TelemetrySettings,
 )
 
@@ -42,6 +44,7 @@ class Settings(
     BudgetSettings,
     RetentionSettings,
     WebhookSettings,
+    LetterSettings,
     TelemetrySettings,
 ):
     """Every setting of every section."""

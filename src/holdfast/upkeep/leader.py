@@ -24,6 +24,7 @@ from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.items import ItemSweeper
+from holdfast.upkeep.letters import Letters
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.webhooks import Webhooks
@@ -55,6 +56,7 @@ class Upkeep:
         self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
         self._items = ItemSweeper(database, items_interval)
+        self._letters = Letters(database, signals)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
         self._sending: asyncio.Task[None] | None = None
 
@@ -127,5 +129,6 @@ class Upkeep:
             pause = await self._reaper.run(connection)
             await self._sweeper.run()
             await self._items.run()
+            await self._letters.run()
             due = await self._crons.run(connection) if self._settings.crons else math.inf
         return due if due < (self._settings.reaper_interval if pause is None else pause) else pause

@@ -32,11 +32,13 @@ ERASE_DOOMED = """
 DELETE FROM thread USING doomed WHERE thread.thread_id = doomed.thread_id
 """
 
-# Threads of finished stateless runs.
+# Threads of finished stateless runs, but for those that a dead letter may still be retried in.
 SWEEP_TEMPORARY = f"""
 WITH doomed AS (
     SELECT thread_id FROM thread
-    WHERE hidden_at < now() - make_interval(secs => %(ttl)s) LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+    WHERE hidden_at < now() - make_interval(secs => %(ttl)s)
+      AND NOT EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.dead_letter IS NOT NULL)
+    LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 {ERASE_DOOMED}
 """
 

@@ -28,8 +28,19 @@ from langgraph.store.base import BaseStore
 from holdfast.db.connect import Database
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
-from holdfast.engine.states import RunStatus
-from holdfast.errors import BudgetExceeded, Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
+from holdfast.engine.states import DeadLetter, RunStatus
+from holdfast.errors import (
+    BudgetExceeded,
+    Cancelled,
+    ConfigError,
+    Drained,
+    JournalFailed,
+    LeaseLost,
+    NotFound,
+    Retry,
+    RunSignal,
+    RunTimeout,
+)
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.threads import get_thread
@@ -292,8 +303,12 @@ class Executor:
                     retry=run.retries + 1,
                 )
                 return Released(after=pause)
-            return self._failed(attempt, failure, await self._left(graph, config, progress), exhausted=True)
-        return self._failed(attempt, failure, await self._left(graph, config, progress))
+            left = await self._left(graph, config, progress)
+            return self._failed(attempt, failure, left, dead_letter="retries_exhausted")
+        # The worker said that it has the graph, but it cannot be opened any more.
+        gone = graph is None and isinstance(failure, NotFound | ConfigError)
+        left = await self._left(graph, config, progress)
+        return self._failed(attempt, failure, left, dead_letter="graph_gone" if gone else None)
 
     async def _left(
         self, graph: Pregel[Any, Any, Any, Any] | None, config: RunnableConfig | None, progress: Progress
@@ -310,7 +325,12 @@ class Executor:
         return replace(left, resting="error")
 
     def _failed(
-        self, attempt: Attempt, failure: BaseException, left: Ended | None = None, *, exhausted: bool = False
+        self,
+        attempt: Attempt,
+        failure: BaseException,
+        left: Ended | None = None,
+        *,
+        dead_letter: DeadLetter | None = None,
     ) -> Ended:
         error = describe(failure)
         attempt.lane.event("error", to_json(error))
@@ -318,7 +338,7 @@ class Executor:
             left or Ended(status=RunStatus.ERROR, resting="error"),
             error=error,
             traceback="".join(traceback.format_exception(failure))[-20_000:],
-            dead_letter="retries_exhausted" if exhausted else None,
+            dead_letter=dead_letter,
         )
 
     async def _ended(

@@ -1,0 +1,366 @@
+"""/dead-letters: runs that were given up, and what can be done with them. Holdfast's own, not part of the LangGraph
+API.
+
+What may be done with a letter is what may be done with its thread: whoever sees the thread sees it, whoever may create
+a run there may retry it, whoever may change the thread may discard it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from fastapi import Body as FromBody
+from psycopg.rows import DictRow
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.context import Web, WebContext
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.runs import announce_created
+from holdfast.api.shapes import PLACE, Failure, Run, answers, refusals
+from holdfast.api.streaming import locations
+from holdfast.engine.states import DeadLetter
+from holdfast.errors import InvalidRequest, NotFound, RequestError
+from holdfast.graphs import assistants as system
+from holdfast.resources.dead_letters import (
+    Filters,
+    LetterState,
+    discard,
+    get_letter,
+    list_letters,
+    oldest_letters,
+    present_letter,
+)
+from holdfast.resources.letter_retries import Retry, RetryFrom, retry_letter
+from holdfast.resources.runs import present_run
+
+router = APIRouter(tags=["dead letters"], route_class=JsonRoute)
+
+# A hundred years of seconds.
+AGES = 3_155_760_000
+
+
+class Letter(BaseModel):
+    """A run that was given up."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    reason: DeadLetter = Field(
+        description="`retries_exhausted`: it failed again and again. `poison`: its workers died of it. `graph_gone`: "
+        "nobody has its graph."
+    )
+    state: LetterState = Field(description="`open` until somebody deals with it, or nobody does for too long.")
+    error: Failure | None
+    traceback: str | None
+    attempts: int
+    retries: int
+    crashes: int
+    checkpoint_id: str | None = Field(description="The last checkpoint that the run wrote.")
+    input: Any
+    metadata: dict[str, Any]
+    kwargs: dict[str, Any]
+    created_at: datetime
+    started_at: datetime | None
+    dead_since: datetime
+    settled_at: datetime | None = Field(description="When it was retried, discarded, or too old.")
+    retried_by: UUID | None = Field(description="The run that it was retried as.")
+    retry_of: UUID | None = Field(description="The letter that this run was the retry of.")
+
+
+class LetterRetry(NullsAreAbsent):
+    model_config = ConfigDict(populate_by_name=True)
+
+    begin: RetryFrom = Field(
+        default="checkpoint",
+        alias="from",
+        description="`checkpoint`: go on behind the last checkpoint, without repeating what is durable. `start`: begin "
+        "again with the state that the run began with.",
+    )
+    input: Any = Field(default=None, description="Another input, from the `start`.")
+    fork: Flag = Field(
+        default=False,
+        description="Even if other runs came after in the thread: what they did stays in its history, but is not its "
+        "state any more.",
+    )
+
+
+class LetterFilters(NullsAreAbsent):
+    """Which letters. Several conditions must all hold; to mean all letters, say so with `all`."""
+
+    run_ids: list[UUID] | None = Field(default=None, max_length=1000)
+    reason: DeadLetter | None = None
+    assistant_id: str | None = Field(default=None, description="A graph's name, or an assistant's UUID.")
+    graph_id: str | None = None
+    thread_id: UUID | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict, description="What the run's metadata must contain.")
+    older_than: Number | None = Field(
+        default=None, ge=0, le=AGES, description="Seconds since it was given up, at least."
+    )
+    newer_than: Number | None = Field(
+        default=None, ge=0, le=AGES, description="Seconds since it was given up, at most."
+    )
+    all: Flag = False
+    limit: Whole = Field(
+        default=100, ge=1, le=1000, description="At most this many, those first that have waited longest."
+    )
+
+
+class LettersRetry(LetterFilters):
+    model_config = ConfigDict(populate_by_name=True)
+
+    begin: RetryFrom = Field(default="checkpoint", alias="from")
+    fork: Flag = False
+
+
+class Skipped(BaseModel):
+    run_id: UUID
+    detail: str
+
+
+class RetriedLetter(BaseModel):
+    run_id: UUID
+    retried_by: UUID
+
+
+class Retried(BaseModel):
+    retried: int
+    runs: list[RetriedLetter]
+    skipped: list[Skipped] = Field(description="Those that could not be, and why.")
+    more: bool = Field(description="There are more than `limit`.")
+
+
+class Discarded(BaseModel):
+    discarded: int
+    runs: list[UUID]
+    skipped: list[Skipped]
+    more: bool
+
+
+@router.get(
+    "/dead-letters",
+    summary="List dead letters",
+    description="Those that are open, the latest first. A Holdfast extension.",
+    responses=answers(list[Letter]),
+)
+async def list_open(
+    web: Web,
+    reason: DeadLetter | None = None,
+    assistant_id: Annotated[str | None, Query(description="A graph's name, or an assistant's UUID.")] = None,
+    graph_id: str | None = None,
+    thread_id: UUID | None = None,
+    metadata: Annotated[str | None, Query(description="A JSON object that the run's metadata must contain.")] = None,
+    older_than: Annotated[float | None, Query(ge=0, le=AGES, description="Seconds since it was given up.")] = None,
+    newer_than: Annotated[float | None, Query(ge=0, le=AGES)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    body = LetterFilters(
+        reason=reason,
+        assistant_id=assistant_id,
+        graph_id=graph_id,
+        thread_id=thread_id,
+        metadata=_object(metadata),
+        older_than=older_than,
+        newer_than=newer_than,
+    )
+    filters = await _filters(web, body)
+    async with web.database.connection() as connection:
+        return Json([present_letter(row) for row in await list_letters(connection, filters, limit, offset)])
+
+
+@router.post(
+    "/dead-letters/retry",
+    summary="Retry dead letters",
+    description="Each as if by itself: one that cannot be retried does not keep the others. A Holdfast extension.",
+    responses=answers(Retried),
+)
+async def retry_many(web: Web, body: LettersRetry) -> Response:
+    found, more = await _found(web, body)
+    retried, skipped = [], []
+    for run_id in found:
+        try:
+            run = await _retry(web, run_id, body.begin, fork=body.fork)
+        except RequestError as refusal:
+            skipped.append({"run_id": run_id, "detail": str(refusal)})
+        else:
+            retried.append({"run_id": run_id, "retried_by": run["run_id"]})
+    return Json({"retried": len(retried), "runs": retried, "skipped": skipped, "more": more})
+
+
+@router.post(
+    "/dead-letters/discard",
+    summary="Discard dead letters",
+    description="The runs stay what they are, failed. A Holdfast extension.",
+    responses=answers(Discarded),
+)
+async def discard_many(web: Web, body: LetterFilters) -> Response:
+    found, more = await _found(web, body)
+    discarded, skipped = [], []
+    for run_id in found:
+        try:
+            await _discard(web, run_id)
+        except RequestError as refusal:
+            skipped.append({"run_id": run_id, "detail": str(refusal)})
+        else:
+            discarded.append(run_id)
+    return Json({"discarded": len(discarded), "runs": discarded, "skipped": skipped, "more": more})
+
+
+@router.get(
+    "/dead-letters/{run_id}",
+    summary="Get a dead letter",
+    description="Open or not, for as long as the run is kept. A Holdfast extension.",
+    responses=answers(Letter, 404),
+)
+async def get(web: Web, run_id: UUID) -> Response:
+    letter = await _letter(web, run_id)
+    await _may(web, letter, "read")
+    return Json(present_letter(letter))
+
+
+@router.post(
+    "/dead-letters/{run_id}/retry",
+    summary="Retry a dead letter",
+    description="A new run in the same thread; the letter names it from then on. A Holdfast extension.",
+    responses=answers(Run, 404, 409, headers=PLACE),
+)
+async def retry(web: Web, run_id: UUID, body: Annotated[LetterRetry | None, FromBody()] = None) -> Response:
+    body = body or LetterRetry()
+    edited = "input" in body.model_fields_set
+    if edited and body.begin != "start":
+        raise InvalidRequest("input: another input can only be given with from 'start'; the state has the first one.")
+    run = await _retry(web, run_id, body.begin, fork=body.fork, given={"input": body.input} if edited else None)
+    return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
+
+
+@router.post(
+    "/dead-letters/{run_id}/discard",
+    summary="Discard a dead letter",
+    description="The run stays what it is, failed. A Holdfast extension.",
+    responses=answers(Letter, 404, 409),
+)
+async def discard_one(web: Web, run_id: UUID) -> Response:
+    return Json(present_letter(await _discard(web, run_id)))
+
+
+@router.delete(
+    "/dead-letters/{run_id}",
+    status_code=204,
+    summary="Discard a dead letter, without an answer",
+    responses=refusals(404, 409),
+)
+async def delete(web: Web, run_id: UUID) -> Response:
+    await _discard(web, run_id)
+    return Response(status_code=204)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest("metadata: must be a JSON object.")
+    return value
+
+
+async def _filters(web: WebContext, body: LetterFilters) -> Filters:
+    """What a request asks for, less what is not the caller's to see."""
+    assistant_id: UUID | None = None
+    if body.assistant_id is not None:
+        own = body.assistant_id in web.catalog.graph_ids
+        try:
+            assistant_id = system.assistant_id(body.assistant_id) if own else UUID(body.assistant_id)
+        except ValueError:
+            raise InvalidRequest(f"assistant_id: '{body.assistant_id}' is neither a UUID nor a graph.") from None
+    asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": body.limit, "offset": 0}
+    visible = await web.caller.may("threads", "search", asked)
+    return Filters(
+        run_ids=body.run_ids,
+        reason=body.reason,
+        assistant_id=assistant_id,
+        graph_id=body.graph_id,
+        thread_id=body.thread_id,
+        metadata=body.metadata,
+        older_than=body.older_than,
+        newer_than=body.newer_than,
+        visible=visible,
+    )
+
+
+async def _found(web: WebContext, body: LetterFilters) -> tuple[list[UUID], bool]:
+    """The letters that a request is about, and whether there are more. In the order of their threads: with a key, they
+    are all dealt with in one transaction, and locks are taken in one order."""
+    asked = body.model_dump(exclude={"limit", "all", "begin", "fork"}, exclude_none=True, exclude_defaults=True)
+    if not asked and not body.all:
+        raise InvalidRequest(
+            "Say which letters: by run_ids, reason, graph_id or another filter, or all of them by all."
+        )
+    async with web.database.connection() as connection:
+        rows = await oldest_letters(connection, await _filters(web, body), body.limit + 1)
+    shown = sorted(rows[: body.limit], key=lambda row: (row["thread_id"], row["run_id"]))
+    return [row["run_id"] for row in shown], len(rows) > body.limit
+
+
+async def _letter(web: WebContext, run_id: UUID) -> DictRow:
+    async with web.database.connection() as connection:
+        return await get_letter(connection, run_id)
+
+
+async def _may(web: WebContext, letter: DictRow, access: Literal["read", "update"]) -> None:
+    try:
+        await web.may_thread(letter["thread_id"], access, run_id=letter["run_id"])
+    except NotFound:
+        raise _invisible(letter) from None
+
+
+def _invisible(letter: DictRow) -> NotFound:
+    return NotFound(f"Run {letter['run_id']} is not a dead letter, or does not exist.")
+
+
+async def _discard(web: WebContext, run_id: UUID) -> DictRow:
+    await _may(web, await _letter(web, run_id), "update")
+    async with web.database.transaction() as connection:
+        return await discard(connection, run_id)
+
+
+async def _retry(
+    web: WebContext, run_id: UUID, begin: RetryFrom, *, fork: bool, given: Mapping[str, Any] | None = None
+) -> DictRow:
+    """Retry a letter, and tell the workers. The run goes on being its first creator's, whoever retries it."""
+    letter = await _letter(web, run_id)
+    asked: dict[str, Any] = {
+        "thread_id": letter["thread_id"],
+        "assistant_id": letter["assistant_id"],
+        "status": "pending",
+        "metadata": dict(letter["metadata"]),
+        "prevent_insert_if_inflight": False,
+        "multitask_strategy": "enqueue",
+        "if_not_exists": "reject",
+        "after_seconds": 0,
+        "kwargs": {**letter["kwargs"], **(given or {})},
+    }
+    visible = await web.caller.may("threads", "create_run", asked)
+    try:
+        await web.require("thread", letter["thread_id"], visible)
+    except NotFound:
+        raise _invisible(letter) from None
+    how = Retry(
+        start=begin == "start",
+        fork=fork,
+        edited=given is not None,
+        kwargs=asked["kwargs"],
+        metadata=asked["metadata"] or {},
+        visible=visible,
+    )
+    return announce_created(web, *await retry_letter(web.database, letter, how))

@@ -1,0 +1,184 @@
+"""`Idempotency-Key`: a creating request that is sent again gets the first answer, and creates nothing.
+
+One layer for all routes that create. Whatever the route does, by whatever function, is one transaction here, and the
+answer is written into it before it is committed. So there is no moment at which a killed process could leave the one
+without the other, and no route needs to know of keys. Requests without a key do not come here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import orjson
+import psycopg
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from holdfast.api.context import WEB, WebContext, process_context, web_of
+from holdfast.api.shapes import refusals
+from holdfast.api.streaming import stream_response, wait_response
+from holdfast.db.one_transaction import OneTransaction
+from holdfast.errors import Gone, InvalidRequest, NotFound
+from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, keep_answer
+from holdfast.resources.runs import get_run
+from holdfast.signals.held import HeldSignals
+
+HEADER = "idempotency-key"
+REPLAYED = "idempotency-replayed"
+LONGEST = 255
+KEY = re.compile(r"[!-~]{1,255}")
+
+# The routes that create something. A route that is not here ignores the header.
+CREATING = frozenset(
+    {
+        "/assistants",
+        "/dead-letters/retry",
+        "/dead-letters/{run_id}/retry",
+        "/runs",
+        "/runs/batch",
+        "/runs/crons",
+        "/runs/stream",
+        "/runs/wait",
+        "/threads",
+        "/threads/{thread_id}/commands",
+        "/threads/{thread_id}/copy",
+        "/threads/{thread_id}/runs",
+        "/threads/{thread_id}/runs/crons",
+        "/threads/{thread_id}/runs/stream",
+        "/threads/{thread_id}/runs/wait",
+        "/threads/{thread_id}/state",
+    }
+)
+
+PARAMETER: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "A name for this request, chosen by the client. The same request with the same key is answered as "
+    "the first was, with `Idempotency-Replayed: true`, and creates nothing; another request with it is refused.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST, "pattern": "^[!-~]+$"},
+}
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def creates(path: str, methods: Collection[str]) -> bool:
+    """Whether a route takes a key."""
+    return path in CREATING and set(methods) == {"POST"}
+
+
+def declare(options: dict[str, Any]) -> None:
+    """Add the header to what a route says about itself."""
+    extra = dict(options.get("openapi_extra") or {})
+    if PARAMETER not in extra.get("parameters", ()):
+        options["openapi_extra"] = {**extra, "parameters": [*extra.get("parameters", ()), PARAMETER]}
+    options["responses"] = {**refusals(410), **(options.get("responses") or {})}
+
+
+async def answer_once(request: Request, handler: Handler) -> Response:
+    """Answer a request that has a key. Raises InvalidRequest when the key cannot be one, or belongs to another
+    request; otherwise whatever the route raises, and then the key is as unused as before."""
+    web = web_of(request)
+    body = await request.body()
+    asked = Asked(scope_of(web), given_key(request), fingerprint(request, body))
+    response: Response | None = None
+    signals = HeldSignals(web.signals)
+    async with web.database.transaction() as connection:
+        first = await first_answer(connection, asked, ttl=web.settings.idempotency_ttl)
+        if first is None:
+            database = OneTransaction(web.database, connection)
+            request.scope[WEB] = replace(process_context(request), database=database, signals=signals)
+            try:
+                response = await handler(request)
+            finally:
+                # What is left to do, a stream or what follows a client that has gone, is done after the transaction.
+                database.end()
+            if refused(response):
+                raise psycopg.Rollback
+            await keep_answer(connection, asked, described(asked, response))
+    if first is not None:
+        return await repeated(web, asked, first, body)
+    assert response is not None
+    if not refused(response):
+        signals.release()
+    return response
+
+
+def scope_of(web: WebContext) -> str:
+    """Whose key it is: others may use the same. Not the identity itself, which can be of any length."""
+    return hashlib.sha256(web.caller.user_id.encode()).hexdigest()
+
+
+def given_key(request: Request) -> str:
+    """The request's key. Raises InvalidRequest."""
+    keys = request.headers.getlist(HEADER)
+    if len(keys) != 1 or not KEY.fullmatch(keys[0]):
+        raise InvalidRequest(
+            f"Idempotency-Key must be given once and have 1 to {LONGEST} characters of visible ASCII, without spaces. "
+            "A UUID does well."
+        )
+    return keys[0]
+
+
+def fingerprint(request: Request, body: bytes) -> bytes:
+    """What makes it the same request: method, path, query, and a body that says the same."""
+    try:
+        said = orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS) if body else b""
+    except (orjson.JSONDecodeError, TypeError):
+        said = body
+    parts = (request.method.encode(), request.scope["path"].encode(), request.url.query.encode(), said)
+    return hashlib.sha256(b"\n".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def refused(response: Response) -> bool:
+    """Whether an answer says that nothing was done. Commands say so with a 200."""
+    if response.status_code >= 400:
+        return True
+    return not isinstance(response, StreamingResponse) and bytes(response.body).startswith(b'{"type":"error"')
+
+
+def described(asked: Asked, response: Response) -> Answer:
+    """An answer as it can be given again."""
+    headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+    about: dict[str, Any] = {
+        "fingerprint": asked.fingerprint,
+        "status": response.status_code,
+        "headers": headers,
+    }
+    if not isinstance(response, StreamingResponse):
+        return Answer(**about, kind="whole", body=bytes(response.body))
+    kind: Kind = "stream" if response.media_type == "text/event-stream" else "wait"
+    return Answer(**about, kind=kind, run_id=UUID(headers["content-location"].rpartition("/")[2]))
+
+
+async def repeated(web: WebContext, asked: Asked, first: Answer, body: bytes) -> Response:
+    """The first answer again. Of a run that is waited for or streamed: its result, or its events from the first on."""
+    if first.fingerprint != asked.fingerprint:
+        raise InvalidRequest(
+            f"Idempotency-Key '{asked.key}' was used for another request. Send a new key with a new request, and the "
+            "same method, path and body with the same key."
+        )
+    headers = {**first.headers, REPLAYED: "true"}
+    if first.body is not None or first.run_id is None:
+        return Response(first.body, status_code=first.status, headers=headers)
+    async with web.database.connection() as connection:
+        try:
+            run = await get_run(connection, first.run_id)
+        except NotFound:
+            raise Gone(
+                f"Run {first.run_id}, which Idempotency-Key '{asked.key}' created, is not kept any more, so it cannot "
+                "be shown again. Use a new key to create another."
+            ) from None
+    cancel = orjson.loads(body).get("on_disconnect") == "cancel"
+    stateless = first.headers["content-location"].startswith("/runs/")
+    if first.kind == "stream":
+        again = stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=stateless)
+    else:
+        again = wait_response(web, run, cancel_on_disconnect=cancel, stateless=stateless)
+    again.headers[REPLAYED] = "true"
+    return again

@@ -1,0 +1,51 @@
+"""Signals that wait for a commit: a hint about what nobody can see yet would be wasted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from holdfast.signals import Listener, Signals, Topic
+
+
+class HeldSignals:
+    """Another's signals, with what is published held back until `release`."""
+
+    def __init__(self, carrier: Signals) -> None:
+        self._carrier = carrier
+        self._waiting: list[Callable[[], None]] | None = []
+
+    @property
+    def max_payload(self) -> int:
+        return self._carrier.max_payload
+
+    @property
+    def degraded(self) -> bool:
+        return self._carrier.degraded
+
+    def listen(self, topic: Topic, listener: Listener) -> None:
+        self._carrier.listen(topic, listener)
+
+    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
+        self._carrier.follow(thread_id, joined)
+
+    def unfollow(self, thread_id: UUID) -> None:
+        self._carrier.unfollow(thread_id)
+
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
+        def send() -> None:
+            self._carrier.publish(topic, payload, thread_id=thread_id, patience=patience)
+
+        if self._waiting is None:
+            send()
+        else:
+            self._waiting.append(send)
+
+    async def run(self) -> None:
+        await self._carrier.run()
+
+    def release(self) -> None:
+        """What was held back is true now; send it, and from here on everything at once."""
+        waiting, self._waiting = self._waiting or [], None
+        for send in waiting:
+            send()
