@@ -14,6 +14,7 @@ from pydantic import AliasChoices, ValidationError, field_validator, model_valid
 from pydantic.fields import FieldInfo
 
 from holdfast.errors import SettingsError
+from holdfast.settings.children import ChildSettings
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.retention import RetentionSettings
@@ -27,13 +28,16 @@ SECTIONS: tuple[type[Section], ...] = (
     DatabaseSettings,
     WebSettings,
     WorkerSettings,
+    ChildSettings,
     RetentionSettings,
     WebhookSettings,
     TelemetrySettings,
 )
 
 
-class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings, WebhookSettings, TelemetrySettings):
+class Settings(
+    DatabaseSettings, WebSettings, WorkerSettings, ChildSettings, RetentionSettings, WebhookSettings, TelemetrySettings
+):
     """Every setting of every section."""
 
     @field_validator(

@@ -40,6 +40,8 @@ class Claimed:
     waited: float
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
+    # The run whose child this one is.
+    parent_run_id: UUID | None = None
 
 
 def run_config(run: Claimed) -> RunnableConfig:
