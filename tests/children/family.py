@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from langgraph.pregel import Pregel
 from psycopg.rows import DictRow
 
 import holdfast
 from holdfast.db.connect import Database
+from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.resources.children import ADOPT_THREAD, COUNT, INSERT
+from tests.engine.scene import GRAPH
 from tests.support.nodes import Words, line
 from tests.support.records import query
 from tests.support.waiting import until
@@ -71,3 +74,36 @@ def child(*nodes: Callable[..., Any]) -> Pregel[Any, Any, Any, Any]:
         return word("done")
 
     return line(*(nodes or (answer,)))
+
+
+async def adopt(database: Database, parent_run_id: UUID, key: str, **options: Any) -> Created:
+    """A child of a run, without anybody having asked for it."""
+    thread_id = uuid4()
+    async with database.transaction() as connection:
+        await create_thread(connection, thread_id, {})
+        await connection.execute(ADOPT_THREAD, {"run_id": parent_run_id, "depth": 1, "thread_id": thread_id})
+        created = await create_run_within(
+            connection,
+            NewRun(thread_id=thread_id, assistant_id=UUID(int=1), graph_id=GRAPH, kwargs={"input": {}}, **options),
+        )
+        await connection.execute(
+            INSERT,
+            {
+                "parent_run_id": parent_run_id,
+                "key": key,
+                "run_id": created.run["run_id"],
+                "thread_id": thread_id,
+                "assistant_id": UUID(int=1),
+                "graph_id": GRAPH,
+                "digest": key,
+            },
+        )
+        await connection.execute(COUNT, {"run_id": parent_run_id})
+    return created
+
+
+async def is_ready(database: Database, run_id: UUID) -> bool:
+    rows = await query(
+        database, "SELECT 1 FROM run WHERE run_id = %s AND status = 'pending' AND ready_at <= now()", run_id
+    )
+    return bool(rows)

@@ -64,7 +64,10 @@ async def test_a_parent_that_waits_is_busy_and_says_what_it_waits_for(settings: 
         created = await post_run(database, "parent", input=GO)
         await waits(database, created.run["run_id"])
         await gate.reached.wait()
-        row, thread = await run_row(database, created.run["run_id"]), await thread_row(database, created.run["thread_id"])
+        row, thread = (
+            await run_row(database, created.run["run_id"]),
+            await thread_row(database, created.run["thread_id"]),
+        )
         assert (row["status"], row["worker_id"], thread["status"]) == ("pending", None, "busy")
         assert len(worker._attempts) == 1
         kinds = [event.kind for event in await thread_events(database, created.run["thread_id"])]

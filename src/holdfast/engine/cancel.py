@@ -20,7 +20,7 @@ from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
-from holdfast.engine.waking import woken
+from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
 
@@ -151,7 +151,9 @@ async def cancel_runs(
     """Cancel runs of one thread. When this returns the request is committed; an empty result means that none of
     them was unfinished."""
     async with database.transaction() as connection:
-        await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
+        locked = await (await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})).fetchone()
+        if locked is not None and locked["parent_run_id"] is not None:
+            await connection.execute(LOCK_FAMILY, locked)
         cancelled = await cancel_locked(connection, thread_id, run_ids, action)
         if cancelled.ended:
             promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": [thread_id]})

@@ -19,6 +19,14 @@ NEVER = "'9999-01-01 00:00:00+00'::timestamptz"
 
 LOCK_RUNS = "SELECT run_id FROM run WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE"
 
+# The unfinished runs of a child's thread and the parent, for whoever knows the thread.
+LOCK_FAMILY = """
+SELECT run_id FROM run
+WHERE run_id IN (SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
+                 UNION ALL SELECT %(parent_run_id)s::uuid)
+ORDER BY run_id FOR NO KEY UPDATE
+"""
+
 # Those of these parents that may be claimed: woken by this transaction, as a rule.
 WOKEN = """
 SELECT run_id, graph_id FROM run WHERE run_id = ANY(%(run_ids)s) AND status = 'pending' AND ready_at <= now()

@@ -15,6 +15,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.waking import LOCK_FAMILY
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
@@ -91,17 +92,7 @@ RETURNING {ALL_COLUMNS}
 """
 
 LOCK_FOR_DELETE = """
-SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR UPDATE
-"""
-
-# With the run that waits for this thread, if it is a child's: a parent is locked with its children, in the order of
-# their ids, and not after them.
-LOCK_PARENT = """
-SELECT run_id FROM run
-WHERE EXISTS (SELECT 1 FROM thread WHERE thread_id = %(thread_id)s AND parent_run_id IS NOT NULL)
-  AND run_id IN (SELECT parent_run_id FROM thread WHERE thread_id = %(thread_id)s
-                 UNION ALL SELECT run_id FROM run WHERE thread_id = %(thread_id)s)
-ORDER BY run_id FOR UPDATE
+SELECT thread_id, parent_run_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR UPDATE
 """
 
 # The runs go first: that waits for a journal commit in flight, and voids the fences of what is still running, so
@@ -253,7 +244,8 @@ async def delete_thread(database: Database, thread_id: UUID) -> list[DictRow]:
         locked = await (await connection.execute(LOCK_FOR_DELETE, parameters)).fetchone()
         if locked is None:
             raise NotFound(f"Thread {thread_id} does not exist.")
-        await connection.execute(LOCK_PARENT, parameters)
+        if locked["parent_run_id"] is not None:
+            await connection.execute(LOCK_FAMILY, parameters | {"parent_run_id": locked["parent_run_id"]})
         runs = await (await connection.execute(DELETE_RUNS, parameters)).fetchall()
         for statement in DELETE_REST:
             await connection.execute(statement, parameters)
