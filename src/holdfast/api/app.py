@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import holdfast
 from holdfast.api import (
     assistants,
+    children,
     commands,
     crons,
     events,
@@ -43,6 +44,7 @@ ROUTERS = (
     ("runs crons", crons.router),
     ("runs", runs.router),
     ("runs", run_sets.router),
+    ("runs", children.router),
     ("event_streaming", commands.router),
     ("event_streaming", events.router),
     ("threads", thread_stream.router),

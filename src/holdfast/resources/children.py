@@ -55,9 +55,10 @@ LIST = """
 SELECT child.key, child.run_id, child.thread_id, child.assistant_id, child.graph_id, child.awaited > 0 AS awaited,
        child.error, child.created_at, child.ended_at, coalesce(run.children, 0) AS children,
        coalesce(child.status,
-                CASE WHEN run.finished_at IS NULL THEN run.status
+                CASE WHEN thread.thread_id IS NULL THEN 'deleted'
+                     WHEN run.finished_at IS NULL AND run.status IS NOT NULL THEN run.status
                      WHEN thread.status = 'busy' THEN 'running'
-                     ELSE 'paused' END, 'deleted') AS status
+                     ELSE 'paused' END) AS status
 FROM child
 LEFT JOIN run ON run.run_id = child.run_id
 LEFT JOIN thread ON thread.thread_id = child.thread_id
