@@ -98,7 +98,8 @@ async def _no_upkeep(database: Database) -> None:
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback"])
 async def test_a_run_that_takes_the_thread_cancels_them(settings: Settings, database: Database, strategy: str) -> None:
     three = Three()
-    async with answering(settings, three.catalog) as client, running_worker(settings, three.catalog):
+    async with answering(settings, three.catalog) as client, running_worker(settings, three.catalog, upkeep=False):
+        await _no_upkeep(database)
         run = (await post_run(database, "parent", input=GO)).run
         below = await generations(database, run["run_id"])
         body = {"assistant_id": "echo", "input": GO, "multitask_strategy": strategy}

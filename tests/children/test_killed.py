@@ -85,29 +85,3 @@ async def test_while_the_parent_waits(fleet: Fleet) -> None:
     # The parent's worker had nothing of it to lose.
     assert fleet.steps.nodes(run.run_id) == ["spread", "spread"]
     assert (await fleet.row(run))["crashes"] == 0
-
-
-async def test_whoever_cancels_is_killed_before_the_children_hear_of_it(fleet: Fleet) -> None:
-    """As far as a test can tell: the cancel is committed, and its process says nothing more."""
-    [_], [worker] = await fleet.start(workers=1)
-    run = await fleet.post("family", {"below": {"hold": "s2"}})
-
-    async def waits() -> bool:
-        row = await fleet.row(run)
-        return bool(row["status"] == "pending" and row["children"] == 3)
-
-    await until(waits, "the parent waits")
-    worker.kill()
-    # All that a request writes before it is told to go.
-    await fleet.query(
-        "UPDATE run SET status = 'interrupted', ready_at = NULL, finished_at = now(), cancel_action = 'interrupt' "
-        "WHERE run_id = %s RETURNING 1",
-        (run.run_id,),
-    )
-    await fleet.start_worker()
-
-    async def stopped() -> bool:
-        rows = await fleet.query("SELECT status FROM run WHERE parent_run_id = %s", (run.run_id,))
-        return [row["status"] for row in rows] == ["interrupted"] * 3
-
-    await until(stopped, "the children are cancelled")

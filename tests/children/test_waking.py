@@ -213,6 +213,18 @@ async def test_a_failure_is_enough_where_that_was_asked_for(family: Family) -> N
     assert await is_ready(family.database, family.run_id)
 
 
+async def test_what_an_earlier_wait_was_for_is_forgotten(family: Family) -> None:
+    first, second = await family.child("a"), await family.child("b")
+    await family.child("c")
+    await family.wait(a=True, c=True)
+    await family.write(first, FAILED)
+    [family.parent] = await claim_runs(family.database, family.worker_id)
+    await family.wait(b=False)
+    assert not await is_ready(family.database, family.run_id)
+    await family.write(second, SUCCESS)
+    assert await is_ready(family.database, family.run_id)
+
+
 # --- the wait and the end meet ------------------------------------------------------------------------
 
 
