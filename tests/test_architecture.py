@@ -35,6 +35,18 @@ def test_the_state_machine_is_the_databases_too() -> None:
 
 
 def test_the_public_surface_is_exact() -> None:
-    assert sorted(holdfast.__all__) == ["Retry", "__version__", "budget_left", "record_usage"]
+    assert sorted(holdfast.__all__) == [
+        "Child",
+        "ChildFailed",
+        "ChildRefused",
+        "Retry",
+        "__version__",
+        "budget_left",
+        "gather",
+        "gather_sync",
+        "record_usage",
+        "spawn",
+        "spawn_sync",
+    ]
     for name in holdfast.__all__:
         assert hasattr(holdfast, name)

@@ -12,6 +12,10 @@ HoldfastError
 │   ├── Conflict              409
 │   ├── Gone                  410
 │   └── Denied                the project's own auth said no, with its own status
+├── NotInRun                  something that only the code of a run can ask for
+├── ChildError                what graph code is told about the children of its run
+│   ├── ChildRefused          it cannot be created or waited for: the code must change something
+│   └── ChildFailed           it ended otherwise than in success
 └── RunSignal                 control flow out of user code; never shown to a client as it is
     ├── LeaseLost             the fence is stale: drop the run, write nothing
     ├── Cancelled             a client asked; carries the action (interrupt or rollback)
@@ -23,6 +27,10 @@ HoldfastError
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
 
 
 class HoldfastError(Exception):
@@ -78,6 +86,37 @@ class Denied(RequestError):
         super().__init__(detail)
         self.status = status
         self.headers = headers or {}
+
+
+class NotInRun(HoldfastError):
+    """Called where no run is being executed."""
+
+
+class ChildError(HoldfastError):
+    """Something is wrong with a child of this run."""
+
+
+class ChildRefused(ChildError):
+    """A child cannot be created, or waited for, as it was asked. Nothing was changed."""
+
+
+class ChildFailed(ChildError):
+    """A child did not end in success.
+
+    `status` is how it ended: `error`, `timeout`, `interrupted` (cancelled), `rolled_back` or `deleted`. `error` is what
+    it failed with, as clients see it, or None.
+    """
+
+    def __init__(
+        self, *, run_id: UUID, thread_id: UUID, key: str, status: str, error: Mapping[str, Any] | None
+    ) -> None:
+        because = f": {error.get('error')}: {error.get('message')}" if error else ""
+        super().__init__(f"Child '{key}' (run {run_id}) ended as {status}{because}")
+        self.run_id = run_id
+        self.thread_id = thread_id
+        self.key = key
+        self.status = status
+        self.error = error
 
 
 class RunSignal(HoldfastError):

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import holdfast
 from holdfast.api import (
     assistants,
+    children,
     commands,
     crons,
     dead_letters,
@@ -46,6 +47,7 @@ ROUTERS = (
     ("runs", runs.router),
     ("runs", run_sets.router),
     ("threads", usage.router),
+    ("runs", children.router),
     ("event_streaming", commands.router),
     ("event_streaming", events.router),
     ("threads", thread_stream.router),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from uuid import UUID
 
+import psycopg
+import structlog
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
@@ -15,6 +17,7 @@ from holdfast.auth.custom import ANYONE, Caller, CustomAuth
 from holdfast.db.connect import Database
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
+from holdfast.engine.children import cancel_children
 from holdfast.engine.states import CancelAction
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
@@ -27,6 +30,8 @@ from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_touched
 from holdfast.streams.hub import Hub
+
+log = structlog.get_logger(__name__)
 
 CALLER = "holdfast.caller"
 # What a request that is answered in one transaction has in the place of the process's context.
@@ -62,6 +67,8 @@ class WebContext:
 
     def announce_cancelled(self, cancelled: CancelledRuns, action: CancelAction) -> None:
         announce_cancelled(self.signals, cancelled, action)
+        if cancelled.parents:
+            self.spawn(self._cancel_children(cancelled.parents))
 
     def touched(self, thread_id: UUID) -> None:
         """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
@@ -69,8 +76,17 @@ class WebContext:
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:
         cancelled = await cancel_runs(self.database, thread_id, run_ids, action)
-        self.announce_cancelled(cancelled, action)
+        announce_cancelled(self.signals, cancelled, action)
+        if cancelled.parents:
+            await self._cancel_children(cancelled.parents)
         return cancelled
+
+    async def _cancel_children(self, parents: list[UUID]) -> None:
+        """Cancel what runs that were cancelled have spawned. What fails here is made up for by upkeep."""
+        try:
+            await cancel_children(self.database, self.signals, parents)
+        except (psycopg.Error, OSError) as error:
+            log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=repr(error))
 
     async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:
         """Raise NotFound for a row that the caller may not see, as if it were not there."""

@@ -233,6 +233,7 @@ class Run(BaseModel):
     error: Failure | None
     usage: Usage | None
     waiting_for: str | None = Field(default=None, description="What a pending run waits for, where one is shown.")
+    parent_run_id: UUID | None = Field(default=None, description="The run that spawned it, where there is one.")
 
 
 class SelectedRun(Selection, Run):

@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show, usage, tail and cancel."""
+"""`holdfast runs`: list, show, usage, tail, children and cancel."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.json import JSON
 from rich.text import Text
 
+from holdfast.cli.children import show_children
 from holdfast.cli.client import Client
 from holdfast.cli.console import out, say
 from holdfast.cli.exit_codes import CommandError
@@ -95,6 +96,13 @@ def tail(
         stream = client.follow_run(run_id, notice=say, after=after)
         stream.thread_id = run["thread_id"]
         sys.exit(watch(client, stream, as_json=as_json, url=url))
+
+
+@app.command(epilog=examples("holdfast runs children RUN_ID", "holdfast runs children RUN_ID --json | jq .status"))
+def children(run_id: RunId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Show what a run has spawned: its children, and theirs."""
+    with Client(url) as client:
+        show_children(client, _existing(client, run_id), as_json=as_json)
 
 
 @app.command(epilog=examples("holdfast runs cancel RUN_ID", "holdfast runs cancel RUN_ID --rollback"))

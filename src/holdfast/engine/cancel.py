@@ -20,6 +20,7 @@ from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
+from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
 
@@ -28,7 +29,9 @@ USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."
 
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
-SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook FROM run
+SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook,
+       children > 0 AS has_children, parent_run_id
+FROM run
 WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
   AND (%(run_ids)s::uuid[] IS NULL OR run_id = ANY(%(run_ids)s))
 ORDER BY run_id FOR NO KEY UPDATE
@@ -81,13 +84,16 @@ FROM per_thread WHERE thread.thread_id = per_thread.thread_id
 class CancelledRuns:
     """`ended` are over already; `requested` (run_id, thread_id, worker_id) still have to be stopped by their owner;
     `promoted` (run_id, graph_id) may start because of that. `told`: threads whose log says so. `webhooks`: somebody is
-    to be told of an end."""
+    to be told of an end. `parents` are those of all these that have children, which are to be cancelled, too;
+    `waited_for_by` are the parents of those that ended."""
 
     ended: list[UUID] = field(default_factory=list)
     requested: list[DictRow] = field(default_factory=list)
     promoted: list[DictRow] = field(default_factory=list)
     told: list[UUID] = field(default_factory=list)
     webhooks: bool = False
+    parents: list[UUID] = field(default_factory=list)
+    waited_for_by: list[UUID] = field(default_factory=list)
 
 
 async def cancel_locked(
@@ -115,7 +121,14 @@ async def cancel_locked(
     telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
     if telling:
         await queue_webhooks(connection, telling)
-    return CancelledRuns(ended=[*ended, *erased], requested=requested, told=told, webhooks=bool(telling))
+    return CancelledRuns(
+        ended=[*ended, *erased],
+        requested=requested,
+        told=told,
+        webhooks=bool(telling),
+        parents=[row["run_id"] for row in rows if row["has_children"]],
+        waited_for_by=[row["parent_run_id"] for row in pending if row["parent_run_id"] is not None],
+    )
 
 
 def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: CancelAction) -> None:
@@ -138,10 +151,14 @@ async def cancel_runs(
     """Cancel runs of one thread. When this returns the request is committed; an empty result means that none of
     them was unfinished."""
     async with database.transaction() as connection:
-        await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
+        locked = await (await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})).fetchone()
+        if locked is not None and locked["parent_run_id"] is not None:
+            await connection.execute(LOCK_FAMILY, locked)
         cancelled = await cancel_locked(connection, thread_id, run_ids, action)
         if cancelled.ended:
             promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": [thread_id]})
             cancelled.promoted.extend(await promoted.fetchall())
             await connection.execute(SETTLE_THREAD, {"thread_ids": [thread_id]})
+            if cancelled.waited_for_by:
+                cancelled.promoted.extend(await woken(connection, cancelled.waited_for_by))
     return cancelled

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.engine.ready import ReadyRun
+from holdfast.engine.waking import NEVER
 
 # A worker that was declared lost between two renewals must not take new runs.
 # `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
@@ -49,7 +50,7 @@ CROSS JOIN LATERAL (
 ) AS numbered
 WHERE run.run_id = picked.run_id
 RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.progress,
-          run.kwargs, run.metadata, run.cancel_action, run.usage, numbered.next_seq,
+          run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id, numbered.next_seq,
           NOT thread.has_state AND run.fence = 1 AS fresh,
           extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
           extract(epoch FROM now() - run.ready_at)::float8 AS waited
@@ -69,10 +70,11 @@ FROM stray WHERE run.run_id = stray.run_id
 RETURNING run.run_id
 """
 
-# Nothing is due now: how long until something is? Bounds a worker's sleep.
-NEXT_DUE = """
+# Nothing is due now: how long until something is? Bounds a worker's sleep. What waits for its children is not due at
+# any time.
+NEXT_DUE = f"""
 SELECT run_id, graph_id, extract(epoch FROM ready_at - now())::float8 AS seconds FROM run
-WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
+WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now() AND ready_at < {NEVER}
 ORDER BY priority DESC, ready_at LIMIT 1
 """
 

@@ -25,7 +25,7 @@ from holdfast.streams.serialize import to_json
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
-    "multitask_strategy, attempt, error, first_seq, priority, usage"
+    "multitask_strategy, attempt, error, first_seq, priority, usage, parent_run_id"
 )
 
 # `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
@@ -63,7 +63,7 @@ WITH due AS MATERIALIZED (
       AND run.created_at > due.at
 )
 INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
-                 metadata, kwargs, webhook)
+                 metadata, kwargs, webhook, parent_run_id, depth)
 SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
        CASE WHEN NOT EXISTS (
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
@@ -71,7 +71,7 @@ SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
        ) THEN due.at END,
        %(priority)s, %(multitask_strategy)s,
        %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json,
-       %(webhook)s::text
+       %(webhook)s::text, thread.parent_run_id, thread.depth
 FROM thread, due
 WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
   AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (

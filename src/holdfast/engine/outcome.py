@@ -41,7 +41,15 @@ class RolledBack:
     """The run never happened: its row and its checkpoints are deleted."""
 
 
-Outcome = Ended | Released | RolledBack
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The run gives its slot back until children of it have ended. `awaited` are their keys: True for those whose
+    failure is enough to go on, False for those that are waited for in any case. Not a retry, and not a crash."""
+
+    awaited: dict[str, bool]
+
+
+Outcome = Ended | Released | RolledBack | Waiting
 
 END_RUNS = """
 UPDATE run SET status = o.status, worker_id = NULL, ready_at = NULL, finished_at = now(), updated_at = now(),

@@ -7,7 +7,7 @@ each in id order.
 from __future__ import annotations
 
 LOCK_THREADS = """
-SELECT thread_id FROM thread WHERE thread_id = ANY(%(thread_ids)s) ORDER BY thread_id FOR NO KEY UPDATE
+SELECT thread_id, parent_run_id FROM thread WHERE thread_id = ANY(%(thread_ids)s) ORDER BY thread_id FOR NO KEY UPDATE
 """
 
 # The first unfinished run of each thread becomes its head, unless it is that already (running, or pending and ready).

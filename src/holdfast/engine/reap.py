@@ -15,6 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.waking import lock_with_parents
 
 # Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from pg_stat_activity
 # for the grace. The second holds only for a session that began under this very server: when Postgres restarts, all of
@@ -50,7 +51,7 @@ RETURNING worker_id
 # Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment,
 # or whose reaper died between two statements, is found here too.
 ORPHANS = """
-SELECT run.run_id, run.thread_id, run.worker_id FROM run
+SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id FROM run
 LEFT JOIN worker USING (worker_id)
 WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
 ORDER BY run.thread_id, run.run_id LIMIT 1000
@@ -128,6 +129,7 @@ async def release_orphans(database: Database, *, max_crashes: int) -> list[DictR
     run_ids = [row["run_id"] for row in orphans]
     async with database.transaction() as connection:
         await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
+        await lock_with_parents(connection, run_ids, [row["parent_run_id"] for row in orphans])
         cursor = await connection.execute(RELEASE, {"run_ids": run_ids, "max_crashes": max_crashes})
         released = await cursor.fetchall()
         poisoned = [row for row in released if row["status"] == "error"]

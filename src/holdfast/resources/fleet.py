@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.waking import NEVER
 from holdfast.errors import Conflict, NotFound
 
 # Seconds for which figures are good enough.
@@ -37,11 +38,13 @@ WITH asked AS (
 SELECT status FROM worker WHERE worker_id = %(worker_id)s
 """
 
-# Each part by an index that holds nothing else.
-QUEUE = """
+# Each part by an index that holds nothing else. What waits for its children waits, as what is behind another run does.
+QUEUE = f"""
 SELECT (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()) AS ready,
-       (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()) AS scheduled,
-       (SELECT count(*) FROM run WHERE status IN ('pending', 'running') AND ready_at IS NULL) AS waiting,
+       (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
+          AND ready_at < {NEVER}) AS scheduled,
+       (SELECT count(*) FROM run WHERE status IN ('pending', 'running') AND ready_at IS NULL)
+       + (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at = {NEVER}) AS waiting,
        (SELECT count(*) FROM run WHERE status = 'running') AS running,
        coalesce((SELECT extract(epoch FROM now() - min(ready_at))::float8 FROM run
                  WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()), 0) AS oldest_seconds,
@@ -60,8 +63,8 @@ GROUP BY graph_id ORDER BY graph_id
 """
 
 # What a pending run waits for.
-WAITS = """
-SELECT ready_at, ready_at > now() AS later,
+WAITS = f"""
+SELECT ready_at, ready_at > now() AS later, ready_at = {NEVER} AS for_children,
        EXISTS (SELECT 1 FROM worker WHERE status = 'online') AS served,
        EXISTS (SELECT 1 FROM worker WHERE status = 'online' AND run.graph_id = ANY(graphs)) AS has_graph
 FROM run WHERE run_id = %(run_id)s AND status = 'pending'
@@ -123,6 +126,8 @@ async def waits_for(connection: AsyncConnection[DictRow], run_id: UUID, graph_id
         return None
     if row["ready_at"] is None:
         return "the runs before it in its thread"
+    if row["for_children"]:
+        return "its children"
     if row["later"]:
         return f"its time, {row['ready_at'].isoformat()}"
     if not row["served"]:

@@ -138,4 +138,6 @@ def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
     shown["langsmith_session_name"] = configurable.get(PROJECT)
     for internal in ("first_seq", "graph_id", "finished_at"):
         shown.pop(internal, None)
+    if shown.get("parent_run_id") is None:
+        shown.pop("parent_run_id", None)
     return shown

@@ -16,6 +16,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.usage import usage_totals
+from holdfast.engine.waking import LOCK_FAMILY
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
@@ -93,7 +94,7 @@ RETURNING {ALL_COLUMNS}
 """
 
 LOCK_FOR_DELETE = """
-SELECT thread_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR UPDATE
+SELECT thread_id, parent_run_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR UPDATE
 """
 
 # The runs go first: that waits for a journal commit in flight, and voids the fences of what is still running, so
@@ -245,6 +246,8 @@ async def delete_thread(database: Database, thread_id: UUID) -> list[DictRow]:
         locked = await (await connection.execute(LOCK_FOR_DELETE, parameters)).fetchone()
         if locked is None:
             raise NotFound(f"Thread {thread_id} does not exist.")
+        if locked["parent_run_id"] is not None:
+            await connection.execute(LOCK_FAMILY, parameters | {"parent_run_id": locked["parent_run_id"]})
         runs = await (await connection.execute(DELETE_RUNS, parameters)).fetchall()
         for statement in DELETE_REST:
             await connection.execute(statement, parameters)

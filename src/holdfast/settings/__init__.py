@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from holdfast.errors import SettingsError
 from holdfast.settings.budgets import BudgetSettings
+from holdfast.settings.children import ChildSettings
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.letters import LetterSettings
@@ -30,6 +31,7 @@ SECTIONS: tuple[type[Section], ...] = (
     WebSettings,
     WorkerSettings,
     BudgetSettings,
+    ChildSettings,
     RetentionSettings,
     WebhookSettings,
     LetterSettings,
@@ -42,6 +44,7 @@ class Settings(
     WebSettings,
     WorkerSettings,
     BudgetSettings,
+    ChildSettings,
     RetentionSettings,
     WebhookSettings,
     LetterSettings,

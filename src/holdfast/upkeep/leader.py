@@ -22,6 +22,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
+from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.letters import Letters
@@ -55,6 +56,7 @@ class Upkeep:
         self._reaper = Reaper(database, signals)
         self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
+        self._children = ChildKeeper(database, signals)
         self._items = ItemSweeper(database, items_interval)
         self._letters = Letters(database, signals)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
@@ -127,6 +129,7 @@ class Upkeep:
         """All duties once. Returns when to come back, if that matters."""
         async with asyncio.timeout(self._settings.database_timeout * 3):
             pause = await self._reaper.run(connection)
+            await self._children.run(connection)
             await self._sweeper.run()
             await self._items.run()
             await self._letters.run()

@@ -11,6 +11,7 @@ import orjson
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
+from holdfast.engine.children import AWAIT_CHILDREN, WAIT_RUNS
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,
@@ -20,11 +21,13 @@ from holdfast.engine.outcome import (
     Outcome,
     Released,
     RolledBack,
+    Waiting,
 )
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.usage import record_usage
+from holdfast.engine.waking import WOKEN, lock_with_parents
 from holdfast.resources.checkpoints import BlobRow
 from holdfast.streams.hints import Flush
 from holdfast.streams.serialize import to_jsonb
@@ -157,6 +160,13 @@ class Portion:
     outcome: Outcome | None = None
     # Somebody wants to be told of the run's end.
     webhook: bool = False
+    # The run whose child this one is.
+    parent: UUID | None = None
+
+    @property
+    def parent_to_tell(self) -> UUID | None:
+        """The parent, if it may have waited for what happens here."""
+        return self.parent if isinstance(self.outcome, Ended | RolledBack) else None
 
     @property
     def last_seq(self) -> int:
@@ -177,13 +187,14 @@ class Portion:
 class Written:
     """What the database will have said, once the answers are in."""
 
-    promoted: AsyncCursor[DictRow] | None
+    # What became ready, by whatever statement. A row may say of itself that it did not.
+    promoted: list[AsyncCursor[DictRow]]
     verified: AsyncCursor[DictRow] | None
 
     async def ready(self) -> list[ReadyRun]:
         """The waiting runs that became ready."""
-        rows = [] if self.promoted is None else await self.promoted.fetchall()
-        return [ReadyRun(row["run_id"], row["graph_id"]) for row in rows]
+        rows = [row for cursor in self.promoted for row in await cursor.fetchall()]
+        return [ReadyRun(row["run_id"], row["graph_id"]) for row in rows if row.get("ready", True)]
 
     async def stamp(self) -> datetime | None:
         """The time that the events are stamped with; None when they may have been written by an earlier try."""
@@ -216,6 +227,9 @@ async def write_portions(
     if verify:
         if touched := sorted({portion.thread_id for portion in portions if portion.touches_thread}):
             await connection.execute(LOCK_THREADS, {"thread_ids": touched})
+        if outcomes:
+            parents = [portion.parent_to_tell for portion in outcomes]
+            await lock_with_parents(connection, [portion.run_id for portion in portions], parents)
         verified = await connection.execute(VERIFY, _claims(portions))
     await _write_entries(connection, portions, repeat=repeat)
     return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified)
@@ -288,7 +302,7 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
 
 async def _write_outcomes(
     connection: AsyncConnection[DictRow], outcomes: list[Portion], thread_ids: list[UUID]
-) -> AsyncCursor[DictRow] | None:
+) -> list[AsyncCursor[DictRow]]:
     ended = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Ended)]
     released = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Released)]
     rolled_back = [portion for portion in outcomes if isinstance(portion.outcome, RolledBack)]
@@ -327,8 +341,29 @@ async def _write_outcomes(
         )
     for portion in rolled_back:
         await erase_runs(connection, portion.thread_id, [portion.run_id])
+    promoted = await _write_waits(connection, outcomes)
     if not ended and not rolled_back:
-        return None
-    promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids})
+        return promoted
+    promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
     await connection.execute(SETTLE_THREAD, {"thread_ids": thread_ids})
+    if told := [portion.parent for portion in outcomes if portion.parent_to_tell is not None]:
+        promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
     return promoted
+
+
+async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Portion]) -> list[AsyncCursor[DictRow]]:
+    """Let parents wait. Some need not: what they wait for has ended meanwhile."""
+    waiting = {portion.run_id: portion.outcome for portion in outcomes if isinstance(portion.outcome, Waiting)}
+    if not waiting:
+        return []
+    awaited = [(run_id, *one) for run_id, outcome in waiting.items() for one in outcome.awaited.items()]
+    await connection.execute(
+        AWAIT_CHILDREN,
+        {
+            "parents": list(waiting),
+            "run_ids": [run_id for run_id, _, _ in awaited],
+            "keys": [key for _, key, _ in awaited],
+            "hows": [2 if failure_is_enough else 1 for _, _, failure_is_enough in awaited],
+        },
+    )
+    return [await connection.execute(WAIT_RUNS, {"run_ids": list(waiting)})]

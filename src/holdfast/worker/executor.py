@@ -27,7 +27,7 @@ from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
 from holdfast.engine.outbox import has_webhook
-from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.errors import (
     BudgetExceeded,
@@ -44,7 +44,10 @@ from holdfast.errors import (
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.threads import get_thread
+from holdfast.runtime.children import WaitsForChildren
+from holdfast.runtime.current import CurrentRun, enter_run
 from holdfast.settings import Settings
+from holdfast.signals import Signals
 from holdfast.streams.serialize import to_json
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
@@ -114,6 +117,8 @@ class Executor:
         self._saver = saver
         # For graph code. Whoever runs the process opens it before the first attempt.
         self.store: BaseStore | None = None
+        # To tell others of what graph code creates.
+        self.signals: Signals | None = None
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
         """Run the pipeline. Returns the outcome once it is durable, or None when the run was not ours to end."""
@@ -132,7 +137,12 @@ class Executor:
                     if outcome is None:
                         return None
                     attempt.settle()
-                    await attempt.lane.finish(outcome, graph_id=run.graph_id, webhook=has_webhook(run.kwargs))
+                    await attempt.lane.finish(
+                        outcome,
+                        graph_id=run.graph_id,
+                        webhook=has_webhook(run.kwargs),
+                        parent=run.parent_run_id,
+                    )
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
                     return None
@@ -210,6 +220,7 @@ class Executor:
         run, lane = attempt.run, attempt.lane
         kwargs = run.kwargs
         attempt.meter.attach()
+        enter_run(self._current(run))
         if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
@@ -247,6 +258,19 @@ class Executor:
         if progress.seen_values and ("values" not in requested or not progress.told):
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.output))
+
+    def _current(self, run: Claimed) -> CurrentRun:
+        """The run as its own code finds it."""
+        return CurrentRun(
+            run_id=run.run_id,
+            thread_id=run.thread_id,
+            fence=run.fence,
+            kwargs=run.kwargs,
+            database=self._database,
+            catalog=self._catalog,
+            signals=self.signals,
+            loop=asyncio.get_running_loop(),
+        )
 
     async def _asked(self, run: Claimed) -> frozenset[str]:
         """What waited for an answer before the run: the thread's row changes only when a run ends."""
@@ -288,6 +312,8 @@ class Executor:
             if progress.values is not None and not progress.paused:
                 return Ended(status=RunStatus.SUCCESS, resting="idle", values=to_json(progress.values))
             return await self._ended(RunStatus.SUCCESS, graph, config, progress, None)
+        if isinstance(failure, WaitsForChildren):
+            return Waiting(awaited=dict(failure.awaited))
         if isinstance(failure, UnknownInterruptError) and attempt.run.kwargs.get("strict_resume"):
             # Raised before anything is written: whoever does wait for an answer goes on waiting.
             return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, resting=None))

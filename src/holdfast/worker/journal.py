@@ -26,7 +26,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_session
-from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
@@ -71,6 +71,7 @@ class Lane:
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
         self._webhook = False
+        self._parent: UUID | None = None
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -101,9 +102,11 @@ class Lane:
         while self._bytes > self._journal.settings.journal_buffer_bytes:
             await self.flush()
 
-    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False) -> None:
+    async def finish(
+        self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False, parent: UUID | None = None
+    ) -> None:
         """Write the outcome after everything handed in before, with its `webhook` if it has one, and wait until it is
-        durable.
+        durable. `parent` may wait for it.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
         rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
@@ -117,10 +120,11 @@ class Lane:
                 self.event("end", orjson.dumps(end))
             case RolledBack():
                 self.event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
-            case Released():
+            case Released() | Waiting():
                 pass
         self._outcome = outcome
         self._webhook = webhook
+        self._parent = parent
         await self._wait()
 
     def discard(self) -> None:
@@ -162,7 +166,14 @@ class Lane:
 
     def _take(self) -> Item:
         portion = Portion(
-            self.run_id, self.thread_id, self.fence, self.next_seq, self._entries, self._outcome, self._webhook
+            self.run_id,
+            self.thread_id,
+            self.fence,
+            self.next_seq,
+            self._entries,
+            self._outcome,
+            self._webhook,
+            self._parent,
         )
         waiters, size = self._waiters, self._bytes
         self._entries, self._outcome, self._waiters = [], None, []
@@ -324,7 +335,9 @@ class Journal:
             await self._begin(connection)
             if threads:
                 await connection.execute(LOCK_THREADS, {"thread_ids": threads})
-            cursor = await connection.execute(INSPECT, {"run_ids": [lane.run_id for lane in group]})
+            parents = [item[0].parent_to_tell for item in group.values()]
+            inspected = [lane.run_id for lane in group] + [parent for parent in parents if parent is not None]
+            cursor = await connection.execute(INSPECT, {"run_ids": inspected})
             rows = {row["run_id"]: row for row in await cursor.fetchall()}
             for lane, item in group.items():
                 verdict = _judge(item[0], rows.get(lane.run_id), repeat=repeat)

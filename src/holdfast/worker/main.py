@@ -26,7 +26,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.claim import claim, next_due, return_strays
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
-from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
 from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
@@ -72,6 +72,7 @@ class Worker:
         self.signals = signals_for(self.database)
         self.journal = Journal(settings, self._announce, self._lane_failed)
         self.executor = Executor(settings, self.database, catalog)
+        self.executor.signals = self.signals
         items = store_section(catalog.project)
         threads = checkpointer_section(catalog.project)
         webhooks = webhooks_section(catalog.project)
@@ -270,6 +271,8 @@ class Worker:
                 asyncio.get_running_loop().call_later((after or 0) + 0.001, self._wake.set)
             case RolledBack():
                 ended = "rolled back"
+            case Waiting():
+                ended = "waiting for its children"
             case None:
                 return
         log.info("run.finished", run_id=str(run.run_id), outcome=ended, seconds=round(time.monotonic() - started, 3))

@@ -1,0 +1,59 @@
+"""/threads/{thread_id}/runs/{run_id}/children: what a run has spawned. Holdfast's own, not part of the LangGraph API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import Failure, answers
+from holdfast.resources.children import list_children
+from holdfast.resources.runs import get_run
+from holdfast.resources.threads import present
+
+router = APIRouter(tags=["runs"], route_class=JsonRoute)
+
+ChildStatus = Literal[
+    "pending", "running", "paused", "success", "error", "timeout", "interrupted", "rolled_back", "deleted"
+]
+
+
+class ChildRun(BaseModel):
+    """A child of a run. Once it has ended, nothing here changes any more."""
+
+    key: str
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    status: ChildStatus = Field(description="`paused`: its thread waits for an answer, which is no end.")
+    error: Failure | None
+    awaited: bool = Field(description="Whether the parent waits for it, or did when it last waited.")
+    children: int = Field(description="How many it has itself.")
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@router.get(
+    "/threads/{thread_id}/runs/{run_id}/children",
+    summary="List a run's children",
+    description="In the order in which they were spawned. A Holdfast extension.",
+    responses=answers(list[ChildRun], 404),
+)
+async def children(
+    web: Web,
+    thread_id: UUID,
+    run_id: UUID,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    await web.may_thread(thread_id, "read", run_id=run_id)
+    async with web.database.connection() as connection:
+        await get_run(connection, run_id, thread_id)
+        return Json([present(row) for row in await list_children(connection, run_id, limit, offset)])

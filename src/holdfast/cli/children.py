@@ -1,0 +1,50 @@
+"""`holdfast runs children`: the runs below a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.text import Text
+
+from holdfast.cli.client import Client
+from holdfast.cli.console import out, say
+from holdfast.cli.render import OUTCOME
+
+# What one request may ask for.
+PAGE = 1000
+LAYOUT = "{:36}  {:11}  {:20}  {}"
+STYLES = {"running": "cyan", "pending": "dim", "paused": "yellow", "rolled_back": "dim", "deleted": "dim"} | {
+    status: style for status, (_, style, _) in OUTCOME.items()
+}
+
+
+def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None:
+    """Print the children of a run and, below each, its own."""
+    found = 0
+    for depth, child in descendants(client, run):
+        found += 1
+        if as_json:
+            print(json.dumps({"depth": depth, **child}, ensure_ascii=False))
+            continue
+        if found == 1:
+            out.print(LAYOUT.format("run", "status", "graph", "key"), style="bold")
+        status = str(child["status"])
+        line = LAYOUT.format(child["run_id"], status, child["graph_id"], "  " * (depth - 1) + child["key"])
+        out.print(Text(line, style=STYLES.get(status, "")))
+    if not found and not as_json:
+        say("No children.")
+
+
+def descendants(client: Client, run: dict[str, Any], depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """All runs below one, each behind its parent, with how many generations down it is."""
+    offset, page = 0, [{}] * PAGE
+    while len(page) == PAGE:
+        path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/children"
+        page = client.request("GET", path, params={"limit": PAGE, "offset": offset})
+        offset += len(page)
+        for child in page:
+            yield depth, child
+            if child["children"] and child["status"] not in ("rolled_back", "deleted"):
+                yield from descendants(client, child, depth + 1)

@@ -1,0 +1,212 @@
+"""The children of a run: creating one once for its key, and reading what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+from uuid_utils.compat import uuid7
+
+from holdfast.db.connect import Database
+from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.errors import Cancelled, ChildRefused, LeaseLost
+from holdfast.graphs.assistants import assistant_id
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.assistants import inherit, resolve_assistant_row
+from holdfast.resources.runs import RESERVED_METADATA
+from holdfast.streams.serialize import to_json
+
+# The time to live of a child's thread, when that of its parent goes with its run: minutes without activity. It may have
+# to wait for somebody's answer.
+ORPHAN_TTL = (1440.0, "delete")
+
+# Orders what is done in the name of the parent: the same key asked for twice, its end, the ends of its children.
+LOCK_PARENT = """
+SELECT run.status, run.fence, run.cancel_action, run.children, run.depth, run.priority, run.thread_id,
+       thread.metadata, thread.temporary, thread.ttl_minutes, thread.ttl_strategy
+FROM run JOIN thread USING (thread_id) WHERE run.run_id = %(run_id)s FOR NO KEY UPDATE OF run
+"""
+
+FIND = "SELECT key, run_id, thread_id, digest FROM child WHERE parent_run_id = %(run_id)s AND key = %(key)s"
+
+# Before the run: it takes both from its thread, as do those that come after it, with the answer to a question.
+ADOPT_THREAD = "UPDATE thread SET parent_run_id = %(run_id)s, depth = %(depth)s WHERE thread_id = %(thread_id)s"
+
+INSERT = """
+INSERT INTO child (parent_run_id, key, run_id, thread_id, assistant_id, graph_id, digest)
+VALUES (%(parent_run_id)s, %(key)s, %(run_id)s, %(thread_id)s, %(assistant_id)s, %(graph_id)s, %(digest)s)
+"""
+
+COUNT = "UPDATE run SET children = children + 1 WHERE run_id = %(run_id)s"
+
+READ = """
+SELECT key, run_id, thread_id, status, error, "values" FROM child
+WHERE parent_run_id = %(run_id)s AND key = ANY(%(keys)s)
+"""
+
+# One whose thread waits for an answer is `paused`; while somebody works in it, that is how it stands.
+LIST = """
+SELECT child.key, child.run_id, child.thread_id, child.assistant_id, child.graph_id, child.awaited > 0 AS awaited,
+       child.error, child.created_at, child.ended_at, coalesce(run.children, 0) AS children,
+       coalesce(child.status,
+                CASE WHEN thread.thread_id IS NULL THEN 'deleted'
+                     WHEN run.finished_at IS NULL AND run.status IS NOT NULL THEN run.status
+                     WHEN thread.status = 'busy' THEN 'running'
+                     ELSE 'paused' END) AS status
+FROM child
+LEFT JOIN run ON run.run_id = child.run_id
+LEFT JOIN thread ON thread.thread_id = child.thread_id
+WHERE child.parent_run_id = %(run_id)s
+ORDER BY child.created_at, child.key LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Who asks: a run, under the fence that it is held with."""
+
+    run_id: UUID
+    fence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildRequest:
+    """A child as graph code asks for it. `kwargs` are those of its run, but for what its assistant adds."""
+
+    assistant: str
+    key: str
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    # None: the parent's.
+    priority: int | None = None
+    after_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SpawnedChild:
+    """`new` and `created` are None when the child was there already."""
+
+    key: str
+    run_id: UUID
+    thread_id: UUID
+    new: NewRun | None = None
+    created: Created | None = None
+
+
+async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent, request: ChildRequest) -> SpawnedChild:
+    """The child of a run under a key: created by the first who asks, and the same for all others.
+
+    Raises LeaseLost when the parent is not held under its fence any more, Cancelled when it is to stop, ChildRefused
+    for a key that is taken by something else and when there would be too many, NotFound and InvalidRequest for an
+    assistant that there is not. Nothing has changed then.
+    """
+    settings = database.settings
+    digest = _digest(catalog, request)
+    async with database.transaction() as connection:
+        async with connection.pipeline():
+            locked = await connection.execute(LOCK_PARENT, {"run_id": parent.run_id})
+            found = await connection.execute(FIND, {"run_id": parent.run_id, "key": request.key})
+            row, known = await locked.fetchone(), await found.fetchone()
+        if row is None or row["status"] != "running" or row["fence"] != parent.fence:
+            raise LeaseLost(f"run {parent.run_id} is no longer held")
+        if known is not None:
+            if known["digest"] != digest:
+                raise ChildRefused(
+                    f"Child '{request.key}' of this run was spawned with another assistant or input. A node runs again "
+                    "from its start after a wait or a crash: give every child a key of its own, and have its input "
+                    "be the same each time, by computing it in an earlier node."
+                )
+            return SpawnedChild(known["key"], known["run_id"], known["thread_id"])
+        if row["cancel_action"] is not None:
+            raise Cancelled(row["cancel_action"])
+        _check_limits(row, settings.max_child_depth, settings.max_children)
+        assistant = await resolve_assistant_row(connection, catalog, request.assistant)
+        if assistant["graph_id"] not in catalog.graph_ids:
+            raise ChildRefused(
+                f"Assistant {request.assistant} is for graph '{assistant['graph_id']}', "
+                "which this worker does not have."
+            )
+        new = _new_run(parent, row, assistant, request)
+        await create_thread(connection, new.thread_id, new.thread_metadata, ttl=new.thread_ttl)
+        await connection.execute(
+            ADOPT_THREAD, {"run_id": parent.run_id, "depth": row["depth"] + 1, "thread_id": new.thread_id}
+        )
+        created = await create_run_within(connection, new)
+        await connection.execute(
+            INSERT,
+            {
+                "parent_run_id": parent.run_id,
+                "key": request.key,
+                "run_id": new.run_id,
+                "thread_id": new.thread_id,
+                "assistant_id": new.assistant_id,
+                "graph_id": new.graph_id,
+                "digest": digest,
+            },
+        )
+        await connection.execute(COUNT, {"run_id": parent.run_id})
+    return SpawnedChild(request.key, new.run_id, new.thread_id, new, created)
+
+
+async def read_children(connection: AsyncConnection[DictRow], run_id: UUID, keys: Sequence[str]) -> dict[str, DictRow]:
+    """The children under these keys, as far as there are any; `status` is None until one has ended."""
+    cursor = await connection.execute(READ, {"run_id": run_id, "keys": list(keys)})
+    return {row["key"]: row for row in await cursor.fetchall()}
+
+
+async def list_children(connection: AsyncConnection[DictRow], run_id: UUID, limit: int, offset: int) -> list[DictRow]:
+    """The children of a run in the order in which they were created."""
+    cursor = await connection.execute(LIST, {"run_id": run_id, "limit": limit, "offset": offset})
+    return await cursor.fetchall()
+
+
+def _digest(catalog: GraphCatalog, request: ChildRequest) -> str:
+    """What a key stands for. A graph's name and the id of its own assistant are the same."""
+    own = request.assistant in catalog.graph_ids
+    identity = str(assistant_id(request.assistant)) if own else request.assistant.lower()
+    content = [identity, json.loads(to_json(request.kwargs["input"]))]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_limits(parent: DictRow, deepest: int, most: int) -> None:
+    if parent["depth"] >= deepest:
+        raise ChildRefused(
+            f"This run is {parent['depth']} generations below the first, and HOLDFAST_MAX_CHILD_DEPTH is {deepest}: "
+            "it may not have children."
+        )
+    if parent["children"] >= most:
+        raise ChildRefused(
+            f"This run has {parent['children']} children, and HOLDFAST_MAX_CHILDREN is {most}. Give each more to do, "
+            "or let children have children."
+        )
+
+
+def _new_run(parent: Parent, row: DictRow, assistant: DictRow, request: ChildRequest) -> NewRun:
+    """The child's run, on a thread of its own: whoever may see the parent's thread, by its metadata, may see that."""
+    kwargs = inherit(assistant, request.kwargs)
+    of_config: dict[str, Any] = kwargs["config"].get("metadata") or {}
+    given = {key: value for key, value in {**of_config, **request.metadata}.items() if key not in RESERVED_METADATA}
+    ttl = None if row["ttl_minutes"] is None else (row["ttl_minutes"], row["ttl_strategy"])
+    return NewRun(
+        thread_id=uuid7(),
+        assistant_id=assistant["assistant_id"],
+        graph_id=assistant["graph_id"],
+        kwargs=kwargs,
+        metadata={**given, "graph_id": assistant["graph_id"], "assistant_id": str(assistant["assistant_id"])},
+        assistant_metadata=assistant["metadata"],
+        after_seconds=request.after_seconds,
+        priority=row["priority"] if request.priority is None else request.priority,
+        thread_metadata={
+            **request.metadata,
+            **row["metadata"],
+            "parent_run_id": str(parent.run_id),
+            "parent_thread_id": str(row["thread_id"]),
+        },
+        thread_ttl=ORPHAN_TTL if row["temporary"] else ttl,
+    )

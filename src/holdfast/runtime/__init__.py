@@ -1,0 +1,1 @@
+"""What graph code may ask of Holdfast while its run is executed."""

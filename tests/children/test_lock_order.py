@@ -1,0 +1,168 @@
+"""Whoever ends a child wants its parent's row as well: no two operations on a family wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.engine.cancel import cancel_runs
+from holdfast.engine.outcome import Outcome, RolledBack, Waiting
+from holdfast.engine.reap import release_orphans
+from holdfast.errors import NotFound
+from holdfast.resources.threads import delete_thread
+from holdfast.settings import Settings, load_settings
+from holdfast.worker.batch import write_portions
+from tests.engine.scene import GRAPH, SUCCESS, online_worker, portion_of
+from tests.engine.test_lock_order import both_are_stuck, deadlocks
+from tests.support.records import query
+
+PARENTS = 4
+ROUNDS = 6
+
+# Parents, each with two children; every second run of all of them is the one worker's, the others are the other's. The
+# last child waits to be claimed. Ids say nothing about who is whose parent.
+SCENE = """
+WITH home AS (
+    INSERT INTO thread (thread_id, status) SELECT gen_random_uuid(), 'busy' FROM generate_series(1, %(parents)s)
+    RETURNING thread_id
+), parent AS (
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, status, created_at, ready_at, worker_id, fence, children,
+                     kwargs)
+    SELECT gen_random_uuid(), thread_id, gen_random_uuid(), %(graph)s, 'running', now(), now(),
+           (%(workers)s::uuid[])[1 + (row_number() OVER ()) %% 2], 1, 2, '{}' FROM home
+    RETURNING run_id
+), below AS (
+    INSERT INTO thread (thread_id, status, parent_run_id, depth)
+    SELECT gen_random_uuid(), 'busy', run_id, 1 FROM parent, generate_series(1, 2) RETURNING thread_id, parent_run_id
+), numbered AS (
+    SELECT thread_id, parent_run_id, gen_random_uuid() AS run_id, row_number() OVER () AS number FROM below
+), child_run AS (
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, status, created_at, ready_at, worker_id, fence, depth,
+                     parent_run_id, kwargs)
+    SELECT run_id, thread_id, gen_random_uuid(), %(graph)s, CASE WHEN number > 6 THEN 'pending' ELSE 'running' END,
+           now(), now(), CASE WHEN number <= 6 THEN (%(workers)s::uuid[])[1 + number / 2 %% 2] END,
+           CASE WHEN number > 6 THEN 0 ELSE 1 END, 1, parent_run_id, '{}' FROM numbered
+)
+INSERT INTO child (parent_run_id, key, run_id, thread_id, assistant_id, graph_id, digest, awaited)
+SELECT parent_run_id, number::text, run_id, thread_id, run_id, %(graph)s, '', 1 FROM numbered
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    workers: list[UUID]
+    threads: list[UUID]
+    running: list[DictRow]
+    keys: dict[UUID, list[str]]
+
+
+async def set_scene(database: Database) -> Scene:
+    workers = [await online_worker(database), await online_worker(database)]
+    async with database.transaction() as connection:
+        for table in ("child", "abandoned", "run", "thread", "event"):
+            await connection.execute(f"TRUNCATE {table} CASCADE".encode())
+        await connection.execute(SCENE, {"parents": PARENTS, "graph": GRAPH, "workers": workers})
+    running = await query(database, "SELECT *, 1 AS next_seq FROM run WHERE status = 'running' ORDER BY run_id")
+    threads = await query(database, "SELECT thread_id FROM thread WHERE depth = 1 ORDER BY thread_id")
+    keys: dict[UUID, list[str]] = {}
+    for row in await query(database, "SELECT parent_run_id, key FROM child"):
+        keys.setdefault(row["parent_run_id"], []).append(row["key"])
+    return Scene(workers, [row["thread_id"] for row in threads], running, keys)
+
+
+Operation = Callable[[Database, Scene, bool], Awaitable[None]]
+
+
+def batch(worker: int) -> Operation:
+    """All that one worker's journal writes at once: its parents say something or go to wait, its children end."""
+
+    async def operation(database: Database, scene: Scene, backwards: bool) -> None:
+        portions = []
+        for run in scene.running:
+            if run["worker_id"] != scene.workers[worker]:
+                continue
+            outcome: Outcome | None
+            if run["parent_run_id"] is not None:
+                outcome = random.choice([SUCCESS, RolledBack()])
+            else:
+                outcome = random.choice([None, Waiting(awaited=dict.fromkeys(scene.keys[run["run_id"]], False))])
+            portions.append(replace(portion_of(run, outcome), parent=run["parent_run_id"]))
+        if backwards:
+            portions.reverse()
+        with suppress(psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):
+            async with database.transaction() as connection, connection.pipeline():
+                await write_portions(connection, portions, verify=True, repeat=False)
+
+    return operation
+
+
+def for_each_child(step: Callable[[Database, UUID], Awaitable[Any]]) -> Operation:
+    async def operation(database: Database, scene: Scene, backwards: bool) -> None:
+        async def request(thread_id: UUID) -> None:
+            with suppress(NotFound):
+                await step(database, thread_id)
+
+        await asyncio.gather(*map(request, reversed(scene.threads) if backwards else scene.threads))
+
+    return operation
+
+
+async def poisons(database: Database, scene: Scene, backwards: bool) -> None:
+    statement = "UPDATE worker SET status = 'lost' WHERE worker_id = %s RETURNING 1"
+    await query(database, statement, scene.workers[int(backwards)])
+    await release_orphans(database, max_crashes=1)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "one journal": batch(0),
+    "the other journal": batch(1),
+    "cancel": for_each_child(lambda database, one: cancel_runs(database, one, None, "interrupt")),
+    "roll back": for_each_child(lambda database, one: cancel_runs(database, one, None, "rollback")),
+    "delete": for_each_child(delete_thread),
+    "poison": poisons,
+}
+PAIRS = {name: list(OPERATIONS)[place:] for place, name in enumerate(OPERATIONS)}
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return load_settings({}, database_url=database_url, pool_max=24)
+
+
+async def meet(database: Database, first: Operation, second: Operation) -> None:
+    scene = await set_scene(database)
+    async with database.connection() as gate:
+        await gate.execute("BEGIN")
+        held = random.choice(scene.running)["run_id"]
+        await gate.execute("SELECT FROM run WHERE run_id = %s FOR UPDATE", (held,))
+        meeting = asyncio.gather(first(database, scene, False), second(database, scene, True))
+        await both_are_stuck(database, meeting)
+        await gate.execute("COMMIT")
+    await meeting
+
+
+@pytest.mark.parametrize("name", PAIRS)
+async def test_no_pair_of_operations_deadlocks(settings: Settings, server_url: str, name: str) -> None:
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        for other in PAIRS[name]:
+            for _ in range(ROUNDS):
+                try:
+                    await meet(database, OPERATIONS[name], OPERATIONS[other])
+                except psycopg.errors.DeadlockDetected as error:
+                    pytest.fail(f"{name} and {other} wait for each other: {error}")
+    finally:
+        await database.close()
+    assert settings.database_url is not None
+    assert await deadlocks(server_url, settings.database_url) == 0
