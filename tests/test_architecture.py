@@ -35,6 +35,6 @@ def test_the_state_machine_is_the_databases_too() -> None:
 
 
 def test_the_public_surface_is_exact() -> None:
-    assert sorted(holdfast.__all__) == ["Retry", "__version__"]
+    assert sorted(holdfast.__all__) == ["Retry", "__version__", "ask"]
     for name in holdfast.__all__:
         assert hasattr(holdfast, name)

@@ -23,6 +23,7 @@ from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep.deadlines import Deadlines
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
@@ -54,6 +55,7 @@ class Upkeep:
         self._reaper = Reaper(database, signals)
         self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
+        self._deadlines = Deadlines(database, signals)
         self._items = ItemSweeper(database, items_interval)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
         self._sending: asyncio.Task[None] | None = None
@@ -128,4 +130,5 @@ class Upkeep:
             await self._sweeper.run()
             await self._items.run()
             due = await self._crons.run(connection) if self._settings.crons else math.inf
+            due = min(due, await self._deadlines.run(connection))
         return due if due < (self._settings.reaper_interval if pause is None else pause) else pause

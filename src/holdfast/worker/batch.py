@@ -11,6 +11,7 @@ import orjson
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
+from holdfast.engine.gates import Gated, follow_ends
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,
@@ -24,6 +25,7 @@ from holdfast.engine.outcome import (
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.states import RunStatus
 from holdfast.resources.checkpoints import BlobRow
 from holdfast.streams.hints import Flush
 from holdfast.streams.serialize import to_jsonb
@@ -149,6 +151,8 @@ class Portion:
     outcome: Outcome | None = None
     # Somebody wants to be told of the run's end.
     webhook: bool = False
+    # It found a question in its thread, or answered one.
+    gated: bool = False
 
     @property
     def last_seq(self) -> int:
@@ -299,6 +303,8 @@ async def _write_outcomes(
         )
         if telling := [portion.run_id for portion, _ in ended if portion.webhook]:
             await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
+        if gates := [_gated(portion, end) for portion, end in ended if portion.gated or end.interrupts]:
+            await follow_ends(connection, gates)
     if released:
         await connection.execute(
             RELEASE_RUNS,
@@ -314,3 +320,8 @@ async def _write_outcomes(
     promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids})
     await connection.execute(SETTLE_THREAD, {"thread_ids": thread_ids})
     return promoted
+
+
+def _gated(portion: Portion, end: Ended) -> Gated:
+    waiting = None if end.resting is None else end.interrupts or {}
+    return Gated(portion.thread_id, portion.run_id, end.status == RunStatus.SUCCESS, waiting)

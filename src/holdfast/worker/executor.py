@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import answer_of
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
@@ -107,7 +108,9 @@ class Executor:
                     outcome = await self._conclude(attempt, graph, config, progress, failure)
                     if outcome is None:
                         return None
-                    await attempt.lane.finish(outcome, graph_id=run.graph_id, webhook=has_webhook(run.kwargs))
+                    gated = run.asking or answer_of(run.kwargs) is not None
+                    webhook = has_webhook(run.kwargs)
+                    await attempt.lane.finish(outcome, graph_id=run.graph_id, webhook=webhook, gated=gated)
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
                     return None

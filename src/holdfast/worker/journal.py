@@ -70,6 +70,7 @@ class Lane:
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
         self._webhook = False
+        self._gated = False
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -96,9 +97,11 @@ class Lane:
         while self._bytes > self._journal.settings.journal_buffer_bytes:
             await self.flush()
 
-    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False) -> None:
+    async def finish(
+        self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False, gated: bool = False
+    ) -> None:
         """Write the outcome after everything handed in before, with its `webhook` if it has one, and wait until it is
-        durable.
+        durable. `gated`: the run found a question or answered one.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
         rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
@@ -116,6 +119,7 @@ class Lane:
                 pass
         self._outcome = outcome
         self._webhook = webhook
+        self._gated = gated
         await self._wait()
 
     def discard(self) -> None:
@@ -157,7 +161,14 @@ class Lane:
 
     def _take(self) -> Item:
         portion = Portion(
-            self.run_id, self.thread_id, self.fence, self.next_seq, self._entries, self._outcome, self._webhook
+            self.run_id,
+            self.thread_id,
+            self.fence,
+            self.next_seq,
+            self._entries,
+            self._outcome,
+            self._webhook,
+            self._gated,
         )
         waiters, size = self._waiters, self._bytes
         self._entries, self._outcome, self._waiters = [], None, []
