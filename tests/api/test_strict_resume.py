@@ -73,7 +73,7 @@ async def test_in_the_thread_centric_protocol(web: httpx.AsyncClient, settings: 
     async with working(settings):
         thread_id, question = await asked(web)
     # Nobody works now, so the question still waits when the thread goes on without an answer.
-    first = {"assistant_id": "ask", "command": {"update": {"answer": "red"}, "goto": "__end__"}}
+    first = {"assistant_id": "ask", "input": {"question": "Another?"}}
     assert (await web.post(f"/threads/{thread_id}/runs", json=first)).status_code == 200
     params = {"interrupt_id": question, "response": "blue", "namespace": [], "strict_resume": True}
     command = {"id": 1, "method": "input.respond", "params": params}
@@ -83,7 +83,8 @@ async def test_in_the_thread_centric_protocol(web: httpx.AsyncClient, settings: 
     async with working(settings):
         result = (await web.get(f"/threads/{thread_id}/runs/{second['run_id']}/join")).json()
     assert result["__error__"]["error"] == "UnknownInterruptError"
-    assert (await state_of(web, thread_id))["values"]["answer"] == "red"
+    [waiting] = (await state_of(web, thread_id))["interrupts"]
+    assert waiting["value"] == {"question": "Another?"}
 
 
 async def test_with_the_sdk(client: httpx.AsyncClient, settings: Settings) -> None:

@@ -101,7 +101,8 @@ class Desk:
 
         async def found() -> str | None:
             [question] = await self.inbox(thread_id=thread_id, interrupt_id=interrupt_id, state="all")
-            return question["answered_by"]
+            by: str | None = question["answered_by"]
+            return by
 
         run_id = await until(found, "the question is answered", patience=60)
         assert run_id is not None

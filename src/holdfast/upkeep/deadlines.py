@@ -16,7 +16,7 @@ from holdfast.resources.interrupts import postpone_deadline, serve_deadline, upc
 from holdfast.signals import Signals
 
 # Seconds between two looks when nothing is due before: how late a deadline may be served that is shorter than this.
-LOOK_INTERVAL = 5.0
+LOOK_INTERVAL = 1.0
 # Seconds until a deadline is tried again that failed for no good reason.
 RETRY_INTERVAL = 60.0
 BATCH = 100
