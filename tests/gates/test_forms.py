@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast
 from holdfast.engine.forms import check_answer, terms_of
@@ -122,3 +125,40 @@ def test_a_moment_is_a_deadline() -> None:
     moment = datetime.now(UTC) + timedelta(hours=1)
     assert terms_of({"deadline": moment.isoformat(), "default": None}).deadline == moment
     assert terms_of({"deadline": moment.isoformat(), "default": None}).default == [None]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "name",
+                    "type",
+                    "options",
+                    "required",
+                    "value",
+                    "properties",
+                    "items",
+                    "enum",
+                    "minimum",
+                    "to",
+                    "deadline",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+WORDS = ["fields", "schema", "deadline", "default", "escalate"]
+
+
+@given(value=st.dictionaries(st.sampled_from(WORDS), ANYTHING), answer=ANYTHING)
+def test_nothing_that_a_graph_says_breaks_the_journal(value: dict[str, Any], answer: Any) -> None:
+    terms = terms_of(value, answer)
+    if terms.form is not None:
+        with suppress(InvalidRequest):
+            check_answer(terms.form, answer)

@@ -149,6 +149,9 @@ async def test_an_answer_between_two_attempts(database: Database, settings: Sett
         await declare_lost(database, worker_id)
         await release_orphans(database, max_crashes=3)
         assert await scene.rows() == [(ID, first, second, False)], "it goes on, and so does its answer"
+        with pytest.raises(AlreadyAnswered) as late:
+            await scene.answer(ID)
+        assert late.value.details == {"run_id": str(second), "interrupt_id": ID}
         await cancel_runs(database, scene.thread_id, [second], "interrupt")
         assert await scene.rows() == [(ID, first, None, False)]
 

@@ -80,7 +80,7 @@ def problem_with_fields(fields: Any) -> str | None:
         if name in names:
             return f"there are two fields named {name!r}."
         names.add(name)
-        if kind not in FIELD_TYPES:
+        if not isinstance(kind, str) or kind not in FIELD_TYPES:
             return f"the type of field {name!r} must be one of {', '.join(FIELD_TYPES)}, not {kind!r}."
         if options is not None and (not isinstance(options, list) or not options):
             return f"the options of field {name!r} must be a list of at least one."
@@ -139,8 +139,9 @@ def _check_schema(schema: Any, answer: Any, where: str) -> None:
     if isinstance(answer, dict):
         described = schema.get("properties")
         properties: dict[str, Any] = described if isinstance(described, dict) else {}
-        for name in schema.get("required") or ():
-            if name not in answer:
+        required = schema.get("required")
+        for name in required if isinstance(required, list) else ():
+            if isinstance(name, str) and name not in answer:
                 raise InvalidRequest(f"{where} lacks the field '{name}', which is required.")
         for name, value in answer.items():
             if name in properties:
