@@ -20,7 +20,7 @@ from tests.support.intruder import operations
 PROJECT = PROJECTS / "fuzzed_project"
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "8"))
 SEED = os.environ.get("FUZZ_SEED", "1")
-TAGS = ("meta", "assistants", "threads", "runs", "crons", "store", "event streaming", "webhooks", "fleet")
+TAGS = ("meta", "assistants", "threads", "runs", "crons", "store", "event streaming", "webhooks", "fleet", "interrupts")
 # The default of 180 s is enough for the usual number of examples.
 PATIENCE = 170 if EXAMPLES < 50 else 3000
 
