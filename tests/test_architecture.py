@@ -41,6 +41,7 @@ def test_the_public_surface_is_exact() -> None:
         "ChildRefused",
         "Retry",
         "__version__",
+        "ask",
         "budget_left",
         "gather",
         "gather_sync",

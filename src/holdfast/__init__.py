@@ -3,14 +3,15 @@
 What graph code asks of it is imported when it is first used: the command line starts without LangGraph.
 """
 
-from importlib import import_module
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.errors import ChildFailed, ChildRefused, Retry
 
 if TYPE_CHECKING:
     from holdfast.runtime.children import Child, gather, gather_sync, spawn, spawn_sync
+    from holdfast.runtime.questions import ask
     from holdfast.spending import budget_left, record_usage
 
 __version__ = _version("holdfast")
@@ -21,6 +22,7 @@ __all__ = [
     "ChildRefused",
     "Retry",
     "__version__",
+    "ask",
     "budget_left",
     "gather",
     "gather_sync",
@@ -31,6 +33,7 @@ __all__ = [
 
 _LAZY = {
     "Child": "holdfast.runtime.children",
+    "ask": "holdfast.runtime.questions",
     "budget_left": "holdfast.spending",
     "gather": "holdfast.runtime.children",
     "gather_sync": "holdfast.runtime.children",
@@ -40,7 +43,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(_import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'holdfast' has no attribute '{name}'")

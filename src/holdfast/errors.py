@@ -10,6 +10,7 @@ HoldfastError
 │   ├── BadRequest            400
 │   ├── NotFound              404
 │   ├── Conflict              409
+│   │   └── AlreadyAnswered   409, naming the run that answered first
 │   ├── Gone                  410
 │   └── Denied                the project's own auth said no, with its own status
 ├── NotInRun                  something that only the code of a run can ask for
@@ -73,6 +74,15 @@ class NotFound(RequestError):
 
 class Conflict(RequestError):
     status = 409
+
+
+class AlreadyAnswered(Conflict):
+    """Somebody else's answer came first, or the question does not wait any more. `run_id`: the run that made it so, if
+    it was one."""
+
+    def __init__(self, message: str, *, run_id: object, interrupt_id: str | None) -> None:
+        super().__init__(message)
+        self.details = {"run_id": None if run_id is None else str(run_id), "interrupt_id": interrupt_id}
 
 
 class Gone(RequestError):

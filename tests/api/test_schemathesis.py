@@ -31,6 +31,7 @@ TAGS = (
     "webhooks",
     "fleet",
     "dead letters",
+    "interrupts",
 )
 # The default of 180 s is enough for the usual number of examples.
 PATIENCE = 170 if EXAMPLES < 50 else 3000

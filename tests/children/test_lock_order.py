@@ -21,7 +21,7 @@ from holdfast.engine.reap import release_orphans
 from holdfast.errors import NotFound
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.batch import write_portions
+from holdfast.worker.batch import Ties, write_portions
 from tests.engine.scene import GRAPH, SUCCESS, online_worker, portion_of
 from tests.engine.test_lock_order import both_are_stuck, deadlocks
 from tests.support.records import query
@@ -96,7 +96,7 @@ def batch(worker: int) -> Operation:
                 outcome = random.choice([SUCCESS, RolledBack()])
             else:
                 outcome = random.choice([None, Waiting(awaited=dict.fromkeys(scene.keys[run["run_id"]], False))])
-            portions.append(replace(portion_of(run, outcome), parent=run["parent_run_id"]))
+            portions.append(replace(portion_of(run, outcome), ties=Ties(parent=run["parent_run_id"])))
         if backwards:
             portions.reverse()
         with suppress(psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):

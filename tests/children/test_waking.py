@@ -24,7 +24,7 @@ from holdfast.resources.children import ChildRequest, Parent, spawn_child
 from holdfast.resources.fleet import queue_figures, waits_for
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.batch import Portion, write_portions
+from holdfast.worker.batch import Portion, Ties, write_portions
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (
     GRAPH,
@@ -82,7 +82,7 @@ class Family:
 
 
 def portion(run: DictRow, outcome: Outcome) -> Portion:
-    return replace(portion_of(run, outcome), parent=run["parent_run_id"])
+    return replace(portion_of(run, outcome), ties=Ties(parent=run["parent_run_id"]))
 
 
 @pytest.fixture

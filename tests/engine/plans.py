@@ -12,7 +12,16 @@ from psycopg import ClientCursor, Connection
 from psycopg.rows import DictRow, tuple_row
 
 GRAPH = "graph"
-TABLES = ("run", "thread", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes", "webhook_delivery")
+TABLES = (
+    "run",
+    "thread",
+    "event",
+    "checkpoints",
+    "checkpoint_blobs",
+    "checkpoint_writes",
+    "webhook_delivery",
+    "interrupt",
+)
 
 THREADS = 5_000
 RUNS_PER_THREAD = 4
@@ -107,6 +116,15 @@ FILL = [
            now() - interval '1 hour', created_at,
            CASE WHEN priority <> 0 THEN now() END, CASE WHEN priority <> 0 THEN now() END
     FROM run WHERE status = 'success'
+    """,
+    # Each thread has been asked often; some wait, most of them with a deadline that is far away.
+    """
+    INSERT INTO interrupt (thread_id, interrupt_id, run_id, value, asked_at, deadline_at, due_at, answered_by,
+                           settled_at)
+    SELECT ('00000000-0000-4000-8000-' || lpad(n::text, 12, '0'))::uuid, md5(n::text || place), gen_random_uuid(), '{}',
+           now() - interval '1 day', now() + interval '1 day', now() + interval '1 day',
+           CASE WHEN place > 1 THEN gen_random_uuid() END, CASE WHEN place > 1 THEN now() - place * interval '1 h' END
+    FROM generate_series(1, %(threads)s) AS n, generate_series(1, 5) AS place WHERE place > 1 OR n %% 4 = 0
     """,
 ]
 

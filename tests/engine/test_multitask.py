@@ -205,7 +205,7 @@ async def test_rolling_back_a_queued_command_leaves_the_running_one_alone(
         lane = lane_of(journal, run)
         put_writes(lane, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
         await lane.flush()
-        queued = await create(database, thread_id, kwargs={"command": {"resume": "again"}})
+        queued = await create(database, thread_id, kwargs={"command": {"resume": {"0" * 32: "again"}}})
         await cancel_runs(database, thread_id, [queued.run["run_id"]], "rollback")
     assert await writes_left(database, thread_id) == {("asking", INTERRUPT_INDEX), (NULL_TASK_ID, RESUME_INDEX)}
     assert await statuses(database, thread_id) == ["success", "running"]

@@ -19,8 +19,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_blocking_session
-from holdfast.engine import cancel, claim, create, lease, outbox, outcome, queue, reap, rollback
-from holdfast.resources import webhooks
+from holdfast.engine import cancel, claim, create, gates, lease, outbox, outcome, queue, reap, rollback
+from holdfast.resources import interrupts, webhooks
 from holdfast.settings import load_settings
 from holdfast.streams import log
 from holdfast.worker import batch
@@ -121,6 +121,22 @@ def ended_threads() -> dict[str, Any]:
     }
 
 
+def asked() -> dict[str, Any]:
+    return {
+        **running_threads(),
+        **running_runs(),
+        "successes": ten(True),
+        "interrupt_ids": ten("0" * 32),
+        "values": ten('"?"'),
+        "task_ids": ten("task"),
+        "forms": ten(None),
+        "seconds": ten(60.0),
+        "moments": ten(None),
+        "defaults": ten("1"),
+        "escalations": ten(None),
+    }
+
+
 CHECKPOINT_WRITES = {
     "ids": ten("00000003"),
     "tasks": ten("task"),
@@ -187,6 +203,15 @@ STATEMENTS = [
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
     Statement("next delivery", webhooks.NEXT_DUE, dict, 1),
     Statement("claim deliveries", webhooks.CLAIM, lambda: {"limit": 10, "lease": 15.0}, 40),
+    # Questions: those of a thread, and those that are due.
+    Statement(
+        "find questions", gates.FIND, lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None}, 30
+    ),
+    Statement("leave questions", gates.LEAVE, asked, 100),
+    Statement("settle questions", gates.SETTLE, asked, 250),
+    Statement("ask questions", gates.ASK, asked, 200),
+    Statement("give back", gates.GIVE_BACK, lambda: {**running_threads(), **running_runs()}, 200),
+    Statement("deadlines", interrupts.UPCOMING, lambda: {"limit": 10}, 10),
     # Reading.
     Statement("read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5}, 5),
     Statement("heads", log.HEADS, watched_threads, 20),

@@ -110,8 +110,9 @@ class Fleet:
     As a context manager it ends every process it started, each by its own id.
     """
 
-    def __init__(self, database_url: str, directory: Path) -> None:
+    def __init__(self, database_url: str, directory: Path, project: Path = PROJECT) -> None:
         self.database_url = database_url
+        self._project = project
         self.steps = StepJournal(database_url)
         self.members: list[Member] = []
         self.client = httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None))
@@ -185,7 +186,7 @@ class Fleet:
 
     def _start(self, role: str, arguments: Sequence[str], environ: Mapping[str, str]) -> Member:
         name = f"{role}-{sum(member.name.startswith(role) for member in self.members) + 1}"
-        command = [sys.executable, "-m", "holdfast", role, "--config", str(PROJECT), *arguments]
+        command = [sys.executable, "-m", "holdfast", role, "--config", str(self._project), *arguments]
         log = self._directory / f"{name}.log"
         member = Member(name, command, {**self._environ, **environ}, log, self._lifeline_read)
         self.members.append(member)

@@ -29,6 +29,7 @@ TABLES = (
     "store",
     "store_vectors",
     "webhook_delivery",
+    "interrupt",
 )
 # An id that nothing has. Not a new one each time: test ids must be the same in every process.
 NOBODY = "00000000-0000-4000-8000-000000000000"

@@ -121,6 +121,8 @@ class Load:
             else:
                 if answer.status_code == 200:
                     break
+                if answer.status_code == 409 and answer.json().get("run_id") is not None:
+                    break  # What it answers is answered: by the run whose own answer was lost.
                 if answer.status_code == 409:
                     self.refused += 1
                     return None

@@ -20,7 +20,7 @@ from holdfast.api.errors import Json, not_storable
 from holdfast.api.runs import create_from
 from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.engine.budget import LIMITS
-from holdfast.errors import BadRequest, NotFound, RequestError
+from holdfast.errors import AlreadyAnswered, BadRequest, NotFound, RequestError
 from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
@@ -71,6 +71,13 @@ async def answer(web: WebContext, thread_id: UUID, body: dict[str, Any]) -> dict
         result = await _carry_out(web, thread_id, body["method"], params)
     except CommandFailed as failure:
         return failure.answer(body["id"])
+    except AlreadyAnswered as failure:
+        return {
+            "type": "error",
+            "id": body["id"],
+            "error": "no_such_interrupt",
+            "message": str(failure),
+        } | failure.details
     except RequestError as failure:
         message = f"{failure.status}: {failure}"
         return {"type": "error", "id": body["id"], "error": "unknown_error", "message": message}

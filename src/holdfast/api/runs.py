@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -21,7 +23,7 @@ from holdfast.api.listing import clean_metadata
 from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, streamed_run
-from holdfast.api.streaming import locations, stream_response, wait_response
+from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.ready import ReadyRun, announce_ready
@@ -34,12 +36,24 @@ from holdfast.streams.sse import select_modes
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
+# Across the pause of a run that asks somebody, to the end of the run that goes on with the answer.
+Follow = Annotated[bool, Query(description="Go on with the runs that answer it. A Holdfast extension.")]
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
 
-async def create_from(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> DictRow:
-    """Create the run that a request describes, and tell the workers."""
+async def create_from(
+    web: WebContext,
+    body: RunCreate,
+    thread_id: UUID | None,
+    *,
+    protocol: bool = False,
+    answers_run: UUID | None = None,
+    kept: Mapping[str, Any] = MappingProxyType({}),
+) -> DictRow:
+    """Create the run that a request describes, and tell the workers. `answers_run`: it answers what that run asked;
+    `kept`: what it keeps of it."""
     new = await described_run(web, body, thread_id, protocol=protocol)
+    new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept})
     return announce_created(web, new, await create_run(web.database, new))
 
 
@@ -120,17 +134,18 @@ async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     response_class=Response,
     responses=streamed_run(400, 404, 409),
 )
-async def stream(web: Web, thread_id: UUID, body: RunCreate) -> Response:
+async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
     run = await create_from(web, body, thread_id)
-    return stream_response(web, run, after=None, cancel_on_disconnect=body.on_disconnect == "cancel")
+    cancel = body.on_disconnect == "cancel"
+    return stream_response(web, run, after=None, cancel_on_disconnect=cancel, follow=follow)
 
 
 @router.post(
     "/threads/{thread_id}/runs/wait", summary="Create a run and wait for it", responses=awaited_run(400, 404, 409)
 )
-async def wait(web: Web, thread_id: UUID, body: RunCreate) -> Response:
+async def wait(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
     run = await create_from(web, body, thread_id)
-    return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
+    return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel", follow=follow)
 
 
 @router.post("/runs", summary="Create a stateless run", responses=answers(Run, 400, 404, headers=PLACE))
@@ -194,7 +209,7 @@ async def list_all(
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))
 async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
-    return Json(await _explained(web, await _run_of(web, run_id, thread_id)))
+    return Json(await _explained(web, await run_of(web, run_id, thread_id)))
 
 
 @router.get(
@@ -204,16 +219,18 @@ async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     responses=answers(Run, 404),
 )
 async def get_by_id(web: Web, run_id: UUID) -> Response:
-    return Json(await _explained(web, await _run_of(web, run_id)))
+    return Json(await _explained(web, await run_of(web, run_id)))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run", responses=awaited_run(404))
-async def join(web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bool = False) -> Response:
-    run = await _run_of(web, run_id, thread_id)
-    return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect)
+async def join(
+    web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bool = False, follow: Follow = False
+) -> Response:
+    run = await run_of(web, run_id, thread_id)
+    return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect, follow=follow)
 
 
-async def _run_of(
+async def run_of(
     web: WebContext, run_id: UUID, thread_id: UUID | None = None, *, access: str = "read", **value: Any
 ) -> DictRow:
     """A run that the caller may see, or change. What may be done with a run is what may be done with its thread."""
@@ -274,11 +291,15 @@ async def join_stream(
     run_id: UUID,
     stream_mode: Modes = (),
     cancel_on_disconnect: bool = False,
+    follow: Follow = False,
     last_event_id: LastEventId = None,
 ) -> Response:
-    run = await _run_of(web, run_id, thread_id)
+    run = await run_of(web, run_id, thread_id)
     modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
-    return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel_on_disconnect)
+    if follow:
+        await check_followed(web, run, cursor)
+    cancel = cancel_on_disconnect
+    return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel, follow=follow)
 
 
 @router.get(
@@ -291,11 +312,14 @@ async def join_stream_by_id(
     web: Web,
     run_id: UUID,
     stream_mode: Modes = (),
+    follow: Follow = False,
     last_event_id: LastEventId = None,
 ) -> Response:
-    run = await _run_of(web, run_id)
+    run = await run_of(web, run_id)
     modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
-    return stream_response(web, run, after=cursor, modes=modes, stateless=True)
+    if follow:
+        await check_followed(web, run, cursor)
+    return stream_response(web, run, after=cursor, modes=modes, stateless=True, follow=follow)
 
 
 @router.post(
@@ -312,7 +336,7 @@ async def cancel(
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
-    run = await _run_of(web, run_id, thread_id, access="update", action=action)
+    run = await run_of(web, run_id, thread_id, access="update", action=action)
     cancelled = await web.cancel(thread_id, [run_id], action)
     if not cancelled.ended and not cancelled.requested:
         raise NotFound(f"Run {run_id} has ended already, as {run['status']}.")

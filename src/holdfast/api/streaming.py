@@ -17,6 +17,7 @@ from holdfast.api.context import WebContext
 from holdfast.errors import Gone, NotFound
 from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
+from holdfast.streams.following import Chain
 from holdfast.streams.hub import HubClosed
 from holdfast.streams.log import LogEvent, last_output
 from holdfast.streams.serialize import to_json
@@ -72,22 +73,24 @@ def stream_response(
     modes: frozenset[str] | None = None,
     cancel_on_disconnect: bool = False,
     stateless: bool = False,
+    follow: bool = False,
 ) -> StreamingResponse:
-    """A run's events from a cursor on (None: from the run's beginning), live until it ends.
+    """A run's events from a cursor on (None: from the run's beginning), live until it ends. `follow`: and those of the
+    runs that go on after it has asked somebody.
 
     Raises Gone for a cursor into events that have expired: what would follow is not known any more.
     """
-    if after is not None and run["first_seq"] is None and run["attempt"] > 0:
-        raise Gone(
-            f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
-            "Its result is kept: join the run, or read the thread's state."
-        )
+    if not follow:
+        _refuse_expired(run, after)
+
+    chain = _chain(web, run) if follow else None
 
     async def body(tick: float | None) -> AsyncIterator[bytes]:
         done = False
         start = max(0, (run["first_seq"] or 1) - 1) if after is None else after
         try:
-            async for events in _events(web, run, start, tick):
+            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, after, tick)
+            async for events in followed:
                 yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
             done = True
         except HubClosed:
@@ -95,10 +98,13 @@ def stream_response(
             raise  # The run goes on, and so can the client, at the Location it was given.
         finally:
             if cancel_on_disconnect and not done:
-                web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
+                current = run["run_id"] if chain is None else chain.current
+                web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
 
     # Clients go on at the Location as it stands, so it says what they asked for here.
     asked = [("stream_mode", mode) for mode in sorted(modes or ())]
+    if follow:
+        asked.append(("follow", "true"))
     if cancel_on_disconnect:
         asked.append(("cancel_on_disconnect", "true"))
     place = f"stream?{urlencode(asked)}" if asked else "stream"
@@ -107,15 +113,24 @@ def stream_response(
 
 
 def wait_response(
-    web: WebContext, run: DictRow, *, cancel_on_disconnect: bool = False, stateless: bool = False
+    web: WebContext,
+    run: DictRow,
+    *,
+    cancel_on_disconnect: bool = False,
+    stateless: bool = False,
+    follow: bool = False,
 ) -> StreamingResponse:
-    """A run's result as JSON once it has ended; a newline now and then until it has."""
+    """A run's result as JSON once it has ended; a newline now and then until it has. `follow`: that of the run that
+    brings its work to an end."""
+    chain = _chain(web, run) if follow else None
 
     async def body() -> AsyncIterator[bytes]:
         done = False
         try:
             start = max(0, (run["first_seq"] or 1) - 1)
-            async for events in _events(web, run, start, web.settings.stream_heartbeat):
+            tick = web.settings.stream_heartbeat
+            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, None, tick)
+            async for events in followed:
                 if not events:
                     yield b"\n"
             done = True
@@ -124,11 +139,12 @@ def wait_response(
             raise  # Half an answer must not look like one.
         finally:
             if cancel_on_disconnect and not done:
-                web.spawn(web.cancel(run["thread_id"], [run["run_id"]], "interrupt"))
+                current = run["run_id"] if chain is None else chain.current
+                web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
         backoff = Backoff("stream.outage", "stream.recovered")
         while True:
             try:
-                answer = await result(web, run["thread_id"], run["run_id"])
+                answer = await result(web, run["thread_id"], run["run_id"] if chain is None else chain.current)
                 break
             except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
                 # Too late to tell the client, and no need: the run has ended, and its result can wait.
@@ -139,7 +155,8 @@ def wait_response(
         backoff.succeeded()
         yield answer
 
-    headers = {"cache-control": "no-store"} | locations(run, "join", stateless=stateless)
+    place = "join?follow=true" if follow else "join"
+    headers = {"cache-control": "no-store"} | locations(run, place, stateless=stateless)
     return Breakable(body(), media_type="application/json", headers=headers)
 
 
@@ -148,6 +165,42 @@ def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> As
     asked of its row, as well: one that ended long ago, and left nothing in the log, tells nobody."""
     over = run["status"] not in ("pending", "running")
     return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, over=over)
+
+
+def _refuse_expired(run: DictRow, after: int | None) -> None:
+    if after is not None and run["first_seq"] is None and run["attempt"] > 0:
+        raise Gone(
+            f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
+            "Its result is kept: join the run, or read the thread's state."
+        )
+
+
+async def check_followed(web: WebContext, run: DictRow, after: int | None) -> None:
+    """Raise Gone for a cursor from where a run cannot be followed: its events have expired, unless the thread still
+    waits there."""
+    if await _chain(web, run).rest(after) is None:
+        _refuse_expired(run, after)
+
+
+def _chain(web: WebContext, run: DictRow) -> Chain:
+    return Chain(web.database, web.hub, run["thread_id"], run["run_id"])
+
+
+async def _followed(
+    web: WebContext, run: DictRow, chain: Chain, after: int | None, tick: float | None
+) -> AsyncIterator[list[LogEvent]]:
+    """The same of the run and of those that go on with its work."""
+    start = max(0, (run["first_seq"] or 1) - 1)
+    cursor = start if after is None else max(start, after)
+    if run["first_seq"] is None and run["attempt"] > 0:
+        rests_at = await chain.rest(after)
+        if rests_at is None:
+            return
+        cursor = rests_at
+    elif cursor > start:
+        await chain.catch_up(start, cursor)
+    async for events in chain.events(cursor, tick=tick):
+        yield events
 
 
 async def result(web: WebContext, thread_id: UUID, run_id: UUID) -> bytes:

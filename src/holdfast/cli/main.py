@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import dead_letters, demo, dev, migrate, run, runs, serve, web, worker
+from holdfast.cli import dead_letters, demo, dev, interrupts, migrate, run, runs, serve, web, worker
 from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
@@ -64,6 +64,7 @@ app.command(epilog=demo.EPILOG, rich_help_panel=_START)(demo.demo)
 app.command(epilog=run.EPILOG, rich_help_panel=_USE)(run.run)
 app.add_typer(runs.app, name="runs", rich_help_panel=_USE)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_USE)
+app.add_typer(interrupts.app, name="interrupts", rich_help_panel=_USE)
 app.command(epilog=web.EPILOG, rich_help_panel=_OPERATE)(web.web)
 app.command(epilog=worker.EPILOG, rich_help_panel=_OPERATE)(worker.worker)
 app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import give_back
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
@@ -30,7 +31,9 @@ USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
 SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook,
-       children > 0 AS has_children, parent_run_id
+       children > 0 AS has_children, parent_run_id,
+       progress < 2 AND EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_id
+                                   AND interrupt.answered_by = run.run_id) AS answers
 FROM run
 WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
   AND (%(run_ids)s::uuid[] IS NULL OR run_id = ANY(%(run_ids)s))
@@ -118,6 +121,8 @@ async def cancel_locked(
         cursor = await connection.execute(TELL_CANCELLED, parameters)
         told = [row["thread_id"] for row in await cursor.fetchall()]
         await connection.execute(END_PENDING, parameters)
+    if unheard := [row["run_id"] for row in pending if row["answers"] and row["run_id"] in ended]:
+        await give_back(connection, [thread_id], unheard)
     telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
     if telling:
         await queue_webhooks(connection, telling)

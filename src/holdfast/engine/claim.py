@@ -51,7 +51,7 @@ CROSS JOIN LATERAL (
 WHERE run.run_id = picked.run_id
 RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.progress,
           run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id, numbered.next_seq,
-          NOT thread.has_state AND run.fence = 1 AS fresh,
+          NOT thread.has_state AND run.fence = 1 AS fresh, thread.interrupts <> '{}'::jsonb AS asking,
           extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
           extract(epoch FROM now() - run.ready_at)::float8 AS waited
 """

@@ -19,6 +19,7 @@ from uuid_utils.compat import uuid7
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
+from holdfast.engine.gates import answer_of, take_questions
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.serialize import to_json
@@ -110,6 +111,10 @@ class NewRun:
     thread_ttl: tuple[float, str] | None = None
     # A thread that is not the creator's to see does not exist for this run.
     visible: Visibility = EVERYTHING
+    # An answer to what this run asked, and to nothing that another has asked since.
+    answers_run: UUID | None = None
+    # An answer that nobody gave in time.
+    by_default: bool = False
     run_id: UUID = field(default_factory=uuid7)
 
 
@@ -149,7 +154,8 @@ async def create_run(database: Database, new: NewRun) -> Created:
     """Create a run by its multitask strategy. When this returns, the run is committed.
 
     Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
-    `reject` and the thread has an unfinished run; in both cases nothing has changed.
+    `reject` and the thread has an unfinished run, AlreadyAnswered when the run answers what another has answered
+    before; in all cases nothing has changed.
     """
     async with database.transaction() as connection:
         return await create_run_within(connection, new)
@@ -177,10 +183,11 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
         locked = await _lock_thread(connection, new, parameters)
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
+        thread = await _answer_questions(connection, new, locked, cancelled)
         await connection.execute(LOCK_LATER_HEAD, parameters)
         inserted = await connection.execute(INSERT_RUN, parameters)
         await connection.execute(MARK_BUSY, parameters)
-        thread = await locked.fetchone()
+        thread = thread or await locked.fetchone()
         row = await inserted.fetchone()
         if thread is None and (created is None or await created.fetchone() is None):
             raise NotFound(f"Thread {new.thread_id} does not exist.")
@@ -192,6 +199,18 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
     # Not where its events begin, but a place that they come after: who watches it need not read what is older.
     row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
     return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
+
+
+async def _answer_questions(
+    connection: AsyncConnection[DictRow], new: NewRun, locked: AsyncCursor[DictRow], cancelled: CancelledRuns
+) -> DictRow | None:
+    """Take what the run answers. Returns the thread if that was done; a run that answers nothing costs nothing here."""
+    answer = answer_of(new.kwargs)
+    thread = None if answer is None else await locked.fetchone()
+    if answer is not None and thread is not None:
+        rolled_back = cancelled.requested if new.multitask_strategy == "rollback" else []
+        await take_questions(connection, new, answer, [run["run_id"] for run in rolled_back])
+    return thread
 
 
 async def _lock_thread(

@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import give_back
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
@@ -79,7 +80,8 @@ UPDATE run SET
     error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
         format('The run was stopped: %%s workers died while executing it.', held.crashes)) END
 FROM held WHERE run.run_id = held.run_id
-RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action
+RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action,
+          run.progress
 """
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
@@ -141,6 +143,9 @@ async def release_orphans(database: Database, *, max_crashes: int) -> list[DictR
             await connection.execute(TELL_POISONED, {"run_ids": [row["run_id"] for row in poisoned]})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": [row["run_id"] for row in poisoned]})
             await queue_webhooks(connection, [row["run_id"] for row in poisoned])
+            unheard = [row for row in poisoned if row["progress"] < 2]
+            if unheard:
+                await give_back(connection, [row["thread_id"] for row in unheard], [row["run_id"] for row in unheard])
             ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
             await connection.execute(PROMOTE_NEXT, ended)
             await connection.execute(SETTLE_THREAD, ended)

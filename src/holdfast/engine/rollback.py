@@ -7,6 +7,8 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.engine.gates import undo_runs
+
 ERASE_CHECKPOINTS = """
 WITH erased AS (
     DELETE FROM checkpoints
@@ -62,5 +64,6 @@ async def erase_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_
     """Delete runs with all they wrote. The caller holds the locks of the thread and of the runs, and nobody else
     can write in their name any more: they are pending, or the caller is their owner."""
     parameters = {"thread_id": thread_id, "run_ids": run_ids}
+    await undo_runs(connection, thread_id, run_ids)
     for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_NUMBERS, ERASE_RUNS):
         await connection.execute(statement, parameters)

@@ -12,6 +12,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
+from holdfast.engine.gates import restore_thread
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
 from holdfast.errors import Conflict, NotFound
@@ -101,6 +102,7 @@ async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
         if row["status"] in ("pending", "running"):
             raise Conflict(f"Run {run_id} is {row['status']}: cancel it first.")
         await erase_runs(connection, thread_id, [run_id])
+        await restore_thread(connection, thread_id)
 
 
 async def list_runs(

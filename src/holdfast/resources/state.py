@@ -22,6 +22,7 @@ from psycopg.rows import DictRow
 from psycopg_pool import PoolTimeout
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import close_missing
 from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
 from holdfast.graphs.catalog import Graph, GraphCatalog
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
@@ -195,6 +196,7 @@ async def update_state(
                     "interrupts": to_jsonb(to_json(_interrupts(state))),
                 },
             )
+            await close_missing(connection, thread_id)
     return reached
 
 

@@ -61,7 +61,8 @@ RETURNING {ALL_COLUMNS}
 """
 
 # One statement sees one moment: no checkpoint without its blobs, whatever a run writes meanwhile. What waits for an
-# answer waits in the copy too; everything else rests, for the copy has no runs. Its events begin with its own.
+# answer waits in the copy too, without its deadline; everything else rests, for the copy has no runs. Its events begin
+# with its own.
 COPY = f"""
 WITH source AS (
     SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
@@ -81,6 +82,11 @@ WITH source AS (
     SELECT %(copy_id)s::uuid::text, w.checkpoint_ns, w.checkpoint_id, w.task_id, w.task_path, w.idx, w.channel, w.type,
            w.blob
     FROM source JOIN checkpoint_writes w ON w.thread_id = source.thread_id::text
+), question AS (
+    INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at)
+    SELECT %(copy_id)s, i.interrupt_id, i.run_id, i.assistant_id, i.graph_id, i.task_id, i.value, i.form, i.asked_at
+    FROM source JOIN interrupt i USING (thread_id)
+    WHERE source.status = 'interrupted' AND i.answered_by IS NULL AND i.settled_at IS NULL
 )
 INSERT INTO thread (thread_id, status, resting_status, metadata, config, "values", interrupts, has_state,
                     ttl_minutes, ttl_strategy, expires_at)

@@ -1,1 +1,1 @@
-"""What graph code may ask of Holdfast while its run is executed."""
+"""What graph code may use of Holdfast while it runs. Exported by `holdfast` itself."""

@@ -24,6 +24,7 @@ from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep.deadlines import Deadlines
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.letters import Letters
 from holdfast.upkeep.reaper import Reaper
@@ -57,6 +58,7 @@ class Upkeep:
         self._sweeper = Sweeper(database, threads)
         self._crons = CronFirer(database, signals)
         self._children = ChildKeeper(database, signals)
+        self._deadlines = Deadlines(database, signals)
         self._items = ItemSweeper(database, items_interval)
         self._letters = Letters(database, signals)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
@@ -134,4 +136,5 @@ class Upkeep:
             await self._items.run()
             await self._letters.run()
             due = await self._crons.run(connection) if self._settings.crons else math.inf
+            due = min(due, await self._deadlines.run(connection))
         return due if due < (self._settings.reaper_interval if pause is None else pause) else pause

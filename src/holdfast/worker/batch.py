@@ -12,6 +12,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.engine.children import AWAIT_CHILDREN, WAIT_RUNS
+from holdfast.engine.gates import Gated, follow_ends
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,
@@ -26,6 +27,7 @@ from holdfast.engine.outcome import (
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.states import RunStatus
 from holdfast.engine.usage import record_usage
 from holdfast.engine.waking import WOKEN, lock_with_parents
 from holdfast.resources.checkpoints import BlobRow
@@ -148,6 +150,21 @@ class UsageEntry:
 Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry
 
 
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Whom the end of a run concerns, besides its thread."""
+
+    # Somebody wants to be told by a webhook.
+    webhook: bool = False
+    # The run whose child this one is.
+    parent: UUID | None = None
+    # The run found a question in its thread, or answered one.
+    gated: bool = False
+
+
+NO_TIES = Ties()
+
+
 @dataclass(slots=True)
 class Portion:
     """What one run contributes to a batch."""
@@ -158,15 +175,12 @@ class Portion:
     first_seq: int
     entries: list[Entry] = field(default_factory=list)
     outcome: Outcome | None = None
-    # Somebody wants to be told of the run's end.
-    webhook: bool = False
-    # The run whose child this one is.
-    parent: UUID | None = None
+    ties: Ties = NO_TIES
 
     @property
     def parent_to_tell(self) -> UUID | None:
         """The parent, if it may have waited for what happens here."""
-        return self.parent if isinstance(self.outcome, Ended | RolledBack) else None
+        return self.ties.parent if isinstance(self.outcome, Ended | RolledBack) else None
 
     @property
     def last_seq(self) -> int:
@@ -329,8 +343,10 @@ async def _write_outcomes(
                 "last_seqs": [portion.last_seq for portion, _ in ended],
             },
         )
-        if telling := [portion.run_id for portion, _ in ended if portion.webhook]:
+        if telling := [portion.run_id for portion, _ in ended if portion.ties.webhook]:
             await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
+        if gates := [_gated(portion, end) for portion, end in ended if portion.ties.gated or end.interrupts]:
+            await follow_ends(connection, gates)
     if released:
         await connection.execute(
             RELEASE_RUNS,
@@ -346,7 +362,7 @@ async def _write_outcomes(
         return promoted
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
     await connection.execute(SETTLE_THREAD, {"thread_ids": thread_ids})
-    if told := [portion.parent for portion in outcomes if portion.parent_to_tell is not None]:
+    if told := [parent for portion in outcomes if (parent := portion.parent_to_tell) is not None]:
         promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
     return promoted
 
@@ -367,3 +383,8 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
         },
     )
     return [await connection.execute(WAIT_RUNS, {"run_ids": list(waiting)})]
+
+
+def _gated(portion: Portion, end: Ended) -> Gated:
+    waiting = None if end.resting is None else end.interrupts or {}
+    return Gated(portion.thread_id, portion.run_id, end.status == RunStatus.SUCCESS, waiting)

@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import answer_of
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
@@ -49,6 +50,7 @@ from holdfast.runtime.current import CurrentRun, enter_run
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.serialize import to_json
+from holdfast.worker.batch import Ties
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
@@ -137,12 +139,7 @@ class Executor:
                     if outcome is None:
                         return None
                     attempt.settle()
-                    await attempt.lane.finish(
-                        outcome,
-                        graph_id=run.graph_id,
-                        webhook=has_webhook(run.kwargs),
-                        parent=run.parent_run_id,
-                    )
+                    await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=_ties(run))
                 except LeaseLost:
                     log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
                     return None
@@ -404,6 +401,11 @@ def at_head(config: RunnableConfig) -> RunnableConfig:
     places = ("checkpoint_id", "checkpoint_map", "checkpoint_ns")
     configurable = {key: value for key, value in config["configurable"].items() if key not in places}
     return {**config, "configurable": configurable}
+
+
+def _ties(run: Claimed) -> Ties:
+    gated = run.asking or answer_of(run.kwargs) is not None
+    return Ties(webhook=has_webhook(run.kwargs), parent=run.parent_run_id, gated=gated)
 
 
 def describe(error: BaseException) -> dict[str, str]:

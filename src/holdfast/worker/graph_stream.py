@@ -40,6 +40,8 @@ class Claimed:
     waited: float
     # What earlier attempts have used; see `engine/usage.py`.
     usage: dict[str, Any] | None = None
+    # The thread waits for an answer.
+    asking: bool = False
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
     # The run whose child this one is.

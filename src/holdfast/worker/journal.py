@@ -36,10 +36,12 @@ from holdfast.streams.hints import Flush
 from holdfast.telemetry.backoff import Backoff
 from holdfast.worker.batch import (
     INSPECT,
+    NO_TIES,
     CheckpointEntry,
     Entry,
     EventEntry,
     Portion,
+    Ties,
     UsageEntry,
     WritesEntry,
     write_portions,
@@ -70,8 +72,7 @@ class Lane:
         self._journal = journal
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
-        self._webhook = False
-        self._parent: UUID | None = None
+        self._ties = NO_TIES
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -102,11 +103,9 @@ class Lane:
         while self._bytes > self._journal.settings.journal_buffer_bytes:
             await self.flush()
 
-    async def finish(
-        self, outcome: Outcome, *, graph_id: str | None = None, webhook: bool = False, parent: UUID | None = None
-    ) -> None:
-        """Write the outcome after everything handed in before, with its `webhook` if it has one, and wait until it is
-        durable. `parent` may wait for it.
+    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, ties: Ties = NO_TIES) -> None:
+        """Write the outcome after everything handed in before, with what its `ties` ask for, and wait until it is
+        durable.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
         rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
@@ -123,8 +122,7 @@ class Lane:
             case Released() | Waiting():
                 pass
         self._outcome = outcome
-        self._webhook = webhook
-        self._parent = parent
+        self._ties = ties
         await self._wait()
 
     def discard(self) -> None:
@@ -172,8 +170,7 @@ class Lane:
             self.next_seq,
             self._entries,
             self._outcome,
-            self._webhook,
-            self._parent,
+            self._ties,
         )
         waiters, size = self._waiters, self._bytes
         self._entries, self._outcome, self._waiters = [], None, []

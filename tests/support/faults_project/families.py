@@ -7,12 +7,12 @@ the input of the children.
 import operator
 from typing import Annotated, Any
 
-from graphs import mark_start, pass_gate
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 import holdfast
+from graphs import mark_start, pass_gate
 
 KEYS = ["one", "two", "three"]
 

@@ -15,6 +15,9 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     for body in case.body if isinstance(case.body, list) else [case.body]:
         if isinstance(body, dict):
             _temper(body)
+    # A run that asks is followed until somebody answers.
+    if case.query and str(case.query.get("follow")).lower() in ("true", "t", "yes", "y", "on", "1"):
+        case.query["follow"] = "false"
 
 
 def _temper(body: dict[str, Any]) -> None:

@@ -1,0 +1,188 @@
+"""/interrupts and /threads/{thread_id}/runs/{run_id}/resume: what runs ask people. Holdfast's own, not part of the
+LangGraph API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from psycopg.rows import DictRow
+from pydantic import BaseModel, Field
+
+from holdfast.api.bodies import Command, RunCreate
+from holdfast.api.context import Web
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.listing import Page, page
+from holdfast.api.runs import create_from, run_of
+from holdfast.api.shapes import PLACE, Run, answers, pages
+from holdfast.api.streaming import locations
+from holdfast.errors import Conflict, InvalidRequest
+from holdfast.resources.interrupts import Filters, questions_of_run, search_questions
+from holdfast.resources.runs import present_run
+from holdfast.resources.threads import present
+
+router = APIRouter(tags=["interrupts"], route_class=JsonRoute)
+
+# Seconds. Nothing is older than this; Postgres cannot count much further.
+OLDEST = 3e9
+
+
+class Question(BaseModel):
+    """A question that a run asked."""
+
+    interrupt_id: str
+    thread_id: UUID
+    run_id: UUID = Field(description="The run that asked.")
+    assistant_id: UUID
+    graph_id: str
+    state: Literal["waiting", "answered", "closed"] = Field(description="closed: the thread went on without an answer.")
+    value: Any = Field(description="What the graph gave to interrupt().")
+    form: dict[str, Any] | None = Field(description="fields or schema, if the question says what an answer is like.")
+    asked_at: datetime
+    deadline_at: datetime | None
+    escalated_at: datetime | None
+    escalated_to: str | None
+    answered_at: datetime | None
+    answered_by: UUID | None = Field(description="The run that answers.")
+    defaulted: bool = Field(description="Nobody answered in time, so the default was given.")
+    metadata: dict[str, Any] = Field(description="The thread's.")
+
+
+class Resume(RunCreate):
+    """An answer, and what else a client may say about the run that goes on with it. What is left out is as it was for
+    the run that asked."""
+
+    assistant_id: str = Field("", description="By default that of the run that asked.")
+    answer: Any = Field(None, description="To the one question that the run left waiting.")
+    answers: dict[str, Any] | None = Field(None, description="To several, by their interrupt ids.")
+
+
+# Options of a run, and where they are in its kwargs.
+KEPT = {
+    "config": ("config",),
+    "context": ("context",),
+    "stream_mode": ("stream_mode",),
+    "stream_subgraphs": ("subgraphs",),
+    "interrupt_before": ("interrupt_before",),
+    "interrupt_after": ("interrupt_after",),
+    "durability": ("durability", "checkpoint_during"),
+    "webhook": ("webhook",),
+}
+
+
+@router.get(
+    "/interrupts",
+    summary="List questions that wait for an answer",
+    description="The inbox: what runs have asked and nobody has answered, the oldest first. A Holdfast extension.",
+    responses=pages(list[Question]),
+)
+async def inbox(
+    web: Web,
+    state: Literal["waiting", "answered", "closed", "all"] = "waiting",
+    assistant_id: UUID | None = None,
+    graph_id: str | None = None,
+    thread_id: UUID | None = None,
+    run_id: UUID | None = None,
+    interrupt_id: str | None = None,
+    older_than: Annotated[float | None, Query(ge=0, le=OLDEST, description="Seconds since it was asked.")] = None,
+    newer_than: Annotated[float | None, Query(ge=0, le=OLDEST, description="Seconds since it was asked.")] = None,
+    escalated: bool | None = None,
+    metadata: Annotated[str | None, Query(description="JSON that the thread's metadata must contain.")] = None,
+    order: Literal["asc", "desc"] = "asc",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    wanted = _metadata(metadata)
+    # A question is seen by whoever sees its thread.
+    asked: dict[str, Any] = {"metadata": wanted, "status": None, "limit": limit, "offset": offset}
+    visible = await web.caller.may("threads", "search", asked)
+    filters = Filters(
+        state=None if state == "all" else state,
+        interrupt_id=interrupt_id,
+        thread_id=thread_id,
+        run_id=run_id,
+        assistant_id=assistant_id,
+        graph_id=graph_id,
+        older_than=older_than,
+        newer_than=newer_than,
+        escalated=escalated,
+        metadata=asked["metadata"] or {},
+        visible=visible,
+    )
+    part = Page(limit=limit, offset=offset)
+    async with web.database.connection() as connection:
+        rows = await search_questions(
+            connection, filters, ascending=order == "asc", limit=part.fetch, offset=part.offset
+        )
+    shown, headers = page(rows, part)
+    return Json([present(row) for row in shown], headers=headers)
+
+
+def _metadata(given: str | None) -> dict[str, Any]:
+    if not given:
+        return {}
+    try:
+        wanted = orjson.loads(given)
+    except orjson.JSONDecodeError:
+        wanted = None
+    if not isinstance(wanted, dict):
+        raise InvalidRequest('metadata must be a JSON object, like {"team": "support"}.')
+    return wanted
+
+
+@router.post(
+    "/threads/{thread_id}/runs/{run_id}/resume",
+    summary="Answer what a run asked",
+    description="Creates the run that goes on with the answer. The first is accepted: whoever comes later gets 409 "
+    "with its `run_id`. A Holdfast extension.",
+    responses=answers(Run, 400, 404, 409, headers=PLACE),
+)
+async def resume(web: Web, thread_id: UUID, run_id: UUID, body: Resume) -> Response:
+    if body.command is not None or body.input is not None:
+        raise InvalidRequest("Give answer, or answers by interrupt id; not input or command.")
+    asking = await run_of(web, run_id, thread_id)
+    async with web.database.connection() as connection:
+        questions = await questions_of_run(connection, thread_id, run_id)
+    given = _by_id(asking, questions, body)
+    described = body.model_copy(
+        update={
+            "assistant_id": body.assistant_id or str(asking["assistant_id"]),
+            "command": Command(resume=given),
+            "if_not_exists": None,
+        }
+    )
+    kept = {key: asking["kwargs"].get(key) for name, keys in KEPT.items() for key in keys if _is_left_out(body, name)}
+    protocol = bool(asking["kwargs"].get("protocol"))
+    run = await create_from(web, described, thread_id, protocol=protocol, answers_run=run_id, kept=kept)
+    return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
+
+
+def _is_left_out(body: Resume, name: str) -> bool:
+    said = body.model_fields_set
+    if name in ("config", "context"):
+        # Two names for one thing: whoever gives one means both.
+        return said.isdisjoint({"config", "context", "checkpoint", "checkpoint_id"})
+    return name not in said and not (name == "durability" and "checkpoint_during" in said)
+
+
+def _by_id(asking: DictRow, questions: list[DictRow], body: Resume) -> dict[str, Any]:
+    """The answers by interrupt id. Whether the questions still wait is decided when the run is created."""
+    run_id = asking["run_id"]
+    if (body.answer is None) == (body.answers is None):
+        raise InvalidRequest("Give either answer, or answers by interrupt id. null is no answer.")
+    if not questions:
+        if asking["status"] in ("pending", "running"):
+            raise Conflict(f"Run {run_id} is {asking['status']}. What it asks can be answered when it has ended.")
+        raise InvalidRequest(f"Run {run_id} has not asked anything that could be answered.")
+    if body.answers is not None:
+        if not body.answers or any(len(key) != 32 for key in body.answers):
+            raise InvalidRequest("answers must be an object with an answer for each interrupt id.")
+        return body.answers
+    waiting = [question["interrupt_id"] for question in questions if question["waits"]]
+    if len(waiting) > 1:
+        raise InvalidRequest(f"Run {run_id} left several questions: give answers by their ids, {', '.join(waiting)}.")
+    return {(waiting or [questions[-1]["interrupt_id"]])[0]: body.answer}
