@@ -35,6 +35,8 @@ RESTING = 1_000
 # The one with the backlog.
 BUSY = 1
 
+CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH], "after": "", "max_running": None}
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -133,7 +135,7 @@ CHECKPOINT_WRITES = {
 
 STATEMENTS = [
     # Claiming ten.
-    Statement("claim", claim.CLAIM, lambda: {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}, 120),
+    Statement("claim", claim.CLAIM, lambda: CLAIM_TEN, 120),
     Statement("next due", claim.NEXT_DUE, dict, 10),
     Statement("strays", claim.RETURN_STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
@@ -250,8 +252,6 @@ def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], 
 
 
 # --- claiming, which must cost the same whatever waits --------------------------------------------------------------
-
-CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}
 
 
 def test_claiming_reads_the_same_with_and_without_a_backlog(filled: Connection[DictRow]) -> None:
