@@ -11,6 +11,7 @@ HoldfastError
 │   ├── NotFound              404
 │   ├── Conflict              409
 │   ├── Gone                  410
+│   ├── OverLimit             429, with the seconds after which to try again
 │   └── Denied                the project's own auth said no, with its own status
 └── RunSignal                 control flow out of user code; never shown to a client as it is
     ├── LeaseLost             the fence is stale: drop the run, write nothing
@@ -22,6 +23,8 @@ HoldfastError
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class HoldfastError(Exception):
@@ -48,6 +51,7 @@ class RequestError(HoldfastError):
     """The caller's request cannot be carried out as it stands; nothing was changed."""
 
     status = 400
+    headers: Mapping[str, str] = {}
 
 
 class InvalidRequest(RequestError):
@@ -68,6 +72,16 @@ class Conflict(RequestError):
 
 class Gone(RequestError):
     status = 410
+
+
+class OverLimit(RequestError):
+    """A tenant has used up what it may use."""
+
+    status = 429
+
+    def __init__(self, detail: str, *, retry_after: int) -> None:
+        super().__init__(detail)
+        self.headers = {"retry-after": str(retry_after)}
 
 
 class Denied(RequestError):

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from holdfast.errors import Denied, RequestError
+from holdfast.errors import RequestError
 from holdfast.streams.serialize import to_json
 
 FAILED = "Something went wrong on the server; its log says what."
@@ -58,7 +58,7 @@ def _allowed(request: Request) -> set[str]:
 def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def request_error(request: Request, error: RequestError) -> Json:
-        return _answer(error.status, str(error), error.headers if isinstance(error, Denied) else None)
+        return _answer(error.status, str(error), dict(error.headers))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Json:

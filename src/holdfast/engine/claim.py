@@ -206,13 +206,17 @@ async def claim(
     for _ in range(LOOKS):
         cursor = await connection.execute(CLAIM, {**asked, "slots": slots - len(claimed)})
         rows = await cursor.fetchall()
-        more = [row.pop("more") for row in rows][0]
-        claimed += [row for row in rows if row["run_id"] is not None]
+        more = rows[0]["more"]
+        claimed += [_without_bookkeeping(row) for row in rows if row["run_id"] is not None]
         if not more or len(claimed) >= slots:
             break
         if claimed:
             asked["after"] = claimed[-1]["tenant_id"]
     return claimed
+
+
+def _without_bookkeeping(row: DictRow) -> DictRow:
+    return {name: value for name, value in row.items() if name not in ("position", "more")}
 
 
 async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[UUID]:

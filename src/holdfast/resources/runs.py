@@ -73,8 +73,8 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
 
 
 def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
-    if not visible.restricted:
-        return "true", {}
+    if not visible.filter:
+        return visible.owned("run.tenant_id")
     # Both tables have metadata.
     condition, parameters = visible.condition("thread.metadata")
     return f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = run.thread_id AND {condition})", parameters

@@ -18,6 +18,7 @@ from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
+from holdfast.settings.tenants import TenantSettings
 from holdfast.settings.web import WebSettings
 from holdfast.settings.webhooks import WebhookSettings
 from holdfast.settings.worker import WorkerSettings
@@ -29,11 +30,20 @@ SECTIONS: tuple[type[Section], ...] = (
     WorkerSettings,
     RetentionSettings,
     WebhookSettings,
+    TenantSettings,
     TelemetrySettings,
 )
 
 
-class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings, WebhookSettings, TelemetrySettings):
+class Settings(
+    DatabaseSettings,
+    WebSettings,
+    WorkerSettings,
+    RetentionSettings,
+    WebhookSettings,
+    TenantSettings,
+    TelemetrySettings,
+):
     """Every setting of every section."""
 
     @field_validator(
@@ -44,6 +54,10 @@ class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings,
         "mount_prefix",
         "cors_allow_origins",
         "webhook_secrets",
+        "tenant_max_queued",
+        "tenant_max_running",
+        "tenant_requests_per_second",
+        "tenant_spend_per_day",
         mode="before",
     )
     @classmethod

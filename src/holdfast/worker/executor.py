@@ -32,6 +32,7 @@ from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, Drained, JournalFailed, LeaseLost, Retry, RunSignal, RunTimeout
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.checkpoints import highest_step
+from holdfast.resources.tenant_store import store_of
 from holdfast.resources.threads import get_thread
 from holdfast.settings import Settings
 from holdfast.streams.serialize import to_json
@@ -143,7 +144,7 @@ class Executor:
                 config=config,
                 access_context="threads.create_run",
                 checkpointer=saver,
-                store=self.store,
+                store=store_of(self.store, run.tenant_id),
                 user=config["configurable"].get("langgraph_auth_user"),
                 context=run.kwargs.get("context"),
             )

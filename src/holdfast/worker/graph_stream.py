@@ -40,6 +40,7 @@ class Claimed:
     waited: float
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
+    tenant_id: str = ""
 
 
 def run_config(run: Claimed) -> RunnableConfig:
