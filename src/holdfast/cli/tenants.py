@@ -141,9 +141,9 @@ def _shown(limit: float | None) -> str:
 
     if limit is None:
         return "-"
-    return (
-        "none" if limit == math.inf or limit == UNLIMITED else f"{limit:g}" if limit != int(limit) else str(int(limit))
-    )
+    if limit in (math.inf, UNLIMITED):
+        return NONE
+    return str(int(limit)) if limit == int(limit) else f"{limit:g}"
 
 
 def _plain(row: DictRow) -> dict[str, Any]:

@@ -25,13 +25,16 @@ from holdfast.engine.ready import ReadyRun
 _QUEUED = "run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = level.priority"
 # How far behind a tenant's first runs to look, past those that other workers are claiming at this moment.
 _MARGIN = 20
-# What is due of a tenant, at a priority: the first of each graph that the worker has.
+# What is due of a tenant, at a priority: the first of each graph that the worker has. As a range of rows, and in the
+# order of `run_turn`: with equalities, and by time alone, the planner may take `run_ready` for as good an index, and
+# read all that is due of everybody to find what is one tenant's.
 _DUE = """
     SELECT due.run_id, due.ready_at FROM unnest(%(graphs)s::text[]) AS known(graph_id) CROSS JOIN LATERAL (
         SELECT run.run_id, run.ready_at FROM run
         WHERE run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = {of}.priority
-          AND run.tenant_id = {of}.tenant_id AND run.graph_id = known.graph_id AND run.ready_at <= now()
-        ORDER BY run.ready_at {part}
+          AND (run.tenant_id, run.graph_id, run.ready_at) >= ({of}.tenant_id, known.graph_id, '-infinity'::timestamptz)
+          AND (run.tenant_id, run.graph_id, run.ready_at) <= ({of}.tenant_id, known.graph_id, now())
+        ORDER BY run.tenant_id, run.graph_id, run.ready_at {part}
     ) AS due
 """
 
