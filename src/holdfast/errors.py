@@ -12,6 +12,7 @@ HoldfastError
 │   ├── Conflict              409
 │   │   └── AlreadyAnswered   409, naming the run that answered first
 │   ├── Gone                  410
+│   ├── OverLimit             429, with the seconds after which to try again
 │   └── Denied                the project's own auth said no, with its own status
 ├── NotInRun                  something that only the code of a run can ask for
 ├── ChildError                what graph code is told about the children of its run
@@ -58,6 +59,7 @@ class RequestError(HoldfastError):
     """The caller's request cannot be carried out as it stands; nothing was changed."""
 
     status = 400
+    headers: Mapping[str, str] = {}
 
 
 class InvalidRequest(RequestError):
@@ -87,6 +89,16 @@ class AlreadyAnswered(Conflict):
 
 class Gone(RequestError):
     status = 410
+
+
+class OverLimit(RequestError):
+    """A tenant has used up what it may use."""
+
+    status = 429
+
+    def __init__(self, detail: str, *, retry_after: int) -> None:
+        super().__init__(detail)
+        self.headers = {"retry-after": str(retry_after)}
 
 
 class Denied(RequestError):

@@ -11,7 +11,7 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.claim import CLAIM, claim
+from holdfast.engine.claim import claim
 from holdfast.engine.create import LOCK_LATER_HEAD, LOCK_THREAD
 from holdfast.engine.outcome import RolledBack
 from holdfast.engine.states import CancelAction
@@ -208,8 +208,7 @@ async def test_a_cancel_and_a_claim_of_the_same_run(database: Database) -> None:
     thread_id, worker_id = uuid4(), await online_worker(database)
     await create(database, thread_id)
     async with database.transaction() as claiming:
-        parameters = {"worker_id": worker_id, "slots": 10, "graphs": [GRAPH]}
-        [run] = await (await claiming.execute(CLAIM, parameters)).fetchall()
+        [run] = await claim(claiming, worker_id, 10, [GRAPH])
         cancelling = asyncio.create_task(cancel_runs(database, thread_id, None, "interrupt"))
         await somebody_waits(database)
     cancelled = await cancelling

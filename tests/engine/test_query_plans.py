@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_blocking_session
-from holdfast.engine import cancel, claim, create, gates, lease, outbox, outcome, queue, reap, rollback
+from holdfast.engine import cancel, claim, create, gates, lease, outbox, outcome, queue, quota, reap, rollback
 from holdfast.resources import interrupts, webhooks
 from holdfast.settings import load_settings
 from holdfast.streams import log
@@ -34,6 +34,8 @@ RUNNING = range(1, 11)
 RESTING = 1_000
 # The one with the backlog.
 BUSY = 1
+
+CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH], "after": "", "max_running": None}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def new_run(thread: int) -> dict[str, Any]:
         "temporary": False,
         "ttl_minutes": 30.0,
         "ttl_strategy": "delete",
+        "tenant_id": "",
     }
 
 
@@ -149,7 +152,7 @@ CHECKPOINT_WRITES = {
 
 STATEMENTS = [
     # Claiming ten.
-    Statement("claim", claim.CLAIM, lambda: {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}, 120),
+    Statement("claim", claim.CLAIM, lambda: CLAIM_TEN, 120),
     Statement("next due", claim.NEXT_DUE, dict, 10),
     Statement("strays", claim.RETURN_STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
@@ -160,6 +163,8 @@ STATEMENTS = [
     Statement("insert", create.INSERT_RUN, lambda: new_run(RESTING), 10),
     Statement("insert behind many", create.INSERT_RUN, lambda: new_run(BUSY), 10),
     Statement("mark busy", create.MARK_BUSY, lambda: {**new_run(RESTING), "run_id": run_at(RESTING, 1)}, 5),
+    # Of a tenant with limits.
+    Statement("measure", quota.MEASURE, lambda: {"tenant_id": "acme", "max_queued": 10, "spend_per_day_usd": 1.0}, 12),
     # A batch of ten runs.
     Statement("lock threads", queue.LOCK_THREADS, running_threads, 20),
     Statement("verify", batch.VERIFY, lambda: running_runs(fences=ten(1), finals=ten(True), count=len(RUNNING)), 40),
@@ -276,8 +281,6 @@ def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], 
 
 # --- claiming, which must cost the same whatever waits --------------------------------------------------------------
 
-CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH]}
-
 
 def test_claiming_reads_the_same_with_and_without_a_backlog(filled: Connection[DictRow]) -> None:
     """Ten due runs cost as much in front of thousands that are not due, or wait behind another, as they do alone."""
@@ -328,3 +331,25 @@ def test_claiming_after_many_have_finished(database_url: str) -> None:
                 after = measure(connection, claim.CLAIM, CLAIM_TEN, generic=False)
         assert after.rows <= before.rows
         assert after.pages <= 2 * before.pages + 50
+
+
+def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connection[DictRow]) -> None:
+    """Nor the backlog of a tenant whose turn it is not, nor one behind its limit."""
+    before = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    filled.execute("INSERT INTO tenant (tenant_id, max_running) VALUES ('full', 0)")
+    for tenant, graph in (("", "gone"), ("acme", "gone"), ("acme", GRAPH), ("full", GRAPH)):
+        filled.execute(
+            """
+            WITH waiting AS (
+                INSERT INTO thread (thread_id) SELECT gen_random_uuid() FROM generate_series(1, 3000)
+                RETURNING thread_id
+            )
+            INSERT INTO run (run_id, thread_id, tenant_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
+            SELECT gen_random_uuid(), thread_id, %s, gen_random_uuid(), %s, now() - interval '9 hours',
+                   now() - interval '9 hours', 0, '{}' FROM waiting
+            """,
+            (tenant, graph),
+        )
+    for reading, alone in zip(readings(filled, claim.CLAIM, CLAIM_TEN), before, strict=True):
+        assert not set(reading.whole_tables) & set(TABLES), json.dumps(reading.plan, indent=1)
+        assert reading.rows <= alone + 60, json.dumps(reading.plan, indent=1)

@@ -70,9 +70,9 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
     app.include_router(meta_router(section))
+    denials = {} if web.auth is None else refusals(401, 403, 429)
     if "meta" not in section.disabled:
-        app.include_router(fleet.metrics_router)
-    denials = {} if web.auth is None else refusals(401, 403)
+        app.include_router(fleet.metrics_router, responses=denials)
     for switches, router in ROUTERS:
         if section.disabled.isdisjoint(switches.split()):
             app.include_router(router, responses=denials)

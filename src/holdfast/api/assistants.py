@@ -36,9 +36,9 @@ from holdfast.api.shapes import (
     pages,
     refusals,
 )
-from holdfast.db.visibility import is_visible
+from holdfast.db.visibility import EVERYBODY, is_visible
 from holdfast.engine.cancel import CancelledRuns
-from holdfast.errors import BadRequest, Conflict, InvalidRequest, NotFound
+from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog
 from holdfast.resources.assistants import (
@@ -133,12 +133,17 @@ async def create(web: Web, body: AssistantCreate) -> Response:
     keep = body.if_exists == "do_nothing"
     identity = body.assistant_id or uuid4()
     asked: dict[str, Any] = {"assistant_id": identity, "if_exists": body.if_exists, **content}
+    if web.caller.tenant is not None and identity.version == 5:
+        # Whoever had the id of a graph's own before the graph is there would speak for it to all tenants.
+        raise InvalidRequest("assistant_id: UUIDs of version 5 are kept for the graphs' own assistants.")
     visible = await web.caller.may("assistants", "create", asked)
     content = {key: asked[key] for key in content}
+    owner = web.caller.tenant or ""
     async with web.database.connection() as connection:
-        row = await create_assistant(connection, identity, content, keep_existing=keep)
+        row = await create_assistant(connection, identity, content, keep_existing=keep, tenant_id=owner)
         if visible.restricted and keep and not await is_visible(connection, "assistant", identity, visible):
             raise Conflict(f"Assistant {identity} exists already.")
+    row.pop("tenant_id", None)
     return Json(present(row))
 
 
@@ -316,8 +321,11 @@ async def _assistant(
     """The assistant that a path names, if the caller may do this with it. The project's handler may alter `changes`."""
     async with web.database.connection() as connection:
         row = await resolve_assistant_row(connection, web.catalog, assistant)
+    shared = row.pop("tenant_id") == EVERYBODY
     asked: dict[str, Any] = {"assistant_id": row["assistant_id"], "metadata": {}, **(changes or {})}
     await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", action, asked))
+    if shared and action != "read" and web.caller.tenant is not None:
+        raise Denied(403, "This assistant is the graph's own, and the same for all tenants: create one of your own.")
     if changes is not None:
         changes.update({key: asked[key] for key in changes})
     return row

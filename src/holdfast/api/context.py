@@ -11,20 +11,23 @@ from uuid import UUID
 import psycopg
 import structlog
 from fastapi import Depends, Request
+from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
-from holdfast.auth.custom import ANYONE, Caller, CustomAuth
+from holdfast.auth.custom import ANYONE, Authenticator, Caller
+from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.children import cancel_children
+from holdfast.engine.quota import Quota
 from holdfast.engine.states import CancelAction
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.fleet import QueueGauge
-from holdfast.resources.store import PooledStore
+from holdfast.resources.tenant_store import TenantStore
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
 from holdfast.settings import Settings
 from holdfast.signals import Signals
@@ -45,17 +48,29 @@ class WebContext:
     database: Database
     signals: Signals
     hub: Hub
-    store: PooledStore
-    auth: CustomAuth | None = None
+    store: BaseStore
+    auth: Authenticator | None = None
     # Who the request at hand is from: routes get a view of the process's one object.
     caller: Caller = ANYONE
     queue: QueueGauge = field(default_factory=QueueGauge)
+    roster: Roster | None = None
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
     def thread_ttl(self) -> ThreadTtl | None:
         """The time to live of threads that are not given one."""
         return checkpointer_section(self.catalog.project).thread_ttl
+
+    @property
+    def quota(self) -> Quota | None:
+        """What a run of the caller's tenant is measured by."""
+        tenant = self.caller.tenant
+        return None if self.roster is None or tenant is None else self.roster.quota(tenant)
+
+    async def admit(self, caller: Caller) -> None:
+        """Count a request of the caller's tenant. Raises OverLimit."""
+        if self.roster is not None and caller.tenant is not None:
+            await self.roster.admit(caller.tenant)
 
     def check_webhook(self, url: str | None) -> None:
         """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""
@@ -110,12 +125,19 @@ class WebContext:
         task.add_done_callback(self._background.discard)
 
 
+async def admitted(web: WebContext, connection: HTTPConnection) -> Caller:
+    """Who sends a request, if they may. Raises Denied and OverLimit."""
+    caller = ANYONE if web.auth is None else await web.auth.authenticate(connection)
+    await web.admit(caller)
+    return caller
+
+
 async def identify(connection: HTTPConnection) -> None:
-    """Authenticate a request, if the project has an auth. Raises Denied."""
-    auth: CustomAuth | None = connection.app.state.holdfast.auth
+    """Authenticate a request, if there is something to do so by. Raises Denied and OverLimit."""
+    web: WebContext = connection.app.state.holdfast
     # With `middleware_order: auth_first` that has been done already.
-    if auth is not None and CALLER not in connection.scope:
-        connection.scope[CALLER] = await auth.authenticate(connection)
+    if web.auth is not None and CALLER not in connection.scope:
+        connection.scope[CALLER] = await admitted(web, connection)
 
 
 def process_context(connection: HTTPConnection) -> WebContext:
@@ -129,7 +151,14 @@ def web_of(connection: HTTPConnection) -> WebContext:
     if context.auth is None:
         return context
     caller: Caller = connection.scope[CALLER]
-    return replace(context, caller=caller, catalog=context.catalog.acting_for(caller.user, caller.configurable))
+    if caller is ANYONE:
+        return context
+    catalog = context.catalog.acting_for(caller.user, caller.configurable)
+    if caller.tenant is None:
+        return replace(context, caller=caller, catalog=catalog)
+    store = TenantStore(context.store, caller.tenant)
+    catalog.lend(store)
+    return replace(context, caller=caller, catalog=catalog, store=store)
 
 
 async def web_context(request: Request) -> WebContext:

@@ -235,7 +235,10 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
         _keep_creator(content, None if web.caller.user is None else web.caller.user.stored())
         content.template["kwargs"].update(forward(content.template["kwargs"]))
         fill_budget(content.template["kwargs"], body.metadata, assistant, web.settings)
-        row = await create_cron(connection, cron_id, assistant_id, thread_id, web.caller.user_id, content)
+        owner = web.caller.tenant or ""
+        row = await create_cron(
+            connection, cron_id, assistant_id, thread_id, web.caller.user_id, content, tenant_id=owner
+        )
         return Json(_shown(row))
 
 

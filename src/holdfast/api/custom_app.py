@@ -17,9 +17,10 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from holdfast.api.context import CALLER, WebContext
+from holdfast.api.context import CALLER, WebContext, admitted
 from holdfast.api.errors import Json
-from holdfast.errors import Denied
+from holdfast.auth.custom import ANYONE
+from holdfast.errors import RequestError
 from holdfast.graphs.http import HttpSection
 
 # Probes, and what describes the server as a whole. A FastAPI app brings pages of its own under the same names.
@@ -45,22 +46,24 @@ class Authenticated:
         if auth is not None and CALLER not in scope:
             request = Request(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
             try:
-                caller = await auth.authenticate(request)
-            except Denied as denied:
+                caller = await admitted(self._web, request)
+            except RequestError as denied:
                 await refuse(denied, scope, receive, send)
                 return
             scope[CALLER] = caller
-            # Where Starlette has them: `request.user` and `request.auth`.
-            scope["user"] = caller.user
-            scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
+            if caller is not ANYONE:
+                # Where Starlette has them: `request.user` and `request.auth`.
+                scope["user"] = caller.user
+                scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
             receive = _once_more(request, receive)
         await self._app(scope, receive, send)
 
 
-async def refuse(denied: Denied, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(denied: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request that authentication refused."""
     if scope["type"] == "http":
-        await Json({"detail": str(denied)}, status_code=denied.status, headers=denied.headers)(scope, receive, send)
+        answer = Json({"detail": str(denied)}, status_code=denied.status, headers=dict(denied.headers))
+        await answer(scope, receive, send)
         return
     # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
     if "websocket.http.response" in scope.get("extensions", {}):

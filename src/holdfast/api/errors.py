@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from holdfast.errors import AlreadyAnswered, Denied, RequestError
+from holdfast.errors import AlreadyAnswered, RequestError
 from holdfast.streams.serialize import to_json
 
 FAILED = "Something went wrong on the server; its log says what."
@@ -60,7 +60,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def request_error(request: Request, error: RequestError) -> Json:
         if isinstance(error, AlreadyAnswered):
             return Json({"detail": str(error), **error.details}, status_code=error.status)
-        return _answer(error.status, str(error), error.headers if isinstance(error, Denied) else None)
+        return _answer(error.status, str(error), dict(error.headers))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Json:

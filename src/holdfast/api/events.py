@@ -154,6 +154,7 @@ class Socket:
             if isinstance(identity, bool) or not isinstance(identity, int) or not isinstance(method, str):
                 identity = None
                 raise CommandFailed("invalid_argument", "A command has an integer id and a method.")
+            await self._web.admit(self._web.caller)
             params = {} if command.get("params") is None else command["params"]
             if method.startswith("subscription."):
                 if not isinstance(params, dict):

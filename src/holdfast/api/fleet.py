@@ -11,16 +11,17 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
-from holdfast.api.context import Web, WebContext
+from holdfast.api.context import Web, WebContext, admitted
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.shapes import answers, refusals
+from holdfast.auth.keys import KeyAuth
 from holdfast.errors import Denied
 from holdfast.resources.fleet import drain_worker, list_workers
 from holdfast.resources.threads import present
 
 router = APIRouter(tags=["fleet"], route_class=JsonRoute)
-# Scraped by machines, like the other meta routes: not authenticated.
+# Scraped by machines, like the other meta routes: not authenticated, unless there are API keys.
 metrics_router = APIRouter(tags=["meta"])
 
 WorkerStatus = Literal["online", "draining", "offline", "lost"]
@@ -113,6 +114,9 @@ async def queue(web: Web) -> Response:
 )
 async def metrics(request: Request, format: Literal["prometheus", "json"] = "prometheus") -> Response:
     web: WebContext = request.app.state.holdfast
+    if isinstance(web.auth, KeyAuth) and web.auth.guarded:
+        caller = await admitted(web, request)
+        await caller.may("queue", "read", {})
     figures = await web.queue.figures(web.database)
     if format == "json":
         streams = {"watchers": web.hub.watchers, "threads": web.hub.threads}

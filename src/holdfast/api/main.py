@@ -15,6 +15,8 @@ from holdfast.api.app import Application
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.auth.custom import CustomAuth
+from holdfast.auth.keys import KeyAuth
+from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
@@ -67,12 +69,14 @@ class _Server(uvicorn.Server):
 async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
     """Serve until a signal comes, or `stop` is set."""
     # First of all: without it nobody may be let in.
-    auth = CustomAuth.load(catalog.project, studio=settings.studio_auth)
+    custom = CustomAuth.load(catalog.project, studio=settings.studio_auth)
     database = Database(settings, "web")
+    roster = Roster(database)
+    auth = KeyAuth(roster) if custom is None else custom
     signals = signals_for(database)
     store = PooledStore(database, catalog.project)
     catalog.lend(store)
-    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store, auth)
+    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store, auth, roster=roster)
     sweep_interval = store_section(catalog.project).sweep_interval
     threads = checkpointer_section(catalog.project)
     upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks_section(catalog.project))
@@ -97,12 +101,14 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     )
     try:
         await store.setup()
+        await roster.read()
         await ensure_system_assistants(database, catalog)
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(signals.run(), name="signals"),
                 tasks.create_task(web.hub.run(), name="hub"),
                 tasks.create_task(upkeep.run(), name="upkeep"),
+                tasks.create_task(roster.run(), name="roster"),
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))

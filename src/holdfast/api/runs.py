@@ -111,6 +111,8 @@ async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None
         thread_metadata=given,
         thread_ttl=web.thread_ttl,
         visible=EVERYTHING if thread_id is None else visible,
+        tenant_id=web.caller.tenant or "",
+        quota=web.quota,
     )
 
 
@@ -239,7 +241,11 @@ async def run_of(
     async with web.database.connection() as connection:
         run = await get_run(connection, run_id, thread_id)
     if thread_id is None:
-        await web.may_thread(run["thread_id"], access, run_id=run_id, **value)
+        try:
+            await web.may_thread(run["thread_id"], access, run_id=run_id, **value)
+        except NotFound:
+            # Not in the words of the thread: who may not see it is not told its id.
+            raise NotFound(f"Run {run_id} does not exist.") from None
     return run
 
 

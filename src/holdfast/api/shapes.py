@@ -320,13 +320,14 @@ class CommandRefused(BaseModel):
 
 WHAT_IS_WRONG = {
     400: "The request contradicts itself, or what it asks for is not possible here.",
-    401: "The project's own authentication does not know who this is.",
-    403: "The project's own authorisation does not allow this.",
+    401: "The project's own authentication does not know who this is, or there is no API key, or not a valid one.",
+    403: "The project's own authorisation does not allow this, or the API key lacks a scope.",
     404: "There is no such object.",
     409: "The object is not in a state that allows this, or exists already.",
     410: "What this is about was there, and is not kept any more.",
     413: "The request body is larger than MAX_BODY_BYTES.",
     422: "A part of the request is not what it must be; `detail` says which.",
+    429: "The tenant has used up what it may use; `Retry-After` says when to try again.",
     503: "The database cannot be reached. What was not confirmed may or may not have happened.",
 }
 # OpenAPI 3.1 has no word for a stream: this is one event of it.

@@ -89,9 +89,12 @@ def stream_response(
         done = False
         start = max(0, (run["first_seq"] or 1) - 1) if after is None else after
         try:
-            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, after, tick)
+            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, after)
             async for events in followed:
-                yield b"".join(frame(event, modes) for event in events) if events else HEARTBEAT
+                if events:
+                    yield b"".join(frame(event, modes) for event in events)
+                elif tick is not None:
+                    yield HEARTBEAT
             done = True
         except HubClosed:
             done = True
@@ -129,7 +132,7 @@ def wait_response(
         try:
             start = max(0, (run["first_seq"] or 1) - 1)
             tick = web.settings.stream_heartbeat
-            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, None, tick)
+            followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, None)
             async for events in followed:
                 if not events:
                     yield b"\n"
@@ -186,9 +189,7 @@ def _chain(web: WebContext, run: DictRow) -> Chain:
     return Chain(web.database, web.hub, run["thread_id"], run["run_id"])
 
 
-async def _followed(
-    web: WebContext, run: DictRow, chain: Chain, after: int | None, tick: float | None
-) -> AsyncIterator[list[LogEvent]]:
+async def _followed(web: WebContext, run: DictRow, chain: Chain, after: int | None) -> AsyncIterator[list[LogEvent]]:
     """The same of the run and of those that go on with its work."""
     start = max(0, (run["first_seq"] or 1) - 1)
     cursor = start if after is None else max(start, after)
@@ -199,7 +200,7 @@ async def _followed(
         cursor = rests_at
     elif cursor > start:
         await chain.catch_up(start, cursor)
-    async for events in chain.events(cursor, tick=tick):
+    async for events in chain.events(cursor, tick=web.settings.stream_heartbeat):
         yield events
 
 

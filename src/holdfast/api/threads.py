@@ -72,7 +72,7 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     metadata = asked["metadata"] or {}
     async with web.database.transaction() as connection:
         ttl = web.thread_ttl if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
-        created = await create_thread(connection, thread_id, metadata, ttl=ttl)
+        created = await create_thread(connection, thread_id, metadata, ttl=ttl, tenant_id=web.caller.tenant or "")
         seen = created or await is_visible(connection, "thread", thread_id, visible)
         if not created and (body.if_exists == "raise" or not seen):
             raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")

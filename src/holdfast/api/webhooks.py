@@ -69,8 +69,10 @@ async def deliveries(
 async def redeliver_one(web: Web, delivery_id: UUID) -> Response:
     async with web.database.connection() as connection:
         found = await get_delivery(connection, delivery_id)
-    await web.may_thread(found["thread_id"], "update", run_id=found["run_id"])
+    asked = {"thread_id": found["thread_id"], "run_id": found["run_id"]}
+    visible = await web.caller.may("threads", "update", asked)
     async with web.database.connection() as connection:
+        await get_delivery(connection, delivery_id, visible)
         again = await redeliver(connection, delivery_id)
     announce_webhooks(web.signals)
     return Json(present(again), status_code=202)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Protocol
 
 import orjson
 import structlog
@@ -17,7 +18,7 @@ from langgraph_sdk.auth.types import AuthContext, StudioUser
 from starlette.requests import HTTPConnection, Request
 
 from holdfast.auth.remembering import Remembered
-from holdfast.auth.users import User, as_user, configurable_of
+from holdfast.auth.users import User, as_user, configurable_of, tenant_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied
 from holdfast.graphs.config import ProjectConfig
@@ -27,6 +28,9 @@ log = structlog.get_logger(__name__)
 
 # The last two are Holdfast's own.
 Resource = Literal["threads", "assistants", "crons", "store", "workers", "queue"]
+# What is no tenant's.
+FLEET = frozenset({"workers", "queue"})
+ADMIN = "admin"
 
 # What an authenticator may ask for, by the names of its parameters.
 PARAMETERS = frozenset(
@@ -38,13 +42,30 @@ PARAMETERS = frozenset(
 KNOWN_KEYS = frozenset({"path", "disable_studio_auth", "allow_langsmith_api_keys", "openapi", "cache"})
 
 
-class Caller:
-    """Who makes a request, and what they may. Without custom auth everybody is the same and may do everything."""
+class Authenticator(Protocol):
+    """Who may come in, and do what: the project's own, or by API keys."""
 
-    def __init__(self, auth: CustomAuth | None = None, user: User | StudioUser | None = None) -> None:
+    @property
+    def openapi(self) -> Mapping[str, Any]:
+        """What the description of the API says of security."""
+        ...
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller: ...
+
+    async def authorize(
+        self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]
+    ) -> Visibility: ...
+
+
+class Caller:
+    """Who makes a request, and what they may. Without auth everybody is the same and may do everything."""
+
+    def __init__(self, auth: Authenticator | None = None, user: User | StudioUser | None = None) -> None:
         self._auth = auth
         self._known = user
         self.user = None if user is None else as_user(user)
+        self.tenant = None if self.user is None else tenant_of(self.user)
+        """Whose everything is that the caller makes and sees; None for one who sees all tenants'."""
 
     @property
     def user_id(self) -> str:
@@ -62,7 +83,11 @@ class Caller:
         """
         if self._auth is None:
             return EVERYTHING
-        return await self._auth.authorize(self._known or User({"identity": ""}), resource, action, value)
+        user = self._known or User({"identity": ""})
+        visible = await self._auth.authorize(user, resource, action, value)
+        if self.tenant is None or (resource in FLEET and ADMIN in user.permissions):
+            return visible
+        return replace(visible, tenant=self.tenant)
 
 
 ANYONE = Caller()
@@ -130,7 +155,11 @@ class CustomAuth:
             log.warning("auth.failed", path=connection.url.path, error=repr(error))
             raise Denied(403, "Authentication failed.") from error
         try:
-            return answer if isinstance(answer, StudioUser) else as_user(answer)
+            if isinstance(answer, StudioUser):
+                return answer
+            user = as_user(answer)
+            tenant_of(user)
+            return user
         except ValueError as error:
             log.error("auth.bad_answer", answer=type(answer).__name__, problem=str(error))
             raise Denied(403, "Authentication failed.") from None

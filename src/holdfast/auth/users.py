@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from langgraph_sdk.auth.types import StudioUser
 
+from holdfast.resources.tenants import checked_name
 from holdfast.streams.serialize import to_json
 
 PROPERTIES = ("identity", "display_name", "is_authenticated", "permissions")
@@ -71,6 +72,13 @@ def as_user(answer: object) -> User:
     if not isinstance(fields.get("identity"), str) or not fields["identity"]:
         raise ValueError("it must return an identity: a string, or something with an `identity`")
     return User(fields)
+
+
+def tenant_of(user: User) -> str | None:
+    """The tenant that a user belongs to, as `tenant_id` says; None without it. Raises ValueError for what cannot be
+    one."""
+    tenant_id = user.get("tenant_id")
+    return None if tenant_id is None else checked_name(tenant_id)
 
 
 def configurable_of(user: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
@@ -18,6 +19,8 @@ from holdfast.cli.sse import ServerEvent, read_events
 FINAL = frozenset({"success", "error", "timeout", "interrupted"})
 # A stream that is alive says something at least every 15 seconds.
 TIMEOUT = httpx.Timeout(30, connect=5, read=50)
+# For servers that ask for one.
+API_KEY = "HOLDFAST_API_KEY"
 OUTAGE = 120.0
 """Seconds the server may be out of reach before a stream is given up."""
 
@@ -30,7 +33,9 @@ class Client:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         try:
-            self._http = httpx.Client(base_url=self.url, timeout=TIMEOUT, transport=transport)
+            key = os.environ.get(API_KEY)
+            headers = {"x-api-key": key} if key else {}
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport)
         except httpx.InvalidURL as error:
             raise CommandError(f"--url {url}: {error}", ExitCode.USAGE) from None
 

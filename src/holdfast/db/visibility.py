@@ -1,7 +1,7 @@
-"""Which rows a caller may see, by their metadata: the filters of custom authorisation, as SQL.
+"""Which rows a caller may see, by their tenant and their metadata: the filters of authorisation, as SQL.
 
 One meaning in one place: whoever searches adds the condition to the search, whoever looks at a single row asks for
-it with the condition. All of it is containment, which the index on metadata answers.
+it with the condition. What is about metadata is containment, which the index on it answers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ Table = Literal["thread", "assistant", "cron"]
 
 DEEPEST = 2
 
+# Whose the graphs' own assistants are. No tenant can be called that.
+EVERYBODY = "*"
+
 
 class InvalidVisibility(ValueError):
     """A filter that means nothing. The fault of whoever wrote the handler, not of the caller."""
@@ -26,30 +29,41 @@ class InvalidVisibility(ValueError):
 
 @dataclass(frozen=True)
 class Visibility:
-    """What a row's metadata must be like. The empty filter lets all pass.
+    """Whose a row must be, and what its metadata must be like. No tenant, and the empty filter, let all pass.
 
     `{"owner": "x"}` and `{"owner": {"$eq": "x"}}` are equality, `{"team": {"$contains": "x"}}` is membership of a
     list (of all of them, when given a list); several keys must all hold. `$or` and `$and` take at least two filters.
     """
 
     filter: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str | None = None
 
     @property
     def restricted(self) -> bool:
-        return bool(self.filter)
+        return bool(self.filter) or self.tenant is not None
 
-    def condition(self, column: str = "metadata") -> tuple[str, dict[str, Any]]:
-        """A condition on a column of metadata, and its parameters. Raises InvalidVisibility."""
+    def condition(self, column: str = "metadata", *, shared: bool = False) -> tuple[str, dict[str, Any]]:
+        """A condition on a column of metadata and the `tenant_id` beside it, and its parameters; `shared` for rows that
+        may be everybody's. Raises InvalidVisibility."""
         parameters: dict[str, Any] = {}
-        return _all_of(self.filter, column, parameters, 0), parameters
+        condition = _all_of(self.filter, column, parameters, 0)
+        owned, more = self.owned(f"{column.removesuffix('metadata')}tenant_id", shared=shared)
+        return f"{owned} AND {condition}", {**parameters, **more}
+
+    def owned(self, column: str, *, shared: bool = False) -> tuple[str, dict[str, Any]]:
+        """The part of the condition that is about the tenant."""
+        if self.tenant is None:
+            return "true", {}
+        owners = [self.tenant, EVERYBODY] if shared else [self.tenant]
+        return f"{column} = ANY(%(visible_tenants)s)", {"visible_tenants": owners}
 
 
 EVERYTHING = Visibility()
 
 
 async def is_visible(connection: AsyncConnection[DictRow], table: Table, row_id: UUID, visible: Visibility) -> bool:
-    """Whether a row is there and its metadata is as it must be."""
-    condition, parameters = visible.condition()
+    """Whether a row is there and is as it must be."""
+    condition, parameters = visible.condition(shared=table == "assistant")
     statement = f"SELECT 1 FROM {table} WHERE {table}_id = %(row_id)s AND {condition}"
     return await (await connection.execute(statement.encode(), {**parameters, "row_id": row_id})).fetchone() is not None
 

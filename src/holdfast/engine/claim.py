@@ -1,14 +1,19 @@
-"""Claiming: a worker takes as many ready runs as it has free slots.
+"""Claiming: a worker takes as many ready runs as it has free slots, from each tenant in turn.
 
 The cost does not depend on the backlog. Runs that wait behind another run of their thread are not in the index at
-all. Runs scheduled for later are, so the scan steps from priority to priority (a "loose" index scan, one probe
-each) and reads within each only what is due: one scan over `priority DESC, ready_at` would wade through every
-high-priority run that is due tomorrow.
+all. The others are stepped through by "loose" index scans, one probe for each priority and for each tenant that has
+something queued there; of a tenant, only what is due and of a graph that the worker has is read. One scan over priority
+and time would wade through every high-priority run that is due tomorrow, through all of a graph that no worker has, and
+through the ten thousand runs of one tenant before it came to the first of another.
+
+Priority comes first. Within a priority tenants take turns, beginning after the one that this worker served last, and
+share the free slots; within a tenant the longest ready run is first. With one tenant, or none, that is all there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -17,10 +22,36 @@ from psycopg.rows import DictRow
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.waking import NEVER
 
+# What is claimable, at the priority of `level`.
+_QUEUED = "run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = level.priority"
+# How far behind a tenant's first runs to look, past those that other workers are claiming at this moment.
+_MARGIN = 20
+# What is due of a tenant, at a priority: the first of each graph that the worker has. As a range of rows, and in the
+# order of `run_turn`: with equalities, and by time alone, the planner may take `run_ready` for as good an index, and
+# read all that is due of everybody to find what is one tenant's.
+_DUE = """
+    SELECT due.run_id, due.ready_at FROM unnest(%(graphs)s::text[]) AS known(graph_id) CROSS JOIN LATERAL (
+        SELECT run.run_id, run.ready_at FROM run
+        WHERE run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = {of}.priority
+          AND (run.tenant_id, run.graph_id, run.ready_at) >= ({of}.tenant_id, known.graph_id, '-infinity'::timestamptz)
+          AND (run.tenant_id, run.graph_id, run.ready_at) <= ({of}.tenant_id, known.graph_id, now())
+        ORDER BY run.tenant_id, run.graph_id, run.ready_at {part}
+    ) AS due
+"""
+
+# `turn`: the tenants that have something due, priority by priority, no more than there are slots. Whatever is above a
+# LIMIT asks for no more rows than that, so the scans below it end there.
+# `held`: a tenant whose running runs are limited is claimed from by one worker at a time. The count of a worker that
+# waited would be that of its snapshot, before the other's claim; so nobody waits, and whoever sees that `claims` is not
+# what it was when they counted leaves the tenant for the next look.
+# `offered`: what each may have. A lower priority has to wait for the next look while tenants share a higher one, for
+# one of them may have more than its share.
+# `picked`: rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
+# `more`: whether another look may find something, although this one did not fill the slots.
 # A worker that was declared lost between two renewals must not take new runs.
 # `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
 # or behind it (its events have expired).
-CLAIM = """
+CLAIM = f"""
 WITH RECURSIVE level(priority) AS (
     (SELECT priority FROM run WHERE status = 'pending' AND ready_at IS NOT NULL ORDER BY priority DESC LIMIT 1)
     UNION ALL
@@ -28,33 +59,110 @@ WITH RECURSIVE level(priority) AS (
             WHERE lower.status = 'pending' AND lower.ready_at IS NOT NULL AND lower.priority < level.priority
             ORDER BY lower.priority DESC LIMIT 1)
     FROM level WHERE level.priority IS NOT NULL
-), picked AS MATERIALIZED (
-    SELECT due.run_id FROM level CROSS JOIN LATERAL (
-        SELECT run_id FROM run
-        WHERE status = 'pending' AND ready_at IS NOT NULL AND priority = level.priority AND ready_at <= now()
-          AND graph_id = ANY(%(graphs)s)
-        ORDER BY ready_at LIMIT %(slots)s FOR NO KEY UPDATE SKIP LOCKED
-    ) AS due
+), turn AS MATERIALIZED (
+    SELECT row_number() OVER () AS place, level.priority, queued.tenant_id, room.left, room.claims
+    FROM level
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE next(tenant_id, wrapped) AS (
+            SELECT * FROM (
+                (SELECT run.tenant_id, false AS wrapped FROM run
+                 WHERE {_QUEUED} AND run.tenant_id > %(after)s ORDER BY run.tenant_id LIMIT 1)
+                UNION ALL
+                (SELECT run.tenant_id, true FROM run
+                 WHERE {_QUEUED} AND run.tenant_id <= %(after)s ORDER BY run.tenant_id LIMIT 1)
+                LIMIT 1
+            ) AS first
+            UNION ALL
+            SELECT following.* FROM next CROSS JOIN LATERAL (
+                (SELECT run.tenant_id, next.wrapped FROM run
+                 WHERE {_QUEUED} AND run.tenant_id > next.tenant_id
+                   AND run.tenant_id <= CASE WHEN next.wrapped THEN %(after)s ELSE '~' END
+                 ORDER BY run.tenant_id LIMIT 1)
+                UNION ALL
+                (SELECT run.tenant_id, true FROM run
+                 WHERE NOT next.wrapped AND {_QUEUED} AND run.tenant_id <= %(after)s ORDER BY run.tenant_id LIMIT 1)
+                LIMIT 1
+            ) AS following
+        )
+        SELECT tenant_id, level.priority FROM next
+    ) AS queued
+    LEFT JOIN LATERAL (
+        SELECT tenant.claims, limited.most - (
+            SELECT count(*) FROM run
+            WHERE run.tenant_id = tenant.tenant_id AND run.status = 'running' AND run.tenant_id <> ''
+        ) AS left
+        FROM tenant CROSS JOIN LATERAL (
+            SELECT coalesce(tenant.max_running, %(max_running)s::integer) AS most
+        ) AS limited
+        WHERE tenant.tenant_id = queued.tenant_id AND limited.most < 2147483647
+    ) AS room ON true
     WHERE EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')
+      AND EXISTS ({_DUE.format(of="queued", part="LIMIT 1")}) AND (room.left IS NULL OR room.left > 0)
     LIMIT %(slots)s
+), held AS MATERIALIZED (
+    SELECT tenant.tenant_id FROM (SELECT DISTINCT tenant_id, claims FROM turn WHERE turn.left IS NOT NULL) AS counted
+    JOIN tenant ON tenant.tenant_id = counted.tenant_id AND tenant.claims = counted.claims
+    FOR NO KEY UPDATE OF tenant SKIP LOCKED
+), shared AS (
+    SELECT turn.*, count(*) OVER (PARTITION BY priority) AS tenants,
+           row_number() OVER (PARTITION BY tenant_id ORDER BY place) AS time
+    FROM turn
+), offered AS MATERIALIZED (
+    SELECT place, priority, tenant_id, least(ceil(%(slots)s::float8 / tenants)::bigint, shared.left) AS share
+    FROM shared
+    WHERE NOT EXISTS (SELECT 1 FROM shared above WHERE above.tenants > 1 AND above.priority > shared.priority)
+      AND (shared.left IS NULL OR time = 1 AND tenant_id IN (SELECT tenant_id FROM held))
+), picked AS MATERIALIZED (
+    SELECT due.run_id, offered.place, row_number() OVER () AS position
+    FROM (SELECT * FROM offered ORDER BY place) AS offered CROSS JOIN LATERAL (
+        SELECT taken.run_id
+        FROM (
+            SELECT * FROM ({_DUE.format(of="offered", part=f"LIMIT offered.share + {_MARGIN}")}) AS first
+            ORDER BY ready_at
+        ) AS candidate
+        CROSS JOIN LATERAL (
+            SELECT run.run_id FROM run
+            WHERE run.run_id = candidate.run_id AND run.status = 'pending' AND run.ready_at <= now()
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS taken
+        LIMIT offered.share
+    ) AS due
+    LIMIT %(slots)s
+), claimed AS (
+    UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
+                   started_at = coalesce(run.started_at, now()), updated_at = now(),
+                   first_seq = coalesce(run.first_seq, numbered.next_seq)
+    FROM picked
+    JOIN run claimed USING (run_id)
+    JOIN thread ON thread.thread_id = claimed.thread_id
+    CROSS JOIN LATERAL (
+        SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = claimed.thread_id
+                                          ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
+    ) AS numbered
+    WHERE run.run_id = picked.run_id
+    RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.tenant_id, run.fence, run.attempt,
+              run.retries, run.progress, run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id,
+              numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
+              thread.interrupts <> '{{}}'::jsonb AS asking,
+              extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
+              extract(epoch FROM now() - run.ready_at)::float8 AS waited, picked.position
+), counted AS (
+    UPDATE tenant SET claims = tenant.claims + 1
+    FROM held WHERE tenant.tenant_id = held.tenant_id
+), outcome AS (
+    SELECT CASE WHEN (SELECT count(*) FROM picked) >= %(slots)s THEN false ELSE
+        (SELECT count(*) FROM offered) < (SELECT count(*) FROM turn) OR EXISTS (
+            SELECT 1 FROM offered
+            CROSS JOIN LATERAL (SELECT count(*) AS runs FROM picked WHERE picked.place = offered.place) AS taken
+            WHERE CASE WHEN taken.runs >= offered.share THEN true ELSE
+                EXISTS ({_DUE.format(of="offered", part=f"OFFSET offered.share + {_MARGIN - 1} LIMIT 1")}) END
+        ) END AS more
 )
-UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
-               started_at = coalesce(run.started_at, now()), updated_at = now(),
-               first_seq = coalesce(run.first_seq, numbered.next_seq)
-FROM picked
-JOIN run claimed USING (run_id)
-JOIN thread ON thread.thread_id = claimed.thread_id
-CROSS JOIN LATERAL (
-    SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = claimed.thread_id
-                                      ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
-) AS numbered
-WHERE run.run_id = picked.run_id
-RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.progress,
-          run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id, numbered.next_seq,
-          NOT thread.has_state AND run.fence = 1 AS fresh, thread.interrupts <> '{}'::jsonb AS asking,
-          extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
-          extract(epoch FROM now() - run.ready_at)::float8 AS waited
+SELECT claimed.*, outcome.more FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
 """
+
+# How often to look again when others were in the way, or a tenant had less than its share.
+LOOKS = 5
 
 # A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
 # nobody else would ever look for such a run. Nothing has been executed: that costs the run neither its place nor a
@@ -80,14 +188,41 @@ ORDER BY priority DESC, ready_at LIMIT 1
 
 
 async def claim(
-    connection: AsyncConnection[DictRow], worker_id: UUID, slots: int, graphs: Sequence[str]
+    connection: AsyncConnection[DictRow],
+    worker_id: UUID,
+    slots: int,
+    graphs: Sequence[str],
+    *,
+    after: str = "",
+    max_running: int | None = None,
 ) -> list[DictRow]:
-    """Take up to `slots` due runs of the given graphs, highest priority first, longest ready first.
+    """Take up to `slots` due runs of the given graphs: highest priority first, tenants in turn beginning after the one
+    that is named, longest ready first. `max_running` is the limit of tenants that have none of their own.
 
-    Each is now `running`, owned by this worker, under a fence higher than any it had before.
+    Each is now `running`, owned by this worker, under a fence higher than any it had before. Fewer than asked for are
+    all there were.
     """
-    cursor = await connection.execute(CLAIM, {"worker_id": worker_id, "slots": slots, "graphs": list(graphs)})
-    return await cursor.fetchall()
+    asked: dict[str, Any] = {
+        "worker_id": worker_id,
+        "graphs": list(graphs),
+        "after": after,
+        "max_running": max_running,
+    }
+    claimed: list[DictRow] = []
+    for _ in range(LOOKS):
+        cursor = await connection.execute(CLAIM, {**asked, "slots": slots - len(claimed)})
+        rows = await cursor.fetchall()
+        more = rows[0]["more"]
+        claimed += [_without_bookkeeping(row) for row in rows if row["run_id"] is not None]
+        if not more or len(claimed) >= slots:
+            break
+        if claimed:
+            asked["after"] = claimed[-1]["tenant_id"]
+    return claimed
+
+
+def _without_bookkeeping(row: DictRow) -> DictRow:
+    return {name: value for name, value in row.items() if name not in ("position", "more")}
 
 
 async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[UUID]:

@@ -20,6 +20,7 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
 from holdfast.engine.gates import answer_of, take_questions
+from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.serialize import to_json
@@ -31,9 +32,9 @@ RUN_COLUMNS = (
 
 # `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
 CREATE_THREAD = """
-INSERT INTO thread (thread_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
-VALUES (%(thread_id)s, %(metadata)s::jsonb, %(temporary)s, %(ttl_minutes)s::float8, %(ttl_strategy)s::text,
-        now() + %(ttl_minutes)s::float8 * interval '1 minute',
+INSERT INTO thread (thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
+VALUES (%(thread_id)s, %(tenant_id)s, %(metadata)s::jsonb, %(temporary)s, %(ttl_minutes)s::float8,
+        %(ttl_strategy)s::text, now() + %(ttl_minutes)s::float8 * interval '1 minute',
         EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = %(thread_id)s::uuid::text))
 ON CONFLICT (thread_id) DO NOTHING
 RETURNING thread_id
@@ -64,7 +65,7 @@ WITH due AS MATERIALIZED (
       AND run.created_at > due.at
 )
 INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
-                 metadata, kwargs, webhook, parent_run_id, depth)
+                 metadata, kwargs, webhook, parent_run_id, depth, tenant_id)
 SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
        CASE WHEN NOT EXISTS (
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
@@ -72,7 +73,7 @@ SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
        ) THEN due.at END,
        %(priority)s, %(multitask_strategy)s,
        %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json,
-       %(webhook)s::text, thread.parent_run_id, thread.depth
+       %(webhook)s::text, thread.parent_run_id, thread.depth, thread.tenant_id
 FROM thread, due
 WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
   AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (
@@ -115,6 +116,10 @@ class NewRun:
     answers_run: UUID | None = None
     # An answer that nobody gave in time.
     by_default: bool = False
+    # Whose a thread is that is created with the run. The run is always its thread's tenant's.
+    tenant_id: str = ""
+    # Looked at for tenants that may have limits.
+    quota: Quota | None = None
     run_id: UUID = field(default_factory=uuid7)
 
 
@@ -134,6 +139,7 @@ async def create_thread(
     *,
     temporary: bool = False,
     ttl: tuple[float, str] | None = None,
+    tenant_id: str = "",
 ) -> bool:
     """Create a thread; False when it exists already."""
     minutes, strategy = ttl or (None, None)
@@ -141,6 +147,7 @@ async def create_thread(
         CREATE_THREAD,
         {
             "thread_id": thread_id,
+            "tenant_id": tenant_id,
             "metadata": orjson.dumps(metadata).decode(),
             "temporary": temporary,
             "ttl_minutes": minutes,
@@ -155,7 +162,7 @@ async def create_run(database: Database, new: NewRun) -> Created:
 
     Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
     `reject` and the thread has an unfinished run, AlreadyAnswered when the run answers what another has answered
-    before; in all cases nothing has changed.
+    before, OverLimit when the tenant has used up its quota; in all cases nothing has changed.
     """
     async with database.transaction() as connection:
         return await create_run_within(connection, new)
@@ -184,6 +191,7 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
         thread = await _answer_questions(connection, new, locked, cancelled)
+        measured = None if new.quota is None else await measure(connection, new.tenant_id, new.quota)
         await connection.execute(LOCK_LATER_HEAD, parameters)
         inserted = await connection.execute(INSERT_RUN, parameters)
         await connection.execute(MARK_BUSY, parameters)
@@ -196,6 +204,8 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
                 f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "
                 "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
             )
+        if measured is not None:
+            await refuse_over_limit(new.tenant_id, measured)
     # Not where its events begin, but a place that they come after: who watches it need not read what is older.
     row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
     return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
@@ -231,6 +241,7 @@ async def create_thread_pipelined(connection: AsyncConnection[DictRow], new: New
         CREATE_THREAD,
         {
             "thread_id": new.thread_id,
+            "tenant_id": new.tenant_id,
             "metadata": orjson.dumps(new.thread_metadata).decode(),
             "temporary": new.temporary,
             "ttl_minutes": minutes,

@@ -16,8 +16,8 @@ from holdfast.signals import Signals
 # After the run and its thread have been given their end. Does nothing for runs without a webhook; whoever knows that
 # none has one does not ask.
 QUEUE_WEBHOOKS = """
-INSERT INTO webhook_delivery (run_id, thread_id, url, run, "values")
-SELECT run.run_id, run.thread_id, run.webhook,
+INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, "values")
+SELECT run.run_id, run.thread_id, run.tenant_id, run.webhook,
        json_build_object(
            'run_id', run.run_id, 'thread_id', run.thread_id, 'assistant_id', run.assistant_id,
            'graph_id', run.graph_id, 'status', run.status, 'created_at', run.created_at, 'updated_at', run.updated_at,

@@ -28,20 +28,23 @@ CONTENT = "graph_id, name, description, config, context, metadata"
 COLUMNS = f"assistant_id, {CONTENT}, version, created_at, updated_at"
 VERSION_COLUMNS = f"assistant_id, {CONTENT}, version, created_at"
 
-GET = f"SELECT {COLUMNS} FROM assistant WHERE assistant_id = %(assistant_id)s"
+GET = f"SELECT {COLUMNS}, tenant_id FROM assistant WHERE assistant_id = %(assistant_id)s"
 
 # In the order of their ids, so that processes that start together wait for each other in turn. An assistant that was
 # changed since keeps its changes; one that was not follows the project's name and description for its graph.
 ENSURE_SYSTEM = """
 WITH known AS (
-    INSERT INTO assistant AS old (assistant_id, graph_id, name, description, metadata)
-    SELECT assistant_id, graph_id, name, description, '{"created_by": "system"}'
+    INSERT INTO assistant AS old (assistant_id, graph_id, name, description, metadata, tenant_id)
+    SELECT assistant_id, graph_id, name, description, '{"created_by": "system"}', '*'
     FROM unnest(%(assistant_ids)s::uuid[], %(graph_ids)s::text[], %(names)s::text[], %(descriptions)s::text[])
          AS graph (assistant_id, graph_id, name, description)
     ORDER BY assistant_id
-    ON CONFLICT (assistant_id) DO UPDATE SET name = excluded.name, description = excluded.description
-        WHERE old.last_version = 1 AND old.graph_id = excluded.graph_id
-          AND (old.name, old.description) IS DISTINCT FROM (excluded.name, excluded.description)
+    ON CONFLICT (assistant_id) DO UPDATE SET
+        name = CASE WHEN old.last_version = 1 THEN excluded.name ELSE old.name END,
+        description = CASE WHEN old.last_version = 1 THEN excluded.description ELSE old.description END,
+        tenant_id = excluded.tenant_id
+        WHERE old.graph_id = excluded.graph_id AND (old.tenant_id = '' OR old.last_version = 1
+          AND (old.name, old.description) IS DISTINCT FROM (excluded.name, excluded.description))
     RETURNING assistant_id, version, graph_id, name, description, config, context, metadata
 )
 INSERT INTO assistant_version (assistant_id, version, graph_id, name, description, config, context, metadata)
@@ -51,9 +54,9 @@ ON CONFLICT (assistant_id, version) DO UPDATE SET name = excluded.name, descript
 
 CREATE = f"""
 WITH created AS (
-    INSERT INTO assistant (assistant_id, {CONTENT})
+    INSERT INTO assistant (assistant_id, {CONTENT}, tenant_id)
     VALUES (%(assistant_id)s, %(graph_id)s, %(name)s, %(description)s, %(config)s::jsonb, %(context)s::jsonb,
-            %(metadata)s::jsonb)
+            %(metadata)s::jsonb, %(tenant_id)s)
     ON CONFLICT (assistant_id) DO NOTHING
     RETURNING {COLUMNS}
 ), kept AS (
@@ -196,10 +199,15 @@ def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 async def create_assistant(
-    connection: AsyncConnection[DictRow], identity: UUID, content: Mapping[str, Any], *, keep_existing: bool
+    connection: AsyncConnection[DictRow],
+    identity: UUID,
+    content: Mapping[str, Any],
+    *,
+    keep_existing: bool,
+    tenant_id: str = "",
 ) -> DictRow:
     """Create an assistant. When there is one with that id: return it as it is, or raise Conflict."""
-    row = await _one(connection, CREATE, {"assistant_id": identity, **_stored(content)})
+    row = await _one(connection, CREATE, {"assistant_id": identity, "tenant_id": tenant_id, **_stored(content)})
     if row is not None:
         return row
     if not keep_existing:
@@ -235,7 +243,7 @@ class Filters:
         if self.name is not None:
             conditions.append("strpos(lower(name), lower(%(name)s)) > 0")
         parameters = {"metadata": self.metadata, "graph_id": self.graph_id, "name": self.name}
-        condition, more = self.visible.condition()
+        condition, more = self.visible.condition(shared=True)
         return " AND ".join([*conditions, condition]), {**_stored(parameters), **more}
 
 

@@ -21,11 +21,13 @@ from uuid_utils.compat import uuid7
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
+from holdfast.engine.quota import Quota
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.assistants import get_assistant, inherit
 from holdfast.resources.runs import RESERVED_METADATA
 from holdfast.resources.schedules import Schedule
 from holdfast.resources.searching import count_rows, search_rows
+from holdfast.resources.tenants import default_quota
 from holdfast.streams.serialize import to_json
 
 SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
@@ -41,10 +43,10 @@ COLUMNS = (
 NOW = "SELECT clock_timestamp() AS now"
 
 CREATE = f"""
-INSERT INTO cron (cron_id, assistant_id, thread_id, user_id, schedule, timezone, end_time, next_run_date,
+INSERT INTO cron (cron_id, tenant_id, assistant_id, thread_id, user_id, schedule, timezone, end_time, next_run_date,
                   enabled, on_run_completed, metadata, payload, template)
-VALUES (%(cron_id)s, %(assistant_id)s, %(thread_id)s, %(user_id)s, %(schedule)s, %(timezone)s, %(end_time)s,
-        %(next_run_date)s, %(enabled)s, %(on_run_completed)s, %(metadata)s::jsonb, %(payload)s::json,
+VALUES (%(cron_id)s, %(tenant_id)s, %(assistant_id)s, %(thread_id)s, %(user_id)s, %(schedule)s, %(timezone)s,
+        %(end_time)s, %(next_run_date)s, %(enabled)s, %(on_run_completed)s, %(metadata)s::jsonb, %(payload)s::json,
         %(template)s::json)
 RETURNING {COLUMNS}
 """
@@ -85,7 +87,7 @@ ORDER BY next_run_date LIMIT %(limit)s
 ADVANCE = """
 UPDATE cron SET next_run_date = %(next_run_date)s
 WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s AND enabled
-RETURNING cron_id, assistant_id, thread_id, metadata, on_run_completed, template
+RETURNING cron_id, tenant_id, assistant_id, thread_id, metadata, on_run_completed, template
 """
 
 POSTPONE = """
@@ -165,6 +167,8 @@ async def create_cron(
     thread_id: UUID | None,
     user_id: str,
     content: CronContent,
+    *,
+    tenant_id: str = "",
 ) -> DictRow:
     """Create a cron. Raises InvalidRequest for its schedule, NotFound when assistant or thread have just gone."""
     schedule = Schedule.parse(content.schedule, content.timezone)
@@ -172,6 +176,7 @@ async def create_cron(
     parameters = {
         **content.stored(),
         "cron_id": cron_id,
+        "tenant_id": tenant_id,
         "assistant_id": assistant_id,
         "thread_id": thread_id,
         "user_id": user_id,
@@ -271,7 +276,8 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
             return None
         if due["end_time"] is not None and due["now"] > due["end_time"] + LATEST:
             return Firing(skipped="the cron has ended")
-        new = _new_run(cron, await get_assistant(connection, cron["assistant_id"]))
+        quota = default_quota(database.settings) if cron["tenant_id"] else None
+        new = _new_run(cron, await get_assistant(connection, cron["assistant_id"]), quota)
         try:
             async with connection.transaction():
                 return Firing(new, await create_run_within(connection, new))
@@ -285,7 +291,7 @@ async def postpone(database: Database, due: DictRow, seconds: float) -> None:
         await connection.execute(POSTPONE, {"cron_id": due["cron_id"], "due": due["next_run_date"], "seconds": seconds})
 
 
-def _new_run(cron: DictRow, assistant: DictRow) -> NewRun:
+def _new_run(cron: DictRow, assistant: DictRow, quota: Quota | None) -> NewRun:
     """The run of a firing, with what the assistant is at this time."""
     template, thread_id = cron["template"], cron["thread_id"]
     kwargs = inherit(assistant, template["kwargs"])
@@ -310,6 +316,8 @@ def _new_run(cron: DictRow, assistant: DictRow) -> NewRun:
         temporary=cron["on_run_completed"] == "delete",
         thread_metadata=of_cron,
         thread_ttl=template.get("thread_ttl"),
+        tenant_id=cron["tenant_id"],
+        quota=quota,
     )
 
 

@@ -74,8 +74,13 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
 
 
 def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
-    if not visible.restricted:
-        return "true", {}
+    if not visible.filter:
+        owned, tenants = visible.owned("run.tenant_id")
+        if visible.tenant is not None:
+            # In the words of the index on tenants.
+            owned += " AND run.tenant_id <> '' AND hashtext(run.tenant_id) = hashtext(%(visible_tenant)s)"
+            tenants["visible_tenant"] = visible.tenant
+        return owned, tenants
     # Both tables have metadata.
     condition, parameters = visible.condition("thread.metadata")
     return f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = run.thread_id AND {condition})", parameters

@@ -88,9 +88,9 @@ WITH source AS (
     FROM source JOIN interrupt i USING (thread_id)
     WHERE source.status = 'interrupted' AND i.answered_by IS NULL AND i.settled_at IS NULL
 )
-INSERT INTO thread (thread_id, status, resting_status, metadata, config, "values", interrupts, has_state,
+INSERT INTO thread (thread_id, tenant_id, status, resting_status, metadata, config, "values", interrupts, has_state,
                     ttl_minutes, ttl_strategy, expires_at)
-SELECT %(copy_id)s, CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
+SELECT %(copy_id)s, tenant_id, CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
        CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
        metadata, config, "values", CASE WHEN status = 'interrupted' THEN interrupts ELSE '{{}}'::jsonb END,
        has_state OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = source.thread_id::text),

@@ -156,9 +156,13 @@ async def mark_failed(
     return None if row is None else row["state"]
 
 
-async def get_delivery(connection: AsyncConnection[DictRow], delivery_id: UUID) -> DictRow:
-    """A delivery, or NotFound."""
-    row = await (await connection.execute(GET, {"delivery_id": delivery_id})).fetchone()
+async def get_delivery(
+    connection: AsyncConnection[DictRow], delivery_id: UUID, visible: Visibility = EVERYTHING
+) -> DictRow:
+    """A delivery about a run of a thread that is visible, or NotFound."""
+    condition, parameters = _of_visible_run(visible)
+    statement = f"{GET} AND {condition}"
+    row = await (await connection.execute(statement.encode(), {**parameters, "delivery_id": delivery_id})).fetchone()
     if row is None:
         raise NotFound(f"Delivery {delivery_id} does not exist.")
     return row
@@ -179,10 +183,17 @@ async def list_deliveries(
     visible: Visibility = EVERYTHING,
 ) -> list[DictRow]:
     """Deliveries about runs of the threads that are visible, newest first."""
-    condition = "true"
-    parameters: dict[str, Any] = {}
-    if visible.restricted:
-        condition, parameters = visible.condition("thread.metadata")
-        condition = f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id AND {condition})"
+    condition, parameters = _of_visible_run(visible)
     parameters |= {"run_id": run_id, "state": state, "limit": limit, "offset": offset}
     return await (await connection.execute(LIST.format(visible=condition).encode(), parameters)).fetchall()
+
+
+def _of_visible_run(visible: Visibility) -> tuple[str, dict[str, Any]]:
+    """A delivery knows its tenant, and outlives the thread; what else may be asked for is the thread's."""
+    if not visible.filter:
+        return visible.owned("webhook_delivery.tenant_id")
+    condition, parameters = visible.condition("thread.metadata")
+    return (
+        f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id AND {condition})",
+        parameters,
+    )

@@ -21,6 +21,7 @@ from holdfast.settings.fields import Section
 from holdfast.settings.letters import LetterSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
+from holdfast.settings.tenants import TenantSettings
 from holdfast.settings.web import WebSettings
 from holdfast.settings.webhooks import WebhookSettings
 from holdfast.settings.worker import WorkerSettings
@@ -35,6 +36,7 @@ SECTIONS: tuple[type[Section], ...] = (
     RetentionSettings,
     WebhookSettings,
     LetterSettings,
+    TenantSettings,
     TelemetrySettings,
 )
 
@@ -48,6 +50,7 @@ class Settings(
     RetentionSettings,
     WebhookSettings,
     LetterSettings,
+    TenantSettings,
     TelemetrySettings,
 ):
     """Every setting of every section."""
@@ -64,6 +67,10 @@ class Settings(
         "default_max_tokens",
         "default_max_seconds",
         "default_max_steps",
+        "tenant_max_queued",
+        "tenant_max_running",
+        "tenant_requests_per_second",
+        "tenant_spend_per_day",
         mode="before",
     )
     @classmethod

@@ -44,6 +44,7 @@ from holdfast.errors import (
 )
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.checkpoints import highest_step
+from holdfast.resources.tenant_store import store_of
 from holdfast.resources.threads import get_thread
 from holdfast.runtime.children import WaitsForChildren
 from holdfast.runtime.current import CurrentRun, enter_run
@@ -175,7 +176,7 @@ class Executor:
                 config=config,
                 access_context="threads.create_run",
                 checkpointer=saver,
-                store=self.store,
+                store=store_of(self.store, run.tenant_id),
                 user=config["configurable"].get("langgraph_auth_user"),
                 context=run.kwargs.get("context"),
             )

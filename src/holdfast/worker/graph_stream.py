@@ -46,6 +46,7 @@ class Claimed:
     asked: frozenset[str] = frozenset()
     # The run whose child this one is.
     parent_run_id: UUID | None = None
+    tenant_id: str = ""
 
 
 def run_config(run: Claimed) -> RunnableConfig:

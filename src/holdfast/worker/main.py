@@ -86,6 +86,8 @@ class Worker:
         self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
         self._draining = False
+        # The tenant whose turn was last.
+        self._served = ""
         self._ask_schedule = True
         self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
@@ -198,7 +200,10 @@ class Worker:
         looking = self._wakes.looking()
         due = None
         async with self.database.connection() as connection:
-            rows = await claim(connection, worker_id, free, self._catalog.graph_ids)
+            most = self._settings.tenant_max_running
+            rows = await claim(
+                connection, worker_id, free, self._catalog.graph_ids, after=self._served, max_running=most
+            )
             # With fewer than asked for, nothing is left: whatever becomes ready from here on comes with a hint.
             drained = len(rows) < free
             if drained and self._ask_schedule:
@@ -208,6 +213,7 @@ class Worker:
         settled = self._wakes.looked(looking, drained=drained)
         self.claims.add(len(rows))
         for row in rows:
+            self._served = row["tenant_id"]
             self._start(worker_id, Claimed(**row))
         if self._wakes.in_company:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]

@@ -1,0 +1,74 @@
+"""API keys: authentication and authorisation for servers without a custom one, once there is a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langgraph_sdk.auth.types import StudioUser
+from starlette.requests import HTTPConnection
+
+from holdfast.auth.custom import ANYONE, FLEET, Caller, Resource
+from holdfast.auth.roster import Roster
+from holdfast.auth.users import User
+from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.errors import Denied
+from holdfast.resources.api_keys import MARK, Scope
+
+# What only looks. All that is not known to only look, changes.
+READING = frozenset({"read", "search", "get", "list_namespaces"})
+CHALLENGE = {"www-authenticate": "Bearer"}
+
+
+class KeyAuth:
+    """Lets everybody in while there are no keys, and from then on whoever has one."""
+
+    openapi: Mapping[str, Any] = {}
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+
+    @property
+    def guarded(self) -> bool:
+        return self._roster.guarded
+
+    async def authenticate(self, connection: HTTPConnection) -> Caller:
+        """Who sends a request, by its key. Raises Denied."""
+        if not self._roster.guarded:
+            return ANYONE
+        secret = shown_key(connection)
+        if secret is None:
+            raise Denied(
+                401,
+                "This server asks for an API key: send one as `x-api-key`, or as `Authorization: Bearer`. "
+                "`holdfast keys create` makes one.",
+                CHALLENGE,
+            )
+        key = await self._roster.find(secret)
+        if key is None:
+            raise Denied(401, "The API key is not known here, has expired or was revoked.", CHALLENGE)
+        fields = {
+            "identity": f"key:{key.key_id}",
+            "display_name": key.name,
+            "permissions": list(key.scopes),
+            "tenant_id": key.tenant_id,
+        }
+        return Caller(self, User(fields))
+
+    async def authorize(
+        self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]
+    ) -> Visibility:
+        needed: Scope = "admin" if resource in FLEET else "read" if action in READING else "write"
+        if needed not in user.permissions:
+            raise Denied(403, f"The API key lacks the scope '{needed}', which {resource}.{action} needs.")
+        return EVERYTHING
+
+
+def shown_key(connection: HTTPConnection) -> str | None:
+    """The key that a request shows. Clients may send a key of another service as well, under either name."""
+    kind, _, credentials = connection.headers.get("authorization", "").partition(" ")
+    bearer = credentials.strip() if kind.lower() == "bearer" else ""
+    for given in (bearer, connection.headers.get("x-api-key", "")):
+        if given.startswith(MARK):
+            return given
+    return None

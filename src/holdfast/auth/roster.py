@@ -1,0 +1,134 @@
+"""Keys and tenants as a web process knows them: read again every few seconds, so that no request waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from uuid import UUID
+
+import psycopg
+import structlog
+from psycopg_pool import PoolTimeout
+
+from holdfast.db.connect import Database
+from holdfast.engine.quota import Quota
+from holdfast.errors import OverLimit
+from holdfast.resources.api_keys import NOTED, Usable, anything, hash_of, note_used, usable_keys
+from holdfast.resources.tenants import Limits, default_limits, default_quota, ensure_tenant, load_limits
+from holdfast.telemetry.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+# Seconds in which keys that are not known lead to one look at most: strangers must not cost statements.
+STRANGERS = 1.0
+
+
+class Bucket:
+    """Requests a second: as many as a second brings, saved up for one."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._most = max(1.0, rate)
+        self._left = self._most
+        self._at = time.monotonic()
+
+    def take(self) -> float:
+        """Take one; returns the seconds until there will be one, 0.0 when there was."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self.rate)
+        self._at = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return 0.0
+        return (1.0 - self._left) / self.rate
+
+
+class Roster:
+    """What was read last stands while the database is away. Before anything was read nobody is let in."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._defaults = default_limits(database.settings)
+        self._default_quota = default_quota(database.settings)
+        self.guarded = True
+        """Whether there are keys, so that everybody needs one."""
+        self._keys: dict[bytes, tuple[Usable, float]] = {}
+        self._limits: dict[str, Limits] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._used: set[UUID] = set()
+        self._noted_at = -math.inf
+        self._read_at = -math.inf
+        self._reading = asyncio.Lock()
+
+    async def run(self) -> None:
+        backoff = Backoff("keys.outage", "keys.recovered")
+        while True:
+            await asyncio.sleep(self._database.settings.key_refresh)
+            try:
+                await self.read()
+                await self._note()
+            except (psycopg.Error, PoolTimeout, OSError) as error:
+                await backoff.failed(error)
+                continue
+            backoff.succeeded()
+
+    async def read(self) -> None:
+        """Read everything anew."""
+        async with self._reading:
+            began = time.monotonic()
+            async with self._database.connection() as connection:
+                guarded, tenants = await anything(connection)
+                keys = await usable_keys(connection) if guarded else []
+                limits = await load_limits(connection, self._defaults) if tenants else {}
+            self._keys = {
+                key.hash: (key, math.inf if key.expires_in is None else began + key.expires_in) for key in keys
+            }
+            self._limits = limits
+            if guarded != self.guarded:
+                log.info("keys.required" if guarded else "keys.not_required")
+            self.guarded = guarded
+            self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in limits}
+            self._read_at = began
+
+    async def find(self, secret: str) -> Usable | None:
+        """The key that somebody shows, None for none that opens. One that was made a moment ago is looked for."""
+        digest = hash_of(secret)
+        if digest not in self._keys and time.monotonic() - self._read_at > STRANGERS:
+            await self.read()
+        key, until = self._keys.get(digest, (None, 0.0))
+        if key is None or time.monotonic() >= until:
+            return None
+        self._used.add(key.key_id)
+        return key
+
+    async def admit(self, tenant_id: str) -> None:
+        """Count a request of a tenant. Raises OverLimit."""
+        if tenant_id not in self._limits:
+            # Said by the project's own authentication, and new here.
+            async with self._database.connection() as connection:
+                await ensure_tenant(connection, tenant_id)
+            await self.read()
+        rate = self._limits.get(tenant_id, self._defaults).requests_per_second
+        if rate is None:
+            return
+        bucket = self._buckets.get(tenant_id)
+        if bucket is None or bucket.rate != rate:
+            bucket = self._buckets[tenant_id] = Bucket(rate)
+        wait = bucket.take()
+        if wait > 0:
+            raise OverLimit(
+                f"Tenant '{tenant_id}' may send {rate:g} requests a second, and has sent more.",
+                retry_after=max(1, math.ceil(wait)),
+            )
+
+    def quota(self, tenant_id: str) -> Quota | None:
+        """What to look at when a run of the tenant is created; None when it has no limits."""
+        return self._default_quota if self._limits.get(tenant_id, self._defaults).on_creation else None
+
+    async def _note(self) -> None:
+        if self._used and time.monotonic() - self._noted_at >= NOTED:
+            used, self._used = self._used, set()
+            self._noted_at = time.monotonic()
+            async with self._database.connection() as connection:
+                await note_used(connection, used)

@@ -1,0 +1,153 @@
+"""`holdfast tenants`: what each may use, and what it uses."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.console import out, say
+from holdfast.cli.exit_codes import CommandError, ExitCode
+from holdfast.cli.operating import on_database
+from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+    from psycopg.rows import DictRow
+
+app = typer.Typer(
+    help="See what tenants use, and limit it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples(
+        "holdfast tenants list",
+        "holdfast tenants set acme --max-running 20 --max-queued 5000",
+        "holdfast tenants adopt default",
+    ),
+)
+
+DEFAULT, NONE = "default", "none"
+LIMIT = "a number, 'none' for no limit, or 'default' for what the settings say"
+
+Name = Annotated[str, typer.Argument(metavar="TENANT")]
+
+
+@app.command("list", epilog=examples("holdfast tenants list", "holdfast tenants list --json"))
+def list_all(as_json: AsJson = False, config: Config = DEFAULT_CONFIG) -> None:
+    """List tenants: what each has queued, runs and has spent today, of how much. '-' is what the settings say."""
+    from holdfast.resources.tenants import list_tenants
+
+    async def found(connection: AsyncConnection[DictRow]) -> list[DictRow]:
+        return await list_tenants(connection)
+
+    rows = on_database(config, found)
+    if as_json:
+        for row in rows:
+            print(json.dumps(_plain(row)))
+        return
+    if not rows:
+        say("No tenants. `holdfast keys create --tenant NAME` makes one.")
+        return
+    layout = "{:24}  {:>5}  {:>15}  {:>15}  {:>12}  {:>19}"
+    out.print(layout.format("tenant", "keys", "queued", "running", "requests/s", "spent today, $"), style="bold")
+    for row in rows:
+        out.print(
+            layout.format(
+                row["tenant_id"],
+                row["keys"],
+                f"{row['queued']} of {_shown(row['max_queued'])}",
+                f"{row['running']} of {_shown(row['max_running'])}",
+                _shown(row["requests_per_second"]),
+                f"{row['spent_today_usd']:.2f} of {_shown(row['spend_per_day_usd'])}",
+            ),
+            markup=False,
+        )
+
+
+@app.command("set", epilog=examples("holdfast tenants set acme --max-running 20 --spend-per-day-usd 100"))
+def set_limits(
+    tenant: Name,
+    max_queued: Annotated[str | None, typer.Option(metavar="N", help=f"Runs queued: {LIMIT}.")] = None,
+    max_running: Annotated[str | None, typer.Option(metavar="N", help="Runs executed at once, likewise.")] = None,
+    requests_per_second: Annotated[
+        str | None, typer.Option(metavar="N", help="Requests a second to each web process, likewise.")
+    ] = None,
+    spend_per_day_usd: Annotated[
+        str | None, typer.Option(metavar="N", help="US dollars a day (UTC) from which on runs are refused, likewise.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+) -> None:
+    """Set a tenant's limits; what is not given stays. Noticed within HOLDFAST_KEY_REFRESH_SECONDS."""
+    from holdfast.resources import tenants
+
+    given = {
+        "max_queued": max_queued,
+        "max_running": max_running,
+        "requests_per_second": requests_per_second,
+        "spend_per_day_usd": spend_per_day_usd,
+    }
+    limits = {name: _limit(name, value) for name, value in given.items() if value not in (None, DEFAULT)}
+    cleared = [name for name, value in given.items() if value == DEFAULT]
+    if not limits and not cleared:
+        raise CommandError("Nothing to set: give at least one limit.", ExitCode.USAGE)
+
+    async def changed(connection: AsyncConnection[DictRow]) -> DictRow:
+        return await tenants.set_limits(connection, tenant, limits, cleared)
+
+    row = on_database(config, changed)
+    out.print(", ".join(f"{name} {_shown(row[name])}" for name in given), markup=False)
+
+
+@app.command(epilog=examples("holdfast tenants adopt default"))
+def adopt(tenant: Name, config: Config = DEFAULT_CONFIG) -> None:
+    """Give a tenant everything that is nobody's: threads, runs, assistants, crons and items from before there were
+    tenants, which no key can see."""
+    from holdfast.resources import tenants
+
+    try:
+        tenants.checked_name(tenant)
+    except ValueError as error:
+        raise CommandError(f"{tenant}: {error}", ExitCode.USAGE) from None
+
+    async def moved(connection: AsyncConnection[DictRow]) -> dict[str, int]:
+        return await tenants.adopt(connection, tenant)
+
+    counts = on_database(config, moved)
+    out.print(", ".join(f"{count} {what}" for what, count in counts.items()), markup=False)
+
+
+def _limit(name: str, given: str | None) -> float:
+    from holdfast.engine.quota import UNLIMITED
+
+    whole = name in ("max_queued", "max_running")
+    flag = f"--{name.replace('_', '-')} {given}"
+    if given == NONE:
+        return UNLIMITED if whole else math.inf
+    try:
+        value = int(given or "") if whole else float(given or "")
+    except ValueError:
+        raise CommandError(f"{flag}: must be {LIMIT}", ExitCode.USAGE) from None
+    least = 1e-6 if name == "requests_per_second" else 0
+    if not least <= value < UNLIMITED:
+        raise CommandError(f"{flag}: must be {LIMIT}, and not below {least:g}", ExitCode.USAGE)
+    return value
+
+
+def _shown(limit: float | None) -> str:
+    from holdfast.engine.quota import UNLIMITED
+
+    if limit is None:
+        return "-"
+    if limit in (math.inf, UNLIMITED):
+        return NONE
+    return str(int(limit)) if limit == int(limit) else f"{limit:g}"
+
+
+def _plain(row: DictRow) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else _shown(value) if value == math.inf else value
+        for name, value in row.items()
+    }

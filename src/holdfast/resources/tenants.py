@@ -1,0 +1,167 @@
+"""Tenants: what each may use, and what it uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.engine.quota import UNLIMITED, Quota
+from holdfast.errors import InvalidRequest
+from holdfast.resources.tenant_store import ROOT
+from holdfast.settings import Settings
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LIMITS = ("max_queued", "max_running", "requests_per_second", "spend_per_day_usd")
+COLUMNS = f"tenant_id, {', '.join(LIMITS)}, created_at"
+
+ENSURE = "INSERT INTO tenant (tenant_id) VALUES (%(tenant_id)s) ON CONFLICT (tenant_id) DO NOTHING"
+
+LOAD = f"SELECT tenant_id, {', '.join(LIMITS)} FROM tenant"
+
+# What is not given stays; `cleared` go back to the default of the settings.
+_CHANGED = ", ".join(
+    f"{limit} = CASE WHEN '{limit}' = ANY(%(cleared)s) THEN NULL ELSE coalesce(excluded.{limit}, old.{limit}) END"
+    for limit in LIMITS
+)
+SET = f"""
+INSERT INTO tenant AS old (tenant_id, {", ".join(LIMITS)})
+VALUES (%(tenant_id)s, {", ".join(f"%({limit})s" for limit in LIMITS)})
+ON CONFLICT (tenant_id) DO UPDATE SET {_CHANGED}
+RETURNING {COLUMNS}
+"""
+
+# Counted one by one, by indexes that hold nothing else.
+LIST = f"""
+SELECT {COLUMNS},
+       (SELECT count(*) FROM run WHERE run.tenant_id = tenant.tenant_id AND run.tenant_id <> ''
+          AND run.status = 'pending') AS queued,
+       (SELECT count(*) FROM run WHERE run.tenant_id = tenant.tenant_id AND run.tenant_id <> ''
+          AND run.status = 'running') AS running,
+       (SELECT coalesce(sum(cost_usd), 0) FROM tenant_spend
+        WHERE tenant_spend.tenant_id = tenant.tenant_id AND day = (now() AT TIME ZONE 'UTC')::date) AS spent_today_usd,
+       (SELECT count(*) FROM api_key WHERE api_key.tenant_id = tenant.tenant_id AND revoked_at IS NULL
+          AND (expires_at IS NULL OR expires_at > now())) AS keys
+FROM tenant WHERE %(tenant_id)s::text IS NULL OR tenant_id = %(tenant_id)s ORDER BY tenant_id
+"""
+
+# In the order in which everybody takes them.
+LOCK_UNOWNED = (
+    "SELECT thread_id FROM thread WHERE tenant_id = '' ORDER BY thread_id FOR NO KEY UPDATE",
+    "SELECT run_id FROM run WHERE tenant_id = '' ORDER BY run_id FOR NO KEY UPDATE",
+)
+_UNOWNED_ITEMS = "prefix <> %(top)s AND NOT starts_with(prefix, %(top)s || '.')"
+ADOPT = {
+    "threads": "UPDATE thread SET tenant_id = %(tenant_id)s WHERE tenant_id = ''",
+    "runs": "UPDATE run SET tenant_id = %(tenant_id)s WHERE tenant_id = ''",
+    "assistants": "UPDATE assistant SET tenant_id = %(tenant_id)s WHERE tenant_id = ''",
+    "crons": "UPDATE cron SET tenant_id = %(tenant_id)s WHERE tenant_id = ''",
+    "deliveries": "UPDATE webhook_delivery SET tenant_id = %(tenant_id)s WHERE tenant_id = ''",
+    "items": f"""
+        INSERT INTO store (prefix, key, value, created_at, updated_at, expires_at, ttl_minutes)
+        SELECT %(root)s || '.' || prefix, key, value, created_at, updated_at, expires_at, ttl_minutes
+        FROM store WHERE {_UNOWNED_ITEMS}
+        ON CONFLICT DO NOTHING""",
+}
+# The vectors of semantic search refer to their items by the namespace.
+ADOPT_VECTORS = f"""
+INSERT INTO store_vectors (prefix, key, field_name, embedding, created_at, updated_at)
+SELECT %(root)s || '.' || prefix, key, field_name, embedding, created_at, updated_at
+FROM store_vectors WHERE {_UNOWNED_ITEMS}
+ON CONFLICT DO NOTHING
+"""
+FORGET_UNOWNED_ITEMS = f"DELETE FROM store WHERE {_UNOWNED_ITEMS}"
+HAS_VECTORS = "SELECT to_regclass('store_vectors') IS NOT NULL AS kept"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tenant may use, the settings' defaults included. None is no limit."""
+
+    max_queued: int | None = None
+    max_running: int | None = None
+    requests_per_second: float | None = None
+    spend_per_day_usd: float | None = None
+
+    @property
+    def on_creation(self) -> bool:
+        """Whether anything is to be looked at when a run is created."""
+        return self.max_queued is not None or self.spend_per_day_usd is not None
+
+
+def default_limits(settings: Settings) -> Limits:
+    """Of a tenant that has none of its own."""
+    return Limits(
+        settings.tenant_max_queued,
+        settings.tenant_max_running,
+        settings.tenant_requests_per_second,
+        settings.tenant_spend_per_day,
+    )
+
+
+def default_quota(settings: Settings) -> Quota:
+    return Quota(settings.tenant_max_queued, settings.tenant_spend_per_day)
+
+
+def checked_name(tenant_id: object) -> str:
+    """A tenant's name. Raises ValueError for what cannot be one."""
+    if not isinstance(tenant_id, str) or not NAME.fullmatch(tenant_id):
+        raise ValueError("a tenant's name has 1 to 64 letters, digits, '-' and '_'")
+    return tenant_id
+
+
+async def ensure_tenant(connection: AsyncConnection[DictRow], tenant_id: str) -> None:
+    """Have a row for a tenant that was heard of, so that it can be counted and limited."""
+    await connection.execute(ENSURE, {"tenant_id": tenant_id})
+
+
+async def load_limits(connection: AsyncConnection[DictRow], defaults: Limits) -> dict[str, Limits]:
+    """Every tenant's limits."""
+    rows = await (await connection.execute(LOAD)).fetchall()
+    return {row["tenant_id"]: _effective(row, defaults) for row in rows}
+
+
+def _effective(row: Mapping[str, Any], defaults: Limits) -> Limits:
+    own = {name: getattr(defaults, name) if row[name] is None else row[name] for name in LIMITS}
+    return Limits(**{name: None if _unlimited(value) else value for name, value in own.items()})
+
+
+def _unlimited(value: float | None) -> bool:
+    return value is None or value == float("inf") or value == UNLIMITED
+
+
+async def set_limits(
+    connection: AsyncConnection[DictRow], tenant_id: str, limits: Mapping[str, float], cleared: list[str]
+) -> DictRow:
+    """Set some of a tenant's limits, and give others back to the settings. Makes the tenant if there is none."""
+    try:
+        asked = {"tenant_id": checked_name(tenant_id), "cleared": cleared, **dict.fromkeys(LIMITS), **limits}
+    except ValueError as error:
+        raise InvalidRequest(f"tenant_id: {error}.") from None
+    row = await (await connection.execute(SET.encode(), asked)).fetchone()
+    assert row is not None
+    return row
+
+
+async def list_tenants(connection: AsyncConnection[DictRow], tenant_id: str | None = None) -> list[DictRow]:
+    """Tenants with what they use, by name; or the one that is named."""
+    return await (await connection.execute(LIST, {"tenant_id": tenant_id})).fetchall()
+
+
+async def adopt(connection: AsyncConnection[DictRow], tenant_id: str) -> dict[str, int]:
+    """Give a tenant all that is nobody's: what was made before there were tenants. Returns how many of each there
+    were."""
+    await ensure_tenant(connection, tenant_id)
+    asked = {"tenant_id": tenant_id, "root": f"{ROOT}.{tenant_id}", "top": ROOT}
+    for statement in LOCK_UNOWNED:
+        await connection.execute(statement)
+    moved = {what: (await connection.execute(text.encode(), asked)).rowcount for what, text in ADOPT.items()}
+    vectors = await (await connection.execute(HAS_VECTORS)).fetchone()
+    if vectors is not None and vectors["kept"]:
+        await connection.execute(ADOPT_VECTORS, asked)
+    await connection.execute(FORGET_UNOWNED_ITEMS, asked)
+    return moved

@@ -1,0 +1,184 @@
+"""Tenants take turns: however much one has queued, the first run of another waits for one slot's work at most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.engine.claim import claim
+from tests.engine.scene import GRAPH, create, online_worker
+from tests.support.records import query
+
+FLOOD = """
+WITH waiting AS (
+    INSERT INTO thread (thread_id, tenant_id) SELECT gen_random_uuid(), %s FROM generate_series(1, %s)
+    RETURNING thread_id, tenant_id
+)
+INSERT INTO run (run_id, thread_id, tenant_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
+SELECT gen_random_uuid(), thread_id, tenant_id, gen_random_uuid(), %s, now() - interval '1 hour',
+       now() - interval '1 hour' + row_number() OVER () * interval '1 millisecond', %s, '{}' FROM waiting
+RETURNING run_id
+"""
+LIMIT = "INSERT INTO tenant (tenant_id, max_running) VALUES (%s, %s) RETURNING tenant_id"
+
+
+async def flood(database: Database, tenant: str, runs: int, *, graph: str = GRAPH, priority: int = 0) -> None:
+    await query(database, FLOOD, tenant, runs, graph, priority)
+
+
+async def take(database: Database, worker: UUID, slots: int, **options: Any) -> list[DictRow]:
+    async with database.connection() as connection:
+        return await claim(connection, worker, slots, options.pop("graphs", [GRAPH]), **options)
+
+
+async def end(database: Database, rows: list[DictRow]) -> None:
+    await query(
+        database,
+        "UPDATE run SET status = 'success', worker_id = NULL, ready_at = NULL, finished_at = now() "
+        "WHERE run_id = ANY(%s) RETURNING run_id",
+        [row["run_id"] for row in rows],
+    )
+
+
+def tenants(rows: list[DictRow]) -> Counter[str]:
+    return Counter(row["tenant_id"] for row in rows)
+
+
+async def test_the_first_run_of_another_waits_for_one_slot_at_most(database: Database) -> None:
+    """A worker with four slots, all of them busy with one of a tenant's ten thousand."""
+    worker = await online_worker(database)
+    await flood(database, "acme", 10_000)
+    busy = await take(database, worker, 4)
+    assert tenants(busy) == {"acme": 4}
+    late = await create(database, uuid4(), tenant_id="zeta")
+    await end(database, busy[:1])
+    [next_one] = await take(database, worker, 1, after=busy[-1]["tenant_id"])
+    assert next_one["run_id"] == late.run["run_id"]
+
+
+@pytest.mark.parametrize("after", ["", "acme", "middle", "zeta", "zzz"])
+async def test_whoever_was_last_the_turn_comes_round(database: Database, after: str) -> None:
+    worker = await online_worker(database)
+    for tenant in ("acme", "zeta", ""):
+        await flood(database, tenant, 50)
+    served = []
+    for _ in range(6):
+        [row] = await take(database, worker, 1, after=after)
+        after = row["tenant_id"]
+        served.append(after)
+    assert Counter(served) == {"acme": 2, "zeta": 2, "": 2}
+    assert served[:3] == served[3:]
+
+
+async def test_slots_are_shared_and_none_stays_empty(database: Database) -> None:
+    worker = await online_worker(database)
+    await flood(database, "acme", 1_000)
+    await flood(database, "mini", 1)
+    await flood(database, "zeta", 2)
+    assert tenants(await take(database, worker, 10)) == {"acme": 7, "mini": 1, "zeta": 2}
+    assert tenants(await take(database, worker, 10)) == {"acme": 10}
+
+
+async def test_more_tenants_than_slots(database: Database) -> None:
+    worker = await online_worker(database)
+    for number in range(12):
+        await flood(database, f"tenant{number:02}", 5)
+    first = await take(database, worker, 5)
+    second = await take(database, worker, 7, after=first[-1]["tenant_id"])
+    assert sorted(tenants(first + second)) == [f"tenant{number:02}" for number in range(12)]
+
+
+async def test_priority_comes_before_the_turn(database: Database) -> None:
+    worker = await online_worker(database)
+    await flood(database, "acme", 20, priority=5)
+    await flood(database, "mini", 1, priority=5)
+    await flood(database, "zeta", 20)
+    assert tenants(await take(database, worker, 10)) == {"acme": 9, "mini": 1}
+    assert tenants(await take(database, worker, 15)) == {"acme": 11, "zeta": 4}
+
+
+async def test_one_tenant_is_served_oldest_first_whatever_the_graph(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, FLOOD, "acme", 30, "one", 0)
+    await query(database, FLOOD, "acme", 30, "two", 0)
+    rows = await query(database, "SELECT run_id FROM run WHERE graph_id <> 'three' ORDER BY ready_at, run_id")
+    claimed = await take(database, worker, 20, graphs=["one", "two"])
+    waited = [row["waited"] for row in claimed]
+    assert waited == sorted(waited, reverse=True)
+    assert {row["run_id"] for row in claimed} == {row["run_id"] for row in rows[:20]}
+
+
+async def test_what_others_are_claiming_is_passed_over(database: Database) -> None:
+    """However many they hold at this moment, and although they have not committed."""
+    mine, other = await online_worker(database), await online_worker(database)
+    await flood(database, "acme", 100)
+    async with database.transaction() as connection:
+        held = await claim(connection, other, 60, [GRAPH])
+        assert len(held) == 60
+        looking = asyncio.create_task(take(database, mine, 10))
+        done, _ = await asyncio.wait({looking}, timeout=20)
+        assert done, "a claim waits for another"
+    if not looking.result():  # It looked past as many as it does, a few times: more than a fleet has at once.
+        assert len(await take(database, mine, 10)) == 10
+
+
+async def test_many_workers_at_once_take_everything_once(database: Database) -> None:
+    workers = [await online_worker(database) for _ in range(8)]
+    for tenant, runs in (("acme", 200), ("mini", 3), ("", 40), ("zeta", 60)):
+        await flood(database, tenant, runs)
+
+    async def work(worker: UUID) -> list[DictRow]:
+        found: list[DictRow] = []
+        while rows := await take(database, worker, 7, after=found[-1]["tenant_id"] if found else ""):
+            found += rows
+        return found
+
+    claimed = [row["run_id"] for rows in await asyncio.gather(*map(work, workers)) for row in rows]
+    assert len(claimed) == len(set(claimed)) == 303
+
+
+# --- running limits ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_limit_is_kept_by_many_workers_at_once(database: Database) -> None:
+    workers = [await online_worker(database) for _ in range(8)]
+    await query(database, LIMIT, "acme", 5)
+    for _ in range(10):
+        await query(database, "DELETE FROM run RETURNING run_id")
+        await flood(database, "acme", 40)
+        await flood(database, "acme", 10, priority=3)
+        await flood(database, "zeta", 4)
+        rows = await asyncio.gather(*(take(database, worker, 4) for worker in workers))
+        served = tenants([row for part in rows for row in part])
+        assert served["acme"] <= 5
+        assert served["zeta"] == 4
+        assert tenants([row for part in rows for row in part] + await take(database, workers[0], 40)) == {
+            "acme": 5,
+            "zeta": 4,
+        }
+
+
+async def test_a_place_that_is_free_again_is_taken(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, LIMIT, "acme", 2)
+    await flood(database, "acme", 5)
+    first = await take(database, worker, 10)
+    assert len(first) == 2
+    assert await take(database, worker, 10) == []
+    await end(database, first[:1])
+    assert len(await take(database, worker, 10)) == 1
+
+
+async def test_the_settings_limit_those_who_have_no_limit_of_their_own(database: Database) -> None:
+    worker = await online_worker(database)
+    for tenant, own in (("acme", None), ("large", 3), ("free", 2**31 - 1)):
+        await query(database, LIMIT, tenant, own)
+        await flood(database, tenant, 5)
+    await flood(database, "", 5)
+    assert tenants(await take(database, worker, 30, max_running=1)) == {"acme": 1, "large": 3, "free": 5, "": 5}
