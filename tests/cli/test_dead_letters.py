@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import app
