@@ -111,7 +111,8 @@ async def test_letters_are_found_by_what_they_are(post: Post) -> None:
     mark = str(uuid4())
     place = await thread(post.client)
     letter = await post.letter(place, metadata={"mark": mark})
-    run_id, found = letter["run_id"], {"metadata": f'{{"mark": "{mark}"}}'}
+    run_id: str = letter["run_id"]
+    found = {"metadata": f'{{"mark": "{mark}"}}'}
 
     async def ids(**query: Any) -> list[str]:
         response = await post.client.get("/dead-letters", params=query)
@@ -119,7 +120,7 @@ async def test_letters_are_found_by_what_they_are(post: Post) -> None:
         return [shown["run_id"] for shown in response.json()]
 
     assert await ids(**found) == [run_id]
-    for right, wrong in [
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"reason": "retries_exhausted"}, {"reason": "poison"}),
         ({"graph_id": "frail"}, {"graph_id": "sturdy"}),
         ({"assistant_id": "frail"}, {"assistant_id": "sturdy"}),
@@ -128,7 +129,8 @@ async def test_letters_are_found_by_what_they_are(post: Post) -> None:
         ({"newer_than": 3600}, {"older_than": 3600}),
         ({"older_than": 0}, {"newer_than": 0}),
         ({"offset": 0}, {"offset": 1}),
-    ]:
+    ]
+    for right, wrong in pairs:
         assert await ids(**found, **right) == [run_id], right
         assert await ids(**found, **wrong) == [], wrong
     for wrong in ({"metadata": "[]"}, {"metadata": "{"}, {"assistant_id": "no graph"}, {"reason": "bad luck"}):
@@ -147,7 +149,8 @@ async def test_from_its_last_checkpoint_a_retry_repeats_nothing(post: Post) -> N
     run = response.json()
     assert response.headers["content-location"] == f"/threads/{place}/runs/{run['run_id']}"
     assert (run["metadata"]["retry_of"], run["priority"], run["status"]) == (letter["run_id"], 3, "pending")
-    assert (await post.ended(run["run_id"]))["status"] == "success"
+    ended = await post.ended(run["run_id"])
+    assert (ended["status"], ended["attempt"]) == ("success", letter["attempts"] + 1)
     assert await post.words(place) == ["go", "strong", "weak"]
     assert post.frailty.executed == {"weak": 1}
     closed = (await post.client.get(f"/dead-letters/{letter['run_id']}")).json()
@@ -206,6 +209,40 @@ async def test_a_retry_that_fails_is_a_letter_again(post: Post, durability: str)
     await post.retried(second, **{"from": "start"})
     assert await post.words(place) == ["go", "strong", "weak"]
     assert post.frailty.executed["strong"] == 1
+
+
+async def test_a_start_that_is_not_kept_any_more_is_not_made_up(post: Post) -> None:
+    place = await thread(post.client)
+    letter = await post.letter(place)
+    post.frailty.broken = True
+    run = (await post.retry(letter)).json()
+    await post.ended(run["run_id"])
+    second = (await post.client.get(f"/dead-letters/{run['run_id']}")).json()
+    # The run that it went on from has been swept, and only that one knows where it all began.
+    await query(post.database, "DELETE FROM run WHERE run_id = %s RETURNING 1", letter["run_id"])
+    refused = await post.retry(second, **{"from": "start"})
+    assert refused.status_code == 409
+    assert "not kept" in refused.json()["detail"]
+    post.frailty.broken = False
+    await post.retried(second)
+    assert await post.words(place) == ["go", "strong", "weak"]
+
+    place = await thread(post.client)
+    await post.run(place, graph="sturdy")
+    letter = await post.letter(place)
+    assert (
+        await post.client.post("/threads/prune", json={"thread_ids": [place], "strategy": "keep_latest"})
+    ).is_success
+    assert (await post.retry(letter, **{"from": "start"})).status_code == 409
+    await post.retried(letter)
+    assert (await post.words(place))[-3:] == ["go", "strong", "weak"]
+
+    place = await thread(post.client)
+    await post.run(place, graph="asking")
+    letter = await post.letter(place, graph="asking", input=None, command={"resume": "yes"})
+    await post.client.post("/threads/prune", json={"thread_ids": [place], "strategy": "keep_latest"})
+    assert (await post.retry(letter, **{"from": "start"})).status_code == 409
+    assert await post.words(place) == ["go", "strong", "yes"]
 
 
 async def test_a_thread_that_has_gone_on_is_not_taken_back_unasked(post: Post) -> None:

@@ -196,7 +196,7 @@ async def test_a_key_belongs_to_one_request(web: httpx.AsyncClient, database: Da
 )
 async def test_what_cannot_be_a_key_is_refused(web: httpx.AsyncClient, database: Database, wrong: str | bytes) -> None:
     before = await count(database, "thread")
-    response = await web.post("/threads", json={}, headers=[("Idempotency-Key", wrong)])  # type: ignore[list-item]
+    response = await web.post("/threads", json={}, headers=[("Idempotency-Key", wrong)])  # type: ignore[arg-type]
     assert response.status_code == 422
     assert "Idempotency-Key" in response.json()["detail"]
     twice = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]

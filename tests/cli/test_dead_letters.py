@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import app
@@ -51,9 +50,11 @@ async def server(settings: Settings, service: Path) -> AsyncIterator[httpx.Async
 
 async def command(server: httpx.AsyncClient, *arguments: str, stdin: str | None = None) -> Result:
     environ = {"HOLDFAST_URL": str(server.base_url), "COLUMNS": "250", "NO_COLOR": "1"}
-    return await asyncio.to_thread(
-        CliRunner().invoke, app, ["dead-letters", *arguments], input=stdin, env=environ, catch_exceptions=True
-    )
+
+    def invoke() -> Result:
+        return CliRunner().invoke(app, ["dead-letters", *arguments], input=stdin, env=environ)
+
+    return await asyncio.to_thread(invoke)
 
 
 async def order(server: httpx.AsyncClient, item: str = "kettle") -> dict[str, Any]:

@@ -41,7 +41,9 @@ WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT 
 SHOW_THREAD = "UPDATE thread SET hidden_at = NULL WHERE thread_id = %(thread_id)s AND hidden_at IS NOT NULL"
 
 # `whole`: the runs whose history this one went on in are all there. `moved_on`: others have come after, or will.
-# Their order is that of the database's clock, and a thread has one running run at a time.
+# Their order is that of the database's clock, and a thread has one running run at a time. `from_nothing`: the first
+# checkpoint has no parent because there was none, and not because the history was pruned. LangGraph counts steps from
+# there; with durability "exit" the first checkpoint is the last step's, and only earlier runs tell.
 SITUATION = f"""
 SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_checkpoint_id AS start_id,
        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
@@ -50,14 +52,18 @@ SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_che
         WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
           AND metadata ->> 'run_id' = ANY(own.run_ids::text[]) ORDER BY checkpoint_id DESC LIMIT 1) AS last_id,
        EXISTS (SELECT 1 FROM run other WHERE other.thread_id = run.thread_id AND other.run_id <> ALL(own.run_ids)
-                 AND (other.finished_at IS NULL OR other.started_at >= run.finished_at)) AS moved_on
+                 AND (other.finished_at IS NULL OR other.started_at >= run.finished_at)) AS moved_on,
+       first.step IN ('-2', '-1')
+       OR %(held)s AND NOT EXISTS (SELECT 1 FROM run other WHERE other.thread_id = run.thread_id
+                                     AND other.run_id <> ALL(own.run_ids) AND other.started_at < run.started_at)
+           AS from_nothing
 FROM run
 CROSS JOIN LATERAL (
     {LINEAGE.format(run="run")}
     SELECT array_agg(run_id) AS run_ids, bool_or(retry_from IS DISTINCT FROM 'checkpoint') AS whole FROM lineage
 ) AS own
 LEFT JOIN LATERAL (
-    SELECT checkpoint_id, parent_checkpoint_id FROM checkpoints
+    SELECT checkpoint_id, parent_checkpoint_id, metadata -> 'step' AS step FROM checkpoints
     WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
       AND metadata ->> 'run_id' = ANY(own.run_ids::text[]) ORDER BY checkpoint_id LIMIT 1
 ) AS first ON true
@@ -146,40 +152,39 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
     if progress == NOTHING:
         # It left nothing that could be applied twice, whatever has happened in the thread since.
         return _Beginning(_without_command(retry))
-    found = await (await connection.execute(SITUATION, {"run_id": letter["run_id"]})).fetchone()
+    parameters = {"run_id": letter["run_id"], "held": retry.kwargs.get("durability") == "exit"}
+    found = await (await connection.execute(SITUATION, parameters)).fetchone()
     assert found is not None
     command = retry.kwargs.get("command") is not None
     if found["moved_on"] and (command or not retry.fork):
-        how = (
-            "it cannot be forked, because the run was given a command" if command else "say fork to do so all the same"
-        )
+        how = "a run that was given a command cannot be forked" if command else "say `fork` to do so all the same"
         raise Conflict(
             f"Thread {new.thread_id} has other runs since run {letter['run_id']} failed. Retrying would take up its "
             f"state from before them: {how}."
         )
     if not retry.start:
         if found["moved_on"]:
+            if found["last_id"] is None:
+                raise _without_start(letter)
             return _Beginning({**_forked(retry.kwargs, found["last_id"]), "input": None})
         return _Beginning(retry.kwargs, progress, letter["attempt"])
-    if not found["whole"] or (progress == CHECKPOINT and found["first_id"] is None):
+    began = found["has_start"] or (found["start_id"] is None and found["from_nothing"])
+    if not found["whole"] or (progress == CHECKPOINT and (found["first_id"] is None or not began)):
         raise _without_start(letter)
     if command or progress < CHECKPOINT:
         # What a Command writes hangs on the checkpoint that it found, and can only be undone.
-        parameters = {"thread_id": new.thread_id, "run_ids": found["run_ids"]}
+        undone = {"thread_id": new.thread_id, "run_ids": found["run_ids"]}
         for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS):
-            await connection.execute(statement, parameters)
+            await connection.execute(statement, undone)
         return _Beginning(_without_command(retry))
-    if found["start_id"] is None:
-        return _Beginning(_forked(retry.kwargs, await _put_empty(connection, new)))
-    if not found["has_start"]:
-        raise _without_start(letter)
-    return _Beginning(_forked(retry.kwargs, found["start_id"]))
+    start = found["start_id"] or await _put_empty(connection, new)
+    return _Beginning(_forked(retry.kwargs, start))
 
 
 def _without_start(letter: DictRow) -> Conflict:
     return Conflict(
-        f"The state that run {letter['run_id']} began with is not kept any more, so it cannot be retried from the "
-        "start. Retry it from its last checkpoint, or create a new run."
+        f"The state that run {letter['run_id']} would begin with is not kept any more, so it cannot be retried like "
+        "this. Retry it otherwise, or create a new run."
     )
 
 
