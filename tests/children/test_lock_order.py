@@ -36,8 +36,8 @@ WITH home AS (
     INSERT INTO thread (thread_id, status) SELECT gen_random_uuid(), 'busy' FROM generate_series(1, %(parents)s)
     RETURNING thread_id
 ), parent AS (
-    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, status, created_at, ready_at, worker_id, fence, children,
-                     kwargs)
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, status, created_at, ready_at, worker_id, fence,
+                     children, kwargs)
     SELECT gen_random_uuid(), thread_id, gen_random_uuid(), %(graph)s, 'running', now(), now(),
            (%(workers)s::uuid[])[1 + (row_number() OVER ()) %% 2], 1, 2, '{}' FROM home
     RETURNING run_id

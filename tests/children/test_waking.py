@@ -1,5 +1,5 @@
-"""Going to wait and being woken, one transaction at a time: every way in which a child can end, and every order in which
-its end and the wait can meet."""
+"""Going to wait and being woken, one transaction at a time: every way in which a child can end, and every order in
+which its end and the wait can meet."""
 
 from __future__ import annotations
 

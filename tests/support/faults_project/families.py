@@ -1,18 +1,18 @@
 """A graph that spawns three runs of `steps`, and stops where a test wants to hurt it.
 
-Input: `hold` is "spawned" to stand between the last spawn and the wait until the test opens the thread's gate; `below` is
-the input of the children.
+Input: `hold` is "spawned" to stand between the last spawn and the wait until the test opens the thread's gate; `below`
+is the input of the children.
 """
 
 import operator
 from typing import Annotated, Any
 
-from graphs import mark_start, pass_gate
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 import holdfast
+from graphs import mark_start, pass_gate  # type: ignore[import-not-found]
 
 KEYS = ["one", "two", "three"]
 
