@@ -364,7 +364,7 @@ async def test_what_nobody_spawned_cannot_be_gathered(settings: Settings, databa
 
 
 async def test_what_a_child_inherits(settings: Settings, database: Database) -> None:
-    given = {
+    given: dict[str, Any] = {
         "user": {"identity": "ann", "permissions": ["x"]},
         "forwarded": {"langsmith-trace": "t", "baggage": "b", "x-team": "red"},
         "budget": {"max_tokens": 10},

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, WatchedRun, until
+from tests.support.fleet import Fleet, until
+from tests.support.watching import WatchedRun
 
 DONE = {"done": ["one:5", "two:5", "three:5"]}
 

@@ -1,5 +1,5 @@
-"""Going to wait and being woken, one transaction at a time: every way in which a child can end, and every order in which
-its end and the wait can meet."""
+"""Going to wait and being woken, one transaction at a time: every way in which a child can end, and every order in
+which its end and the wait can meet."""
 
 from __future__ import annotations
 
@@ -246,8 +246,12 @@ async def test_a_wait_that_comes_while_the_child_ends(family: Family) -> None:
     assert await is_ready(family.database, family.run_id)
 
 
-async def test_the_last_two_end_together(family: Family) -> None:
+@pytest.mark.parametrize("version", ["this", "older"])
+async def test_the_last_two_end_together(family: Family, version: str) -> None:
     first, second = await family.child("a"), await family.child("b")
+    if version == "older":
+        # A worker that knows nothing of parents.
+        first["parent_run_id"] = second["parent_run_id"] = None
     await family.wait(a=False, b=False)
     async with commit_held_up(family.database, [portion(first, SUCCESS)]):
         ending = asyncio.create_task(family.write(second, SUCCESS))

@@ -1,4 +1,4 @@
-"""/threads/{thread_id}/runs/{run_id}/children: what a run has spawned. Holdfast's own, not part of the LangGraph API."""
+"""/threads/{thread_id}/runs/{run_id}/children: what a run has spawned. Holdfast's own, not LangGraph's."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None
 
 def descendants(client: Client, run: dict[str, Any], depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
     """All runs below one, each behind its parent, with how many generations down it is."""
-    offset, page = 0, [{}] * PAGE
-    while len(page) == PAGE:
-        path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/children"
+    path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/children"
+    offset, more = 0, True
+    while more:
         page = client.request("GET", path, params={"limit": PAGE, "offset": offset})
-        offset += len(page)
+        offset, more = offset + len(page), len(page) == PAGE
         for child in page:
             yield depth, child
             if child["children"] and child["status"] not in ("rolled_back", "deleted"):

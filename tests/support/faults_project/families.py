@@ -1,7 +1,7 @@
 """A graph that spawns three runs of `steps`, and stops where a test wants to hurt it.
 
-Input: `hold` is "spawned" to stand between the last spawn and the wait until the test opens the thread's gate; `below` is
-the input of the children.
+Input: `hold` is "spawned" to stand between the last spawn and the wait until the test opens the thread's gate; `below`
+is the input of the children.
 """
 
 import operator
@@ -12,7 +12,7 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 import holdfast
-from graphs import mark_start, pass_gate
+from graphs import mark_start, pass_gate  # type: ignore[import-not-found]
 
 KEYS = ["one", "two", "three"]
 
