@@ -150,7 +150,7 @@ async def test_steps_side_by_side_are_one(settings: Settings, database: Database
     async def word(state: Words) -> dict[str, Any]:
         return {"words": ["x"]}
 
-    inner = StateGraph(Words).add_node("a", word).add_node("b", word).add_edge(START, "a").add_edge("a", "b").compile()
+    inner = StateGraph(Words).add_sequence([(name, word) for name in "abcdef"]).add_edge(START, "a").compile()
     builder = StateGraph(Words)
     for name, node in (("one", word), ("two", inner), ("three", word)):
         builder.add_node(name, node)
