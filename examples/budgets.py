@@ -1,7 +1,7 @@
 """A run that may use so much and no more: `python examples/budgets.py [URL]`
 
-Start Holdfast with `make run`. The model here is a fake that says what a real one would: put one in its place, and
-nothing else changes.
+Start Holdfast with the graph below: `holdfast dev --config examples/budgets.json`. The model is a fake that says what a
+real one would: put one in its place, and nothing else changes.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ async def test_pages_and_selected_fields(web: httpx.AsyncClient) -> None:
         if "x-pagination-next" not in response.headers:
             break
         offset = int(response.headers["x-pagination-next"])
-    assert sorted(row["graph_id"] for row in seen) == ["ask", "chat", "echo", "parent", "steps", "thinker"]
+    assert sorted(row["graph_id"] for row in seen) == ["ask", "chat", "echo", "parent", "steps"]
     assert all(set(row) == {"graph_id", "version"} for row in seen)
     assert totals == [3, 5, 5]
 

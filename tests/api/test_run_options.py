@@ -124,6 +124,7 @@ async def test_nothing_internal_is_shown_of_any_run(told: httpx.AsyncClient) -> 
             "attempt",
             "priority",
             "error",
+            "usage",
         }
     assert stateless["kwargs"]["temporary"] is True
 

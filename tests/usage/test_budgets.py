@@ -150,7 +150,7 @@ async def test_steps_side_by_side_are_one(settings: Settings, database: Database
     async def word(state: Words) -> dict[str, Any]:
         return {"words": ["x"]}
 
-    inner = StateGraph(Words).add_node("a", word).add_node("b", word).add_edge(START, "a").add_edge("a", "b").compile()
+    inner = StateGraph(Words).add_sequence([(name, word) for name in "abcdef"]).add_edge(START, "a").compile()
     builder = StateGraph(Words)
     for name, node in (("one", word), ("two", inner), ("three", word)):
         builder.add_node(name, node)
@@ -237,8 +237,11 @@ async def test_the_next_attempt_knows_that_there_is_nothing_left(settings: Setti
     """The worker is lost after the count was written and before the end was."""
     model = PricedModel()
     reached = asyncio.Event()
+    begun = 0
 
     async def talk(state: Words) -> dict[str, Any]:
+        nonlocal begun
+        begun += 1
         await model.ainvoke("x")
         reached.set()
         await asyncio.Event().wait()
@@ -263,7 +266,7 @@ async def test_the_next_attempt_knows_that_there_is_nothing_left(settings: Setti
         await heir.execute_next()
     run = await run_row(database, run_id)
     assert run["error"]["message"] == ("The run was stopped by its budget: max_tokens=2000 reached, 6100 tokens used.")
-    assert model.asked == 1
+    assert (begun, model.asked) == (1, 1)
 
 
 async def test_a_cancel_that_came_first_decides(settings: Settings, database: Database) -> None:

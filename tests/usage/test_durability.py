@@ -156,23 +156,26 @@ async def test_costs_add_up_without_noise(station: Station) -> None:
     assert set(stored) == {"*", "openai:gpt-4o"}
 
 
-async def test_what_the_end_could_not_take_with_it_is_counted_all_the_same(
+async def test_what_was_refused_with_something_else_is_counted_all_the_same(
     settings: Settings, database: Database
 ) -> None:
-    """The last values are too large to be stored: what waited is discarded, and another end is written."""
-    model = PricedModel()
+    """The database refuses what the run wrote with its count: both are discarded, and the end brings the count."""
 
     async def talk(state: Words) -> dict[str, Any]:
-        await model.ainvoke("x")
-        return {"words": ["x" * 200_000]}
+        await attempt.lane.flush()
+        spend(attempt, 5)
+        attempt.lane.event("no\0kind", b"{}")
+        await asyncio.Event().wait()
+        return {}
 
-    small = settings.model_copy(update={"max_entry_bytes": 64 * 1024})
-    async with open_station(small, database, catalog_of(graph=line(talk))) as station:
+    async with open_station(settings, database, catalog_of(graph=line(talk))) as station:
         await post_run(database, "graph", input=GO)
-        attempt, _ = await station.execute_next()
-    assert (await run_row(database, attempt.run.run_id))["status"] == "error"
-    assert await tokens_of_run(database, attempt.lane) == 1100
-    assert await tokens_of_thread(database, attempt.lane) == 1100
+        [attempt] = await station.claim()
+        await station.executor.execute(attempt)
+    run = await run_row(database, attempt.run.run_id)
+    assert (run["status"], run["error"]["error"]) == ("error", "JournalFailed")
+    assert await tokens_of_run(database, attempt.lane) == 5
+    assert await tokens_of_thread(database, attempt.lane) == 5
 
 
 async def test_a_crash_anywhere_leaves_a_count_that_fits_the_checkpoints(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from holdfast.graphs.catalog import GraphCatalog
@@ -15,7 +15,8 @@ from tests.cli.processes import Program
 from tests.support.live_worker import quick_settings
 from tests.support.servers import free_port
 from tests.support.serving import serving
-from tests.support.smoke import EXAMPLES
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -24,10 +25,8 @@ def settings(database_url: str) -> Settings:
 
 
 async def test_it_stops_and_goes_on(settings: Settings) -> None:
-    async with serving(settings, GraphCatalog.load(load_config(EXAMPLES))) as client:
-        assert isinstance(client, httpx.AsyncClient)
-        example = Path(EXAMPLES).with_name("budgets.py")
-        with Program([sys.executable, str(example), str(client.base_url)], environ={}) as program:
+    async with serving(settings, GraphCatalog.load(load_config(EXAMPLES / "budgets.json"))) as client:
+        with Program([sys.executable, str(EXAMPLES / "budgets.py"), str(client.base_url)], environ={}) as program:
             await expect(program, r"error: The run was stopped by its budget: max_tokens=12000 reached, 12500 tokens")
             await expect(program, r"It had 4 thoughts by then\.")
             await expect(program, r"openai:gpt-4o: \d+ calls, \d+ tokens, \$0\.\d{4}")
@@ -36,6 +35,4 @@ async def test_it_stops_and_goes_on(settings: Settings) -> None:
 
 async def expect(program: Program, pattern: str) -> None:
     """Without keeping the server, which is in this process, from answering."""
-    import asyncio
-
     await asyncio.to_thread(program.expect, pattern, 60)

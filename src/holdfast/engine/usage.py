@@ -83,19 +83,15 @@ class Tally:
                 entry[name] = entry.get(name, 0) + came.get(name, 0)
             entry["cost_usd"] += Decimal(0) if cost is None else cost.quantize(COST_DIGITS)
 
-    def add_step(self, number: int) -> bool:
-        """A step of the graph begins, by its number in the thread. False when it has been counted: a step that has to
-        be repeated after a crash counts once."""
-        if number <= self.last_step:
-            return False
+    def add_step(self, number: int) -> None:
+        """A step of the graph begins, with a higher number in the thread than the last."""
         self._entries[PLACE] = {"step": number}
         total = self._entry(TOTAL)
         total["steps"] = total.get("steps", 0) + 1
-        return True
 
     @property
     def last_step(self) -> float:
-        """The number of the last step that was counted."""
+        """The number of the last step that was counted. One that is repeated after a crash counts once."""
         return float(self._entries.get(PLACE, {}).get("step", "-inf"))
 
     @property
