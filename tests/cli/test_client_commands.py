@@ -110,6 +110,7 @@ def test_an_interrupt_is_shown_once_as_a_question() -> None:
     assert done.returncode == ExitCode.OK
     assert done.stdout.count("Deploy?") == 1
     assert "waiting for an answer" in done.stdout
+    assert "holdfast interrupts answer i1" in done.stdout
 
 
 def test_what_the_server_refuses_is_said_in_its_words() -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from langgraph_sdk import get_client
 
 from tests.gates.asking import Desk
 from tests.support.sse import Frame, frames
@@ -59,6 +60,23 @@ async def test_it_goes_on_with_the_answer(desk: Desk) -> None:
         assert rest == seen[cut + 1 :]
     assert [frame async for frame in followed(desk, path)] == seen
     assert await desk.get(f"/threads/{thread_id}/runs/{runs[0]}/join", follow="true") == {"answers": [1, 2]}
+
+
+async def test_with_the_sdk(desk: Desk) -> None:
+    asked = await desk.ask()
+    sdk = get_client(url=f"http://127.0.0.1:{desk.settings.port}")
+    seen = []
+    try:
+        async for part in sdk.runs.join_stream(
+            asked.thread_id, asked.run_id, params={"follow": "true"}, last_event_id="-1"
+        ):
+            seen.append(part)
+            if part.event == "values" and "__interrupt__" in part.data:
+                await sdk.runs.create(asked.thread_id, "gate", command={"resume": {asked.ids[0]: "yes"}})
+    finally:
+        await sdk.aclose()
+    assert [part.data["answer"] for part in seen if part.event == "values" and part.data.get("answer")][-1] == "yes"
+    assert len({part.data["run_id"] for part in seen if part.event == "metadata"}) == 2
 
 
 async def test_it_beats_while_it_waits_and_can_be_left_and_taken_up(desk: Desk) -> None:

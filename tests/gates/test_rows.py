@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.rows import DictRow
 
+import holdfast.db
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.gates import answer_of
@@ -192,6 +194,25 @@ async def test_a_question_closed_by_a_run_that_is_undone_waits_again(
         await scene.ask((OTHER, "?"))
         await delete_run(database, scene.thread_id, third)
         assert (await scene.rows())[0] == (ID, first, third, True)
+
+
+async def test_what_waited_before_there_were_rows(database: Database, settings: Settings, worker_id: UUID) -> None:
+    migration = (files(holdfast.db) / "migrations" / "0007_gates.sql").read_text()
+    backfill = migration[migration.index("INSERT INTO interrupt") :]
+    async with open_journal(settings) as journal:
+        scene, busy, none = (Scene(database, journal, worker_id) for _ in range(3))
+        first = await scene.ask((ID, "?"), (OTHER, None))
+        await busy.ask((ID, "?"))
+        await none.ask()
+        await create(database, busy.thread_id)
+        async with database.connection() as connection:
+            await connection.execute("DELETE FROM interrupt")
+            await connection.execute(backfill.encode())
+        assert await scene.rows() == [(ID, first, None, False), (OTHER, first, None, False)]
+        assert (await busy.rows(), await none.rows()) == ([], [])
+        await scene.answer(ID)
+        with pytest.raises(AlreadyAnswered):
+            await scene.answer(ID)
 
 
 async def test_runs_without_questions_write_none(database: Database, settings: Settings, worker_id: UUID) -> None:

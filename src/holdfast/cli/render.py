@@ -65,6 +65,9 @@ class StreamRenderer:
         mark = "✓" if code is ExitCode.OK else "✗"
         attempts = f" after {self._attempt} attempts" if self._attempt > 1 else ""
         self._console.print(f"{mark} the run {words}{attempts}{spent(run)}", style=style)
+        for interrupt in self._interrupts if code is ExitCode.OK else ():
+            if isinstance(interrupt, dict) and interrupt.get("id"):
+                self._console.print(Text(f"  holdfast interrupts answer {interrupt['id']} ANSWER", style="dim"))
         return code
 
     def _metadata(self, data: dict[str, Any], thread_id: str | None) -> None:

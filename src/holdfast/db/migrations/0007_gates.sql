@@ -39,3 +39,19 @@ CREATE INDEX interrupt_waiting ON interrupt (asked_at)
 CREATE INDEX interrupt_due ON interrupt (due_at)
     WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL;
 CREATE INDEX interrupt_asked ON interrupt (asked_at DESC);
+
+-- What waits already, as far as it is known. Threads with a run under way are left out: it may be the answer.
+INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, asked_at)
+SELECT thread.thread_id, asked.item ->> 'id', last.run_id, last.assistant_id, last.graph_id, task.key,
+       coalesce(asked.item -> 'value', 'null'), thread.state_updated_at
+FROM thread
+CROSS JOIN LATERAL jsonb_each(thread.interrupts) AS task
+CROSS JOIN LATERAL jsonb_array_elements(CASE WHEN jsonb_typeof(task.value) = 'array' THEN task.value ELSE '[]' END)
+    AS asked(item)
+CROSS JOIN LATERAL (
+    SELECT run_id, assistant_id, graph_id FROM run
+    WHERE run.thread_id = thread.thread_id ORDER BY created_at DESC LIMIT 1
+) AS last
+WHERE thread.interrupts <> '{}'::jsonb AND thread.status <> 'busy' AND thread.hidden_at IS NULL
+  AND asked.item ->> 'id' IS NOT NULL
+ON CONFLICT DO NOTHING;
