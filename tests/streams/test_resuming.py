@@ -10,7 +10,7 @@ import psutil
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.upkeep.sweeper import SWEEP_EVENTS
+from holdfast.upkeep.sweeps import SWEEP_EVENTS
 from tests.support.records import post_run, query
 from tests.support.waiting import until_true
 from tests.support.watching import parse_frames

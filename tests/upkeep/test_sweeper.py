@@ -12,7 +12,8 @@ from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.resources.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
-from holdfast.upkeep.sweeper import SWEEP_EXPIRED, Sweeper
+from holdfast.upkeep.sweeper import Sweeper
+from holdfast.upkeep.sweeps import SWEEP_EXPIRED
 from tests.support.smoke import ended, post, working
 from tests.support.waiting import until
 
@@ -42,12 +43,12 @@ async def test_old_events_expire_and_the_numbering_goes_on(settings: Settings, d
         old = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
         await age(database, old["run_id"])
         recent = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
-        await Sweeper(database).run()
+        await Sweeper(database).finish()
         async with database.connection() as connection:
             left = await read_after(connection, thread_id, 0)
         assert {event.run_id for event in left} == {recent["run_id"]}
         await age(database, recent["run_id"])
-        await Sweeper(database).run()
+        await Sweeper(database).finish()
         assert await count(database, "SELECT count(*) FROM event") == 0
         again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
     assert again["first_seq"] == left[-1].seq + 1
@@ -65,7 +66,7 @@ async def test_the_events_of_an_unfinished_run_stay_however_old(settings: Settin
             "VALUES (%s, 1000, %s, 'values', '{}', now() - interval '2 days')",
             (thread_id, run_id),
         )
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     async with database.connection() as connection:
         assert [event.seq for event in await read_after(connection, thread_id, 0)] == [1000]
 
@@ -78,11 +79,11 @@ async def test_the_thread_of_a_stateless_run_is_swept_with_everything(database_u
         async with working(settings):
             await ended(database, await post(database, "steps", {"seconds": 0}, temporary=True))
             kept = await ended(database, await post(database, "steps", {"seconds": 0}))
-        await Sweeper(database).run()
+        await Sweeper(database).finish()
         assert await count(database, "SELECT count(*) FROM thread") == 2
         async with database.transaction() as connection:
             await connection.execute("UPDATE thread SET hidden_at = hidden_at - interval '2 minutes'")
-        await Sweeper(database).run()
+        await Sweeper(database).finish()
         for table in ("thread", "run"):
             assert await count(database, f"SELECT count(*) FROM {table}") == 1
         for table in ("event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
@@ -120,7 +121,7 @@ async def test_a_thread_is_deleted_when_its_time_to_live_has_passed(settings: Se
         kept = (await ended(database, await post(database, "steps", {"seconds": 0})))["thread_id"]
     for thread_id in (doomed, young, kept):
         await rest(database, thread_id, 11)
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     for table in ("thread", "run", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
         async with database.connection() as connection:
             cursor = await connection.execute(f"SELECT DISTINCT thread_id::text FROM {table}".encode())
@@ -132,7 +133,7 @@ async def test_activity_puts_a_threads_end_off(settings: Settings, database: Dat
     async with working(settings):
         thread_id = await thread_with_ttl(database, 10, "delete")
     await rest(database, thread_id, 11, since_activity=4)
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     async with database.connection() as connection:
         ttl = await get_ttl(connection, thread_id)
         cursor = await connection.execute(
@@ -143,7 +144,7 @@ async def test_activity_puts_a_threads_end_off(settings: Settings, database: Dat
     assert ttl is not None
     assert row == {"count": True}
     await rest(database, thread_id, 7, since_activity=11)
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     assert await count(database, "SELECT count(*) FROM thread") == 0
 
 
@@ -152,7 +153,7 @@ async def test_a_thread_does_not_end_under_an_unfinished_run(settings: Settings,
         thread_id = await thread_with_ttl(database, 10, "delete")
     await post(database, "steps", {"seconds": 0}, thread_id)
     await rest(database, thread_id, 11)
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     assert await count(database, "SELECT count(*) FROM thread") == 1
 
 
@@ -185,7 +186,7 @@ async def test_only_the_latest_state_is_kept_if_that_was_asked_for(settings: Set
         thread_id = await thread_with_ttl(database, 10, "keep_latest")
         assert await count(database, "SELECT count(*) FROM checkpoints") > 1
         await rest(database, thread_id, 11)
-        await Sweeper(database).run()
+        await Sweeper(database).finish()
         assert await count(database, "SELECT count(*) FROM checkpoints") == 1
         again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
     assert again["status"] == "success"
@@ -205,10 +206,10 @@ async def test_a_project_says_how_often_and_how_many_threads_expire(database: Da
             "UPDATE thread SET expires_at = now() - interval '1 hour', updated_at = now() - interval '1 day'"
         )
     threads = "SELECT count(*) FROM thread"
-    sweeper = Sweeper(database, CheckpointerSection(sweep_interval=3600, sweep_limit=2))
+    sweeper = Sweeper(database, CheckpointerSection(sweep_interval=3600, sweep_limit=2), budget=60)
     await sweeper.run()
     assert await count(database, threads) == 1
     await sweeper.run()
     assert await count(database, threads) == 1, "its interval has not passed"
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     assert await count(database, threads) == 0

@@ -44,6 +44,9 @@ class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings,
         "mount_prefix",
         "cors_allow_origins",
         "webhook_secrets",
+        "finished_run_ttl",
+        "checkpoint_ttl",
+        "thread_ttl",
         mode="before",
     )
     @classmethod
@@ -62,6 +65,11 @@ class Settings(DatabaseSettings, WebSettings, WorkerSettings, RetentionSettings,
         if self.retry_base > self.retry_cap:
             raise ValueError(
                 f"RETRY_BASE_SECONDS={self.retry_base:g}: must be at most RETRY_CAP_SECONDS={self.retry_cap:g}"
+            )
+        if self.finished_run_ttl is not None and self.finished_run_ttl < self.event_ttl:
+            raise ValueError(
+                f"FINISHED_RUN_TTL_SECONDS={self.finished_run_ttl:g}: must be at least "
+                f"EVENT_TTL_SECONDS={self.event_ttl:g}, for a run's events do not outlive it"
             )
         return self
 
