@@ -78,11 +78,12 @@ class Sweeper:
         """A portion of everything that is due. What is not reached in time comes first when this is called again."""
         started = time.monotonic()
         before = self.removed.copy()
-        for chore in sorted(self._chores, key=lambda chore: chore.due):
-            now = time.monotonic()
-            if now >= chore.due and now - started < self._budget:
-                more = await chore.portion()
-                chore.due = time.monotonic() + (0.0 if more else chore.interval)
+        due = [chore for chore in sorted(self._chores, key=lambda chore: chore.due) if chore.due <= started]
+        for chore in due:
+            more = await chore.portion()
+            chore.due = time.monotonic() + (0.0 if more else chore.interval)
+            if time.monotonic() - started >= self._budget:
+                break
         if swept := self.removed - before:
             log.debug("upkeep.swept", **{what.replace(" ", "_"): number for what, number in swept.items()})
 

@@ -31,18 +31,19 @@ class Sweep:
         return None if ttl is None else {"ttl": ttl}
 
 
-# With everything that belongs to them. LangGraph's tables know threads by text.
+# With everything that belongs to them. LangGraph's tables know threads by text. By an array: a join with a set of
+# unknown size may be planned as one that reads the whole table.
 ERASE_DOOMED = """
 ), checkpoint AS (
-    DELETE FROM checkpoints USING doomed WHERE checkpoints.thread_id = doomed.thread_id::text
+    DELETE FROM checkpoints WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
 ), blob AS (
-    DELETE FROM checkpoint_blobs USING doomed WHERE checkpoint_blobs.thread_id = doomed.thread_id::text
+    DELETE FROM checkpoint_blobs WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
 ), write AS (
-    DELETE FROM checkpoint_writes USING doomed WHERE checkpoint_writes.thread_id = doomed.thread_id::text
+    DELETE FROM checkpoint_writes WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
 ), event AS (
-    DELETE FROM event USING doomed WHERE event.thread_id = doomed.thread_id
+    DELETE FROM event WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM doomed))
 )
-DELETE FROM thread USING doomed WHERE thread.thread_id = doomed.thread_id
+DELETE FROM thread WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM doomed))
 """
 
 OLD = "now() - make_interval(secs => %(ttl)s)"
@@ -80,11 +81,11 @@ WITH expired AS (
     SELECT run_id, thread_id FROM run WHERE {REPLAYABLE}
     ORDER BY finished_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
 ), forgotten AS (
-    UPDATE run SET first_seq = NULL FROM expired WHERE run.run_id = expired.run_id
+    UPDATE run SET first_seq = NULL WHERE run_id = ANY(ARRAY(SELECT run_id FROM expired))
 ), gone AS (
-    DELETE FROM event USING (SELECT DISTINCT thread_id FROM expired) AS quiet
-    WHERE event.thread_id = quiet.thread_id
-      AND (event.run_id IN (SELECT run_id FROM expired)
+    DELETE FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM expired))
+      AND (event.run_id = ANY(ARRAY(SELECT run_id FROM expired))
            OR event.created_at < {OLD} AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id
                                                          AND (run.finished_at IS NULL OR run.first_seq IS NOT NULL)))
 )
@@ -98,15 +99,16 @@ SWEEP_UNDONE = f"""
 WITH undone AS (
     SELECT thread_id FROM thread WHERE {UNDONE} ORDER BY undone_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM event USING undone
-    WHERE event.thread_id = undone.thread_id AND event.created_at < {OLD}
+    DELETE FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone)) AND event.created_at < {OLD}
       AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
 ), kept AS (
-    SELECT DISTINCT event.thread_id FROM undone JOIN event USING (thread_id)
-    WHERE event.created_at >= {OLD} AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
+    SELECT thread_id FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone)) AND event.created_at >= {OLD}
+      AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
 )
-UPDATE thread SET undone_at = CASE WHEN kept.thread_id IS NOT NULL THEN now() END
-FROM undone LEFT JOIN kept USING (thread_id) WHERE thread.thread_id = undone.thread_id
+UPDATE thread SET undone_at = CASE WHEN thread_id = ANY(ARRAY(SELECT thread_id FROM kept)) THEN now() END
+WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone))
 """
 
 # After its events, which are found by it. Dead letters wait for somebody to decide.
@@ -116,7 +118,7 @@ SWEEP_RUNS = f"""
 WITH doomed AS (
     SELECT run_id FROM run WHERE {FORGETTABLE} ORDER BY finished_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM run USING doomed WHERE run.run_id = doomed.run_id
+DELETE FROM run WHERE run_id = ANY(ARRAY(SELECT run_id FROM doomed))
 """
 
 SETTLED = f"settled_at < {OLD}"
@@ -126,7 +128,7 @@ WITH doomed AS (
     SELECT delivery_id FROM webhook_delivery WHERE {SETTLED}
     ORDER BY settled_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM webhook_delivery USING doomed WHERE webhook_delivery.delivery_id = doomed.delivery_id
+DELETE FROM webhook_delivery WHERE delivery_id = ANY(ARRAY(SELECT delivery_id FROM doomed))
 """
 
 # There are as many as were started in a day, so they need no index.
@@ -137,7 +139,7 @@ AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run
 
 FORGET_WORKERS = f"""
 WITH doomed AS (SELECT worker_id FROM worker WHERE {STOPPED} LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
-DELETE FROM worker USING doomed WHERE worker.worker_id = doomed.worker_id
+DELETE FROM worker WHERE worker_id = ANY(ARRAY(SELECT worker_id FROM doomed))
 """
 
 DAY = 86_400.0
@@ -194,7 +196,7 @@ WITH active AS (
     ORDER BY expires_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE thread SET expires_at = updated_at + ttl_minutes * interval '1 minute'
-FROM active WHERE thread.thread_id = active.thread_id
+WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM active))
 """
 
 # Whether a run is unfinished is asked of the row itself: when a run is created before the row can be locked, the row
