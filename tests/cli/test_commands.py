@@ -25,6 +25,7 @@ COMMANDS = [
     ["web"],
     ["worker"],
     ["migrate"],
+    ["sweep"],
     ["run"],
     ["runs"],
     ["runs", "list"],

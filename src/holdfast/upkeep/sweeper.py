@@ -39,7 +39,7 @@ BREATH = 0.01
 
 CHECKPOINTS = "checkpoints"
 EXPIRED_THREADS = "threads with a time to live"
-PRUNED_THREADS = "threads pruned to their latest state"
+PRUNED_THREADS = "threads' past states"
 ITEMS = "store items"
 
 
