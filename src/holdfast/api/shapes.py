@@ -302,6 +302,7 @@ WHAT_IS_WRONG = {
     403: "The project's own authorisation does not allow this.",
     404: "There is no such object.",
     409: "The object is not in a state that allows this, or exists already.",
+    410: "What would follow has expired, so the stream cannot be resumed from there.",
     413: "The request body is larger than MAX_BODY_BYTES.",
     422: "A part of the request is not what it must be; `detail` says which.",
     503: "The database cannot be reached. What was not confirmed may or may not have happened.",
