@@ -47,18 +47,21 @@ def asked(_: Notes) -> Notes:
 
 
 def inner(*, asks: bool) -> Any:
-    built = StateGraph(Notes).add_node("first", noted).add_node("second", asked if asks else noted)
+    new: Any = StateGraph(Notes)
+    built = new.add_node("first", noted).add_node("second", asked if asks else noted)
     return built.add_edge(START, "first").add_edge("first", "second").add_edge("second", END).compile()
 
 
 def outer(*, asks: bool) -> Any:
-    built = StateGraph(Notes).add_node("before", noted).add_node("inside", inner(asks=asks)).add_node("after", noted)
+    new: Any = StateGraph(Notes)
+    built = new.add_node("before", noted).add_node("inside", inner(asks=asks)).add_node("after", noted)
     built = built.add_edge(START, "before").add_edge("before", "inside").add_edge("inside", "after")
     return built.add_edge("after", END).compile()
 
 
 def plain() -> Any:
-    built = StateGraph(Notes).add_node("entitle", titled).add_node("note", noted).add_node("again", noted)
+    new: Any = StateGraph(Notes)
+    built = new.add_node("entitle", titled).add_node("note", noted).add_node("again", noted)
     built = built.add_conditional_edges(START, lambda state: "note" if state.get("title") else "entitle")
     return built.add_edge("entitle", "note").add_edge("note", "again").add_edge("again", END).compile()
 
