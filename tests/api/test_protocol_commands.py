@@ -165,8 +165,10 @@ async def test_going_on_from_what_has_expired(client: httpx.AsyncClient, setting
             assert (gap["error"], gap["min_available_seq"]) == ("resume_gap", last + 1)
             assert (await reconnect(last))["type"] == "success"
             assert (await wire.ask("subscription.reconnect", channels=ALL))["error"] == "invalid_argument"
-            # Whoever only subscribes takes what there is.
-            assert (await wire.ask("subscription.subscribe", channels=ALL, since=2))["type"] == "success"
+            # Whoever subscribes from the beginning takes what there is.
+            assert (await wire.ask("subscription.subscribe", channels=ALL, since=2))["error"] == "resume_gap"
+            assert (await wire.ask("subscription.subscribe", channels=ALL, since=0))["type"] == "success"
+            assert (await wire.ask("subscription.subscribe", channels=ALL))["type"] == "success"
 
 
 async def test_what_the_reference_does_not_know_either(web: httpx.AsyncClient) -> None:

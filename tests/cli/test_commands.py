@@ -33,6 +33,7 @@ COMMANDS = [
     ["tenants", "list"],
     ["tenants", "set"],
     ["tenants", "adopt"],
+    ["sweep"],
     ["run"],
     ["runs"],
     ["runs", "list"],

@@ -31,7 +31,7 @@ from holdfast.engine.states import CancelAction
 from holdfast.errors import RunSignal
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import load_settings
-from holdfast.upkeep.sweeper import SWEEP_EVENTS
+from holdfast.upkeep.sweeps import SWEEP_EVENTS
 from holdfast.worker.batch import CheckpointEntry
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.resume import CHECKPOINT

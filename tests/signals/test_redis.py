@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from uuid import uuid4
@@ -191,3 +192,27 @@ def test_every_part_of_a_url_is_understood() -> None:
     socket = parse_redis_url("unix:///run/redis.sock?db=2")
     assert (socket.mode, socket.path, socket.database) == ("socket", "/run/redis.sock", 2)
     assert parse_redis_url("redis+cluster://a,b:7001").addresses == (("a", 6379), ("b", 7001))
+
+
+@pytest.mark.parametrize("whose", ["sender", "everybody"])
+async def test_connections_closed_by_the_server_lose_no_hint(redis: RedisServer, database_url: str, whose: str) -> None:
+    """A sender that finds its connection closed sends again on a new one, and that is no outage. A receiver may have
+    missed something, and is told so."""
+    # No ping in between: the sender finds out by the hint itself.
+    settings = signal_settings(database_url, redis_url=redis.url, signal_ping=300.0)
+    with capture_logs() as logs:
+        async with process(settings) as one, process(settings) as other:
+            await comes_through(one, other, "before")
+            for receiver in (one, other):
+                receiver.heard["work"].clear()
+            redis.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            if whose == "everybody":
+                redis.command("CLIENT", "KILL", "TYPE", "pubsub")
+                await until_true(lambda: bool(one.missed and other.missed), "both are told that they may have missed")
+                await until_true(lambda: not one.signals.degraded and not other.signals.degraded, "both recover")
+            one.signals.publish("work", "after")
+            await until_true(lambda: "after" in other.hints("work"), "it comes through, though it was sent once")
+            assert other.hints("work") == ["after"]
+    told = Counter(entry["event"] for entry in logs if entry["event"].startswith("signals."))
+    once = {"signals.degraded": 2, "signals.restored": 2}
+    assert told == ({} if whose == "sender" else once), "each of the two says so once"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import httpx
 import psutil
+import pytest
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.upkeep.sweeper import SWEEP_EVENTS
+from holdfast.upkeep.sweeps import SWEEP_EVENTS, SWEEP_RUNS
 from tests.support.records import post_run, query
+from tests.support.sse import Frame, frames
 from tests.support.waiting import until_true
 from tests.support.watching import parse_frames
 
@@ -78,6 +82,94 @@ async def test_a_cursor_into_expired_events_is_answered_410(client: httpx.AsyncC
         assert "have expired" in gone.text
         # Without one it is the run that is asked for, which has ended.
         assert (await client.get(place)).status_code == 200
+
+
+async def thread_with_a_gap(database: Database) -> UUID:
+    """Of ten events the first five have expired."""
+    thread_id, run_id = await finished_run(database, 9, 10)
+    await query(database, "UPDATE thread SET last_seq = 10 WHERE thread_id = %s RETURNING 1", thread_id)
+    await query(database, "DELETE FROM event WHERE run_id = %s AND seq <= 5 RETURNING 1", run_id)
+    return thread_id
+
+
+async def first_of(client: httpx.AsyncClient, method: str, path: str, **given: Any) -> Frame:
+    """The first event of a stream that does not end."""
+    async with asyncio.timeout(20), client.stream(method, path, **given) as response:
+        assert response.status_code == 200, await response.aread()
+        return await anext(frames(response))
+
+
+async def test_a_cursor_into_what_a_thread_has_forgotten_is_answered_410(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    thread_id = await thread_with_a_gap(database)
+    path = f"/threads/{thread_id}/stream"
+    for cursor in (1, 4):
+        async with asyncio.timeout(20):
+            gone = await client.get(path, headers={"last-event-id": str(cursor)})
+        assert gone.status_code == 410
+        assert f"The events after {cursor} have expired" in gone.json()["detail"]
+        assert "watch on from 5" in gone.json()["detail"]
+    assert (await first_of(client, "GET", path, headers={"last-event-id": "5"})).id == 6
+    assert (await first_of(client, "GET", path, headers={"last-event-id": "-"})).id == 6
+    await query(database, "DELETE FROM event WHERE thread_id = %s RETURNING 1", thread_id)
+    assert (await client.get(path, headers={"last-event-id": "9"})).status_code == 410
+
+
+async def test_events_since_what_a_thread_has_forgotten_are_answered_410(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    thread_id = await thread_with_a_gap(database)
+    path, wanted = f"/threads/{thread_id}/stream/events", {"channels": ["custom", "lifecycle"]}
+    for since in (1, 4):
+        async with asyncio.timeout(20):
+            gone = await client.post(path, json={**wanted, "since": since})
+        assert gone.status_code == 410
+        assert "have expired" in gone.json()["detail"]
+    for kept in ({"since": 5}, {"since": 0}, {}):
+        assert (await first_of(client, "POST", path, json={**wanted, **kept})).id == 6
+    # A thread that is not there yet has forgotten nothing.
+    unknown = {**wanted, "since": 3}
+    async with client.stream("POST", f"/threads/{uuid4()}/stream/events", json=unknown) as response:
+        assert response.status_code == 200
+
+
+async def test_a_watcher_that_is_overtaken_by_forgetting_is_not_shown_a_gap(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    """What it would be sent next expires while it is connected: the connection breaks, and it hears of it when it comes
+    back."""
+    thread_id, run_id = await finished_run(database, 4, 10)
+    path = f"/threads/{thread_id}/stream"
+    async with client.stream("GET", path, headers={"last-event-id": "-"}) as response:
+        seen = frames(response)
+        async with asyncio.timeout(20):
+            assert [(await anext(seen)).id for _ in range(5)] == [1, 2, 3, 4, 5]
+        await query(
+            database,
+            "INSERT INTO event (thread_id, seq, run_id, kind, data) VALUES (%s, 8, %s, 'custom', '1') RETURNING seq",
+            thread_id,
+            run_id,
+        )
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with asyncio.timeout(30):
+                await anext(seen)
+    assert (await client.get(path, headers={"last-event-id": "5"})).status_code == 410
+
+
+async def test_a_run_that_is_removed_has_no_stream(client: httpx.AsyncClient, database: Database) -> None:
+    thread_id, run_id = await finished_run(database, 5, 10)
+    await query(database, AGE, run_id)
+    async with database.connection() as connection:
+        for statement in (SWEEP_EVENTS, SWEEP_RUNS):
+            await connection.execute(statement, {"ttl": 86_400, "batch": 10})
+    for place in ("", "/stream", "/join"):
+        for path in (f"/threads/{thread_id}/runs/{run_id}{place}", f"/runs/{run_id}/stream"):
+            gone = await client.get(path, headers={"last-event-id": "2"})
+            assert gone.status_code == 404
+            assert f"Run {run_id} does not exist" in gone.json()["detail"]
+    assert (await client.get(f"/threads/{thread_id}")).status_code == 200
+    assert (await client.get(f"/threads/{thread_id}/runs")).json() == []
 
 
 async def test_a_run_that_never_started_has_no_expired_events(client: httpx.AsyncClient, database: Database) -> None:

@@ -45,7 +45,7 @@ async def torture(
         resting = time.monotonic() + PATIENCE
         while await stage.query(UNFINISHED) and time.monotonic() < resting:
             await asyncio.sleep(0.2)
-        verdict = check(stage.witness, load.stories, stage.killed)
+        verdict = check(stage.witness, load.stories, stage.killed, stage.directory)
         for fault, number in sorted(faults.done.items()):
             print(f"{number:4} x {fault}")
         print(f"{load.refused} runs refused by the strategy, {load.unanswered} requests without an answer")

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from uuid import UUID
 
 from psycopg.rows import DictRow
@@ -14,6 +15,7 @@ from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import frame
 from tests.support.watching import Frame, parse_frames
 from tests.torture.load import Story
+from tests.torture.tracebacks import tracebacks
 from tests.torture.witness import Witness
 
 EXAMPLES = 3
@@ -63,8 +65,8 @@ class Verdict:
         return "\n".join(lines)
 
 
-def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[float, str]]) -> Verdict:
-    """Judge a load that is over, with everything healed and at rest."""
+def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[float, str]], logs: Path) -> Verdict:
+    """Judge a load that is over, with everything healed and at rest. `logs`: where the processes left theirs."""
     runs = {row["run_id"]: row for row in witness.rows("SELECT * FROM run")}
     marks = witness.rows("SELECT * FROM mark ORDER BY number")
     lost, wrong = _ends(stories, runs)
@@ -82,6 +84,7 @@ def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[flo
             _overlaps(witness),
             _streams(witness, stories, runs),
             _gaps(witness),
+            _tracebacks(logs),
         ],
         takeovers=_takeovers(witness, killed),
         zombie_steps=zombies,
@@ -189,6 +192,14 @@ def _gaps(witness: Witness) -> Finding:
         "AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = vanished.run_id))"
     ):
         found.add(f"thread {row['thread_id']} has {row['events']} events, the last is {row['last']}")
+    return found
+
+
+def _tracebacks(logs: Path) -> Finding:
+    found = Finding("tracebacks that no fault explains")
+    for traceback in tracebacks(logs):
+        if not traceback.explained:
+            found.add(str(traceback))
     return found
 
 

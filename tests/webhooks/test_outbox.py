@@ -256,6 +256,6 @@ async def test_those_that_are_over_are_swept(database: Database) -> None:
         rows, ("delivered", "failed", "delivered"), ("8 days", "8 days", "6 days"), strict=False
     ):
         await query(database, settle, state, ago, row["delivery_id"])
-    await Sweeper(database).run()
+    await Sweeper(database).finish()
     left = await queued(database)
     assert [row["delivery_id"] for row in left] == [row["delivery_id"] for row in rows[2:]]

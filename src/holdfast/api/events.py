@@ -19,10 +19,10 @@ from holdfast.api.commands import CommandFailed, answer
 from holdfast.api.context import Web, WebContext, identify, web_of
 from holdfast.api.edge import JsonRoute, read_json
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
-from holdfast.api.streaming import STREAM_HEADERS, EventStream
+from holdfast.api.streaming import STREAM_HEADERS, EventStream, refuse_gap
 from holdfast.errors import BadRequest, RequestError
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
-from holdfast.streams.hub import HubClosed
+from holdfast.streams.hub import Expired, HubClosed
 from holdfast.streams.log import LogEvent, first_after_gap, heads
 from holdfast.streams.sse import HEARTBEAT
 from holdfast.telemetry.cancelling import cancel_all
@@ -62,7 +62,7 @@ def read_filter(params: Any) -> tuple[Filter, int]:
     "/threads/{thread_id}/stream/events",
     summary="Stream a thread's events of the thread-centric protocol",
     response_class=Response,
-    responses=streamed_thread(400),
+    responses=streamed_thread(400, 410),
     openapi_extra=takes(EventFilter),
 )
 async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response:
@@ -71,6 +71,7 @@ async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not JSON: {error}.") from None
     await web.may_thread(thread_id, "read")
+    await refuse_gap(web, thread_id, since)
 
     async def body(tick: float | None) -> AsyncIterator[bytes]:
         async for events in web.hub.thread_events(thread_id, since, tick=tick):
@@ -172,7 +173,7 @@ class Socket:
         match method:
             case "subscription.subscribe" | "subscription.reconnect":
                 wanted, since = read_filter(params)
-                if method == "subscription.reconnect":
+                if method == "subscription.reconnect" or since:
                     await self._refuse_gap(params.get("since"))
                 identity = str(params.get("subscription_id") or self._next_subscription)
                 self._next_subscription += 1
@@ -233,6 +234,9 @@ class Socket:
                     if not events:  # There is no more for now, even if there was once.
                         for one in self._subscriptions.values():
                             _settle(one)
+            except Expired as gap:
+                await self._send({"type": "error", "id": None, "error": "resume_gap", "message": str(gap)})
+                await self._socket.close(1012)
             except HubClosed:
                 await self._send(
                     {"type": "error", "id": None, "error": "unavailable", "message": "The server is stopping."}

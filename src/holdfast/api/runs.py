@@ -289,7 +289,7 @@ LastEventId = Annotated[str | None, Header()]
     "/threads/{thread_id}/runs/{run_id}/stream",
     summary="Stream a run",
     response_class=Response,
-    responses=streamed_run(404),
+    responses=streamed_run(404, 410),
 )
 async def join_stream(
     web: Web,
@@ -312,7 +312,7 @@ async def join_stream(
     "/runs/{run_id}/stream",
     summary="Stream a run by its id",
     response_class=Response,
-    responses=streamed_run(404),
+    responses=streamed_run(404, 410),
 )
 async def join_stream_by_id(
     web: Web,

@@ -19,7 +19,7 @@ from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.following import Chain
 from holdfast.streams.hub import HubClosed
-from holdfast.streams.log import LogEvent, last_output
+from holdfast.streams.log import LogEvent, first_after_gap, last_output
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 from holdfast.telemetry.backoff import Backoff
@@ -63,6 +63,20 @@ def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str
     """Where the run is, and where to go on from when the connection breaks."""
     base = f"/runs/{run['run_id']}" if stateless else f"/threads/{run['thread_id']}/runs/{run['run_id']}"
     return {"content-location": base, "location": f"{base}/{suffix}"}
+
+
+async def refuse_gap(web: WebContext, thread_id: UUID, after: int) -> None:
+    """Raises Gone for a cursor into events of a thread that have expired: what would follow is not known any more.
+    From the beginning (0) a stream has whatever is left."""
+    if after == 0:
+        return
+    async with web.database.connection() as connection:
+        available = await first_after_gap(connection, thread_id, after)
+    if available is not None:
+        raise Gone(
+            f"The events after {after} have expired, so the stream of thread {thread_id} cannot be resumed there. Read "
+            f"the thread's state, and watch on from {available - 1}, or from the beginning of what is kept."
+        )
 
 
 def stream_response(

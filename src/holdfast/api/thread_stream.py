@@ -20,7 +20,7 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.runs import event_cursor, split_list
 from holdfast.api.shapes import streamed_thread
 from holdfast.api.state import present_state
-from holdfast.api.streaming import STREAM_HEADERS, Breakable
+from holdfast.api.streaming import STREAM_HEADERS, Breakable, refuse_gap
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.state import read_state
 from holdfast.resources.threads import state_moments
@@ -41,8 +41,8 @@ whenever a run has ended or the state was updated by hand. It is the state at th
 in quick succession only the last may be sent.
 
 Without `Last-Event-ID` the stream begins with what happens next, and with `-`, `-1` or `0` at the thread's beginning,
-as far as its events are still kept. A stream that goes on from an id begins with the present state, if that was asked
-for. The stream ends when the thread is deleted.
+as far as its events are still kept. An id after which events have expired is answered 410. A stream that goes on from
+an id begins with the present state, if that was asked for. The stream ends when the thread is deleted.
 """
 
 Modes = Annotated[
@@ -55,7 +55,7 @@ Modes = Annotated[
     summary="Stream all runs of a thread",
     description=DESCRIPTION,
     response_class=Response,
-    responses=streamed_thread(404),
+    responses=streamed_thread(404, 410),
 )
 async def stream(
     web: Web,
@@ -76,6 +76,8 @@ async def stream(
         if moments is None:
             raise NotFound(f"Thread {thread_id} does not exist.")
         after = cursor if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
+    if resumed:
+        await refuse_gap(web, thread_id, cursor)
     created_at, updated_at = moments
     follower = Follower(web, thread_id, frozenset(modes), after, created_at if resumed else updated_at)
     location = {"location": f"/threads/{thread_id}/stream?stream_mode={','.join(modes)}"}

@@ -12,7 +12,21 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import dead_letters, demo, dev, interrupts, keys, migrate, run, runs, serve, tenants, web, worker
+from holdfast.cli import (
+    dead_letters,
+    demo,
+    dev,
+    interrupts,
+    keys,
+    migrate,
+    run,
+    runs,
+    serve,
+    sweep,
+    tenants,
+    web,
+    worker,
+)
 from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
@@ -70,6 +84,7 @@ app.command(epilog=worker.EPILOG, rich_help_panel=_OPERATE)(worker.worker)
 app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)
 app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATE)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATE)
+app.command(epilog=sweep.EPILOG, rich_help_panel=_OPERATE)(sweep.sweep)
 
 
 def main() -> None:

@@ -53,7 +53,8 @@ WHERE b.thread_id = %(thread_id)s::uuid::text
 # The events stay, for whoever watches the thread, and so do their numbers: `seq` never goes back.
 KEEP_NUMBERS = """
 UPDATE thread SET last_seq = greatest(last_seq, (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s
-                                                 ORDER BY seq DESC LIMIT 1))
+                                                 ORDER BY seq DESC LIMIT 1)),
+                  undone_at = coalesce(undone_at, now())
 WHERE thread_id = %(thread_id)s
 """
 

@@ -71,6 +71,9 @@ class Settings(
         "tenant_max_running",
         "tenant_requests_per_second",
         "tenant_spend_per_day",
+        "finished_run_ttl",
+        "checkpoint_ttl",
+        "thread_ttl",
         mode="before",
     )
     @classmethod
@@ -89,6 +92,11 @@ class Settings(
         if self.retry_base > self.retry_cap:
             raise ValueError(
                 f"RETRY_BASE_SECONDS={self.retry_base:g}: must be at most RETRY_CAP_SECONDS={self.retry_cap:g}"
+            )
+        if self.finished_run_ttl is not None and self.finished_run_ttl < self.event_ttl:
+            raise ValueError(
+                f"FINISHED_RUN_TTL_SECONDS={self.finished_run_ttl:g}: must be at least "
+                f"EVENT_TTL_SECONDS={self.event_ttl:g}, for a run's events do not outlive it"
             )
         return self
 

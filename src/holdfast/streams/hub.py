@@ -36,6 +36,10 @@ class HubClosed(Exception):
     """The process stops serving streams."""
 
 
+class Expired(HubClosed):
+    """What comes next for a watcher has expired while it was on its way. It has to come back, and will be told."""
+
+
 class Feed:
     """One followed thread. `recent` ends at `head`; `stale` means that the log may hold more."""
 
@@ -168,9 +172,15 @@ class Hub:
 
         With `touches`, an empty list also comes when the thread was changed or deleted otherwise since it is being
         watched: look for yourself.
+
+        Raises Expired when the next events are gone. From the beginning (0), what is left is all there is.
         """
         with self.watch(thread_id, after) as feed:
             async for events in self._follow(feed, after, tick, lambda: False, touches=touches):
+                if events:
+                    if events[-1].seq != (after or events[0].seq - 1) + len(events):
+                        raise Expired(f"The events after {after} have expired. Subscribe anew, and read the state.")
+                    after = events[-1].seq
                 yield events
 
     async def run_events(

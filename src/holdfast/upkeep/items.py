@@ -21,6 +21,8 @@ WITH doomed AS (
 DELETE FROM store USING doomed WHERE store.prefix = doomed.prefix AND store.key = doomed.key
 """
 
+COUNT_ITEMS = "SELECT count(*) FROM store WHERE expires_at < now()"
+
 
 class ItemSweeper:
     """Runs once an interval, or at once again while there is more."""

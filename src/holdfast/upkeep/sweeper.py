@@ -1,155 +1,171 @@
-"""The duty that removes what has outlived its use, in small batches."""
+"""The duty that removes what has outlived its use, in small portions."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import structlog
 
 from holdfast.db.connect import Database
 from holdfast.errors import RequestError
 from holdfast.graphs.checkpointer import CheckpointerSection
+from holdfast.resources.history import count_old, prune_next
 from holdfast.resources.pruning import keep_latest
+from holdfast.upkeep.items import COUNT_ITEMS, SWEEP_ITEMS
+from holdfast.upkeep.portions import MOMENT, Portion
+from holdfast.upkeep.sweeps import (
+    COUNT_EXPIRED,
+    EXPIRED_HISTORIES,
+    POSTPONE_ACTIVE,
+    POSTPONE_PRUNED,
+    SWEEP_EXPIRED,
+    SWEEPS,
+    Sweep,
+)
 
 log = structlog.get_logger(__name__)
 
-BATCH = 500
 # Seconds between two sweeps with nothing left to do.
 INTERVAL = 60.0
+# Seconds that all sweeps may take before the other duties have their turn.
+BUDGET = 1.0
 PRUNED_AT_ONCE = 50
+# Seconds between two portions when somebody wants to be done with all of them.
+BREATH = 0.01
 
-# With everything that belongs to them. LangGraph's tables know threads by text.
-ERASE_DOOMED = """
-), checkpoint AS (
-    DELETE FROM checkpoints USING doomed WHERE checkpoints.thread_id = doomed.thread_id::text
-), blob AS (
-    DELETE FROM checkpoint_blobs USING doomed WHERE checkpoint_blobs.thread_id = doomed.thread_id::text
-), write AS (
-    DELETE FROM checkpoint_writes USING doomed WHERE checkpoint_writes.thread_id = doomed.thread_id::text
-), event AS (
-    DELETE FROM event USING doomed WHERE event.thread_id = doomed.thread_id
-)
-DELETE FROM thread USING doomed WHERE thread.thread_id = doomed.thread_id
-"""
+CHECKPOINTS = "checkpoints"
+EXPIRED_THREADS = "threads with a time to live"
+PRUNED_THREADS = "threads' past states"
+ITEMS = "store items"
 
-# Threads of finished stateless runs, but for those that a dead letter may still be retried in.
-SWEEP_TEMPORARY = f"""
-WITH doomed AS (
-    SELECT thread_id FROM thread
-    WHERE hidden_at < now() - make_interval(secs => %(ttl)s)
-      AND NOT EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.dead_letter IS NOT NULL)
-    LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-{ERASE_DOOMED}
-"""
 
-# A thread's time to live counts from the last thing that happened in it, which says nothing to `expires_at`.
-POSTPONE_ACTIVE = """
-WITH active AS (
-    SELECT thread_id FROM thread
-    WHERE expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' > now()
-    ORDER BY expires_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE thread SET expires_at = updated_at + ttl_minutes * interval '1 minute'
-FROM active WHERE thread.thread_id = active.thread_id
-"""
+@dataclass
+class Chore:
+    """One of the sweeps. `portion` does a little, notes what it removed, and says whether there may be more."""
 
-# Whether a run is unfinished is asked of the row itself: when a run is created before the row can be locked, the row
-# is read again, which a look into the table of runs would not be.
-EXPIRED = """
-expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' <= now() AND status <> 'busy'
-"""
-
-SWEEP_EXPIRED = f"""
-WITH doomed AS (
-    SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'delete'
-    ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-{ERASE_DOOMED}
-"""
-
-EXPIRED_HISTORIES = f"""
-SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'keep_latest' ORDER BY expires_at LIMIT %(batch)s
-"""
-
-# An hour at least, so that a thread at rest is not looked at for ever.
-POSTPONE_PRUNED = """
-UPDATE thread SET expires_at = now() + greatest(ttl_minutes, 60) * interval '1 minute' WHERE thread_id = %(thread_id)s
-"""
-
-# Events of runs that ended long ago, and with them those of runs of the same thread that were rolled back;
-# `last_seq` on the thread keeps the numbering from starting again.
-SWEEP_EVENTS = """
-WITH expired AS (
-    SELECT run.run_id, run.thread_id FROM run
-    WHERE run.finished_at < now() - make_interval(secs => %(ttl)s) AND run.first_seq IS NOT NULL
-    ORDER BY run.finished_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-), forgotten AS (
-    UPDATE run SET first_seq = NULL FROM expired WHERE run.run_id = expired.run_id
-)
-DELETE FROM event USING (SELECT DISTINCT thread_id FROM expired) AS quiet
-WHERE event.thread_id = quiet.thread_id AND event.created_at < now() - make_interval(secs => %(ttl)s)
-  AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id
-                    AND (run.finished_at IS NULL OR run.finished_at >= now() - make_interval(secs => %(ttl)s)))
-"""
-
-FORGET_WORKERS = """
-DELETE FROM worker WHERE status IN ('offline', 'lost') AND stopped_at < now() - interval '1 day'
-  AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run.status = 'running')
-"""
-
-SWEEP_DELIVERIES = """
-WITH doomed AS (
-    SELECT delivery_id FROM webhook_delivery WHERE settled_at < now() - make_interval(secs => %(ttl)s)
-    ORDER BY settled_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
-DELETE FROM webhook_delivery USING doomed WHERE webhook_delivery.delivery_id = doomed.delivery_id
-"""
+    what: str
+    portion: Callable[[], Awaitable[bool]]
+    interval: float = INTERVAL
+    due: float = field(default=0.0)
 
 
 class Sweeper:
-    """Runs once a minute, or at once again while there is more. Threads with a time to live have an interval of their
-    own."""
+    """Does each sweep once a minute, and goes on with those that have more whenever it is called. Threads with a time
+    to live of their own have an interval of their own.
 
-    def __init__(self, database: Database, threads: CheckpointerSection | None = None) -> None:
+    Safe to run in any number of processes, and to be killed at any time: each portion is a transaction, and whatever
+    somebody else holds is passed over.
+    """
+
+    def __init__(self, database: Database, threads: CheckpointerSection | None = None, budget: float = BUDGET) -> None:
         self._database = database
         self._settings = database.settings
         self._threads = threads or CheckpointerSection()
-        self._due = 0.0
-        self._threads_due = 0.0
+        self._budget = budget
+        self.removed: Counter[str] = Counter()
+        """How many of what are gone."""
+        self._chores = [
+            *(Chore(sweep.what, self._sweeping(sweep)) for sweep in SWEEPS),
+            Chore(EXPIRED_THREADS, self._expired_threads(), self._threads.sweep_interval),
+            Chore(CHECKPOINTS, self._checkpoints),
+        ]
 
     async def run(self) -> None:
-        if time.monotonic() >= self._due:
-            await self._sweep()
-        if time.monotonic() >= self._threads_due:
-            await self._sweep_expired()
+        """A portion of everything that is due. What is not reached in time comes first when this is called again."""
+        started = time.monotonic()
+        before = self.removed.copy()
+        due = [chore for chore in sorted(self._chores, key=lambda chore: chore.due) if chore.due <= started]
+        for chore in due:
+            more = await chore.portion()
+            chore.due = time.monotonic() + (0.0 if more else chore.interval)
+            if time.monotonic() - started >= self._budget:
+                break
+        if swept := self.removed - before:
+            log.debug("upkeep.swept", **{what.replace(" ", "_"): number for what, number in swept.items()})
 
-    async def _sweep(self) -> None:
-        self._due = time.monotonic() + INTERVAL
+    async def finish(self) -> Counter[str]:
+        """Do everything that is due, to the end, and say how much that was."""
+        for chore in [*self._chores, Chore(ITEMS, self._items())]:
+            await self._finish(chore)
+        return self.removed
+
+    async def _finish(self, chore: Chore) -> None:
+        more = True
+        while more:
+            more = await chore.portion()
+            await asyncio.sleep(BREATH if more else 0)
+
+    async def count(self) -> Counter[str]:
+        """How much `finish` would remove now."""
+        counted: Counter[str] = Counter()
         async with self._database.connection() as connection:
-            parameters = {"ttl": self._settings.temporary_ttl, "batch": BATCH}
-            temporary = await connection.execute(SWEEP_TEMPORARY, parameters)
-            events = await connection.execute(SWEEP_EVENTS, {"ttl": self._settings.event_ttl, "batch": BATCH})
-            parameters = {"ttl": self._settings.webhook_ttl, "batch": BATCH}
-            deliveries = await connection.execute(SWEEP_DELIVERIES, parameters)
-            await connection.execute(FORGET_WORKERS)
-        if max(temporary.rowcount, events.rowcount, deliveries.rowcount) >= BATCH:
-            self._due = 0.0
-        if temporary.rowcount or events.rowcount or deliveries.rowcount:
-            swept = {"threads": temporary.rowcount, "events": events.rowcount, "deliveries": deliveries.rowcount}
-            log.debug("upkeep.swept", **swept)
 
-    async def _sweep_expired(self) -> None:
+            async def number(statement: str, parameters: dict[str, object]) -> int:
+                row = await (await connection.execute(statement.encode(), parameters)).fetchone()
+                return 0 if row is None else int(row["count"])
+
+            for sweep in SWEEPS:
+                if (parameters := sweep.parameters(self._settings)) is not None:
+                    counted[sweep.what] = await number(sweep.due, parameters)
+            counted[EXPIRED_THREADS] = await number(COUNT_EXPIRED, {"strategy": "delete"})
+            counted[PRUNED_THREADS] = await number(COUNT_EXPIRED, {"strategy": "keep_latest"})
+            counted[ITEMS] = await number(COUNT_ITEMS, {})
+        if self._settings.checkpoint_ttl is not None:
+            counted[CHECKPOINTS] = await count_old(self._database, self._settings.checkpoint_ttl)
+        return counted
+
+    def _sweeping(self, sweep: Sweep) -> Callable[[], Awaitable[bool]]:
+        portion = Portion()
+
+        async def sweeping() -> bool:
+            parameters = sweep.parameters(self._settings)
+            if parameters is None:
+                return False
+            started = time.monotonic()
+            async with self._database.connection() as connection:
+                cursor = await connection.execute(sweep.statement.encode(), {**parameters, "batch": portion.size})
+                row = await cursor.fetchone() if sweep.counted else None
+            swept = cursor.rowcount if row is None else int(row["count"])
+            self.removed[sweep.what] += swept
+            return portion.took(swept, time.monotonic() - started)
+
+        return sweeping
+
+    def _items(self) -> Callable[[], Awaitable[bool]]:
+        portion = Portion()
+
+        async def items() -> bool:
+            started = time.monotonic()
+            async with self._database.connection() as connection:
+                swept = (await connection.execute(SWEEP_ITEMS, {"batch": portion.size})).rowcount
+            self.removed[ITEMS] += swept
+            return portion.took(swept, time.monotonic() - started)
+
+        return items
+
+    def _expired_threads(self) -> Callable[[], Awaitable[bool]]:
         limit = self._threads.sweep_limit
-        self._threads_due = time.monotonic() + self._threads.sweep_interval
-        async with self._database.connection() as connection:
-            active = await connection.execute(POSTPONE_ACTIVE, {"batch": BATCH})
-            expired = await connection.execute(SWEEP_EXPIRED, {"batch": limit or BATCH})
-        pruned = await self._prune(limit or PRUNED_AT_ONCE)
-        # With a limit of their own they are done: it says how much one look may do.
-        more = limit is None and (expired.rowcount >= BATCH or pruned >= PRUNED_AT_ONCE)
-        if more or active.rowcount >= BATCH:
-            self._threads_due = 0.0
-        if expired.rowcount or pruned:
-            log.debug("upkeep.threads_expired", threads=expired.rowcount, pruned=pruned)
+        active, expired = Portion(), Portion()
+
+        async def expired_threads() -> bool:
+            started = time.monotonic()
+            async with self._database.connection() as connection:
+                postponed = (await connection.execute(POSTPONE_ACTIVE, {"batch": active.size})).rowcount
+                looked = time.monotonic()
+                batch = expired.size if limit is None else min(limit, expired.size)
+                deleted = (await connection.execute(SWEEP_EXPIRED, {"batch": batch})).rowcount
+            self.removed[EXPIRED_THREADS] += deleted
+            more = active.took(postponed, looked - started)
+            more_expired = expired.took(deleted, time.monotonic() - looked)
+            pruned = await self._prune(limit or PRUNED_AT_ONCE)
+            # With a limit of their own they are done: it says how much one look may do.
+            return more or (limit is None and (more_expired or pruned >= PRUNED_AT_ONCE))
+
+        return expired_threads
 
     async def _prune(self, limit: int) -> int:
         """Threads whose history has expired, but not their state. Returns how many there were."""
@@ -158,9 +174,22 @@ class Sweeper:
             due = [row["thread_id"] for row in await cursor.fetchall()]
         for thread_id in due:
             try:
-                await keep_latest(self._database, thread_id)
+                self.removed[PRUNED_THREADS] += await keep_latest(self._database, thread_id)
             except RequestError as error:
                 log.info("upkeep.not_pruned", thread_id=str(thread_id), reason=str(error))
             async with self._database.connection() as connection:
                 await connection.execute(POSTPONE_PRUNED, {"thread_id": thread_id})
         return len(due)
+
+    async def _checkpoints(self) -> bool:
+        """The histories of as many threads as can be pruned in a moment: each is a transaction."""
+        ttl = self._settings.checkpoint_ttl
+        if ttl is None:
+            return False
+        started = time.monotonic()
+        while time.monotonic() - started < MOMENT:
+            pruned = await prune_next(self._database, ttl)
+            if pruned is None:
+                return False
+            self.removed[CHECKPOINTS] += pruned.checkpoints
+        return True

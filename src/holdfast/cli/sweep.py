@@ -1,0 +1,68 @@
+"""`holdfast sweep`: remove at once what has outlived its use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.console import out, say
+from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.graphs.config import load_config
+from holdfast.settings import Settings, load_settings
+
+EPILOG = examples(
+    "holdfast sweep --dry-run",
+    "CHECKPOINT_TTL_SECONDS=604800 holdfast sweep",
+    "DATABASE_URL=postgresql://db/holdfast holdfast sweep --json",
+)
+
+
+def sweep(
+    config: Config = DEFAULT_CONFIG,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and change nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove whatever has passed its time to live, and say how much that was.
+
+    The servers of a fleet do this all the time. It is safe beside them, and to stop in the middle: everything goes in
+    small portions, each as a whole.
+    """
+    project_env = load_config(config, os.environ).env if config.exists() else {}
+    settings = load_settings({**project_env, **os.environ})
+    from holdfast.db.migrate import migrate
+
+    with ExitStack() as stack:
+        if settings.database_url is None:
+            postgres = stack.enter_context(EmbeddedPostgres(settings.data_dir, say=say))
+            embedded = {"database_url": postgres.start(), "direct_database_url": None, "pgbouncer": False}
+            settings = settings.model_copy(update=embedded)
+        migrate(settings)
+        swept = asyncio.run(_sweep(settings, dry_run=dry_run))
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "swept": swept}))
+        return
+    verb = "would remove" if dry_run else "removed"
+    for what, number in swept.items():
+        if number:
+            out.print(f"{verb} {number:,} {what}", markup=False)
+    if not any(swept.values()):
+        out.print("Nothing to do: nothing has passed its time to live.")
+
+
+async def _sweep(settings: Settings, *, dry_run: bool) -> dict[str, int]:
+    from holdfast.db.connect import Database
+    from holdfast.upkeep.sweeper import Sweeper
+
+    database = Database(settings, "sweep")
+    await database.open()
+    try:
+        sweeper = Sweeper(database)
+        return dict(await sweeper.count() if dry_run else await sweeper.finish())
+    finally:
+        await database.close()

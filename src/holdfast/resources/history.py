@@ -1,0 +1,235 @@
+"""Forgetting the past states of threads by their age.
+
+What a thread needs stays however old it is: the latest checkpoint of each namespace, with its writes (an interrupt
+that waits for an answer is one of them). A subgraph's call goes with the checkpoint that it was called from. A thread
+with an unfinished run is left alone until the run has ended: it may go on from any checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+
+# Checkpoints that one transaction deletes: whoever wants to start a run in the thread waits for it.
+AT_ONCE = 500
+# A thread that is always active is not looked at for every checkpoint that comes of age, but this often in a lifetime.
+LOOKS_PER_LIFE = 20
+
+# The index `thread_history` holds those, and in this order.
+DUE = """
+status <> 'busy' AND hidden_at IS NULL AND has_state AND state_updated_at > coalesce(history_from, created_at)
+AND coalesce(history_from, created_at) < now() - make_interval(secs => %(ttl)s)
+"""
+
+# Under the thread's lock nobody adds a checkpoint: runs are created, and states updated, under it too.
+LOCK_DUE = f"""
+SELECT thread_id, now() AS now FROM thread WHERE {DUE}
+ORDER BY coalesce(history_from, created_at) LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+LIST_DUE = f"""
+SELECT thread_id, now() AS now FROM thread WHERE {DUE} AND thread_id > %(after)s::uuid ORDER BY thread_id LIMIT 100
+"""
+
+# A value that is kept as a sum of changes is not in any one checkpoint, so all of them are needed: LangGraph's
+# DeltaChannel leaves counters in the metadata, or `true` in place of a value that has a blob.
+USES_DELTAS = """
+SELECT EXISTS (
+    SELECT 1 FROM checkpoints
+    WHERE thread_id = %(thread_id)s::uuid::text
+      AND metadata ?| ARRAY['counters_since_delta_snapshot', 'delta_writes_versioned']
+) OR EXISTS (
+    SELECT 1 FROM checkpoints c
+    CROSS JOIN LATERAL jsonb_each(c.checkpoint -> 'channel_values') AS inline
+    JOIN checkpoint_blobs b ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns
+      AND b.channel = inline.key AND b.version = c.checkpoint -> 'channel_versions' ->> inline.key
+    WHERE c.thread_id = %(thread_id)s::uuid::text AND inline.value = 'true'::jsonb
+) AS deltas
+"""
+
+# LangGraph's ids are UUIDs that sort by their time (version 6), so the age of a checkpoint is in its key; what has
+# another id is kept, for nobody can tell how old it is. `head` is the latest of a namespace, `sender` what a head of an
+# old format reads the tasks sent to it from, and `over` says of a call of a subgraph, whose namespace ends in the id of
+# a task, that the checkpoint of the root graph which it was called from is neither young nor the latest.
+OLD_CHECKPOINTS = """
+WITH heads AS (
+    SELECT DISTINCT ON (checkpoint_ns) checkpoint_ns, checkpoint_id AS head,
+           CASE WHEN (checkpoint ->> 'v')::integer < 4 THEN parent_checkpoint_id END AS sender,
+           metadata -> 'parents' ->> '' AS root
+    FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text
+    ORDER BY checkpoint_ns, checkpoint_id DESC
+), spaces AS (
+    SELECT heads.*,
+           coalesce(checkpoint_ns LIKE '%%:%%' AND head < %(before)s AND root < %(before)s
+                    AND root <> (SELECT latest.head FROM heads latest WHERE latest.checkpoint_ns = ''), false) AS over
+    FROM heads
+)
+SELECT c.checkpoint_ns, c.checkpoint_id, c.checkpoint_id < %(before)s AS old
+FROM spaces JOIN checkpoints c ON c.thread_id = %(thread_id)s::uuid::text AND c.checkpoint_ns = spaces.checkpoint_ns
+WHERE substr(c.checkpoint_id, 15, 1) = '6'
+  AND (spaces.over OR c.checkpoint_id <> spaces.head AND c.checkpoint_id IS DISTINCT FROM spaces.sender)
+ORDER BY c.checkpoint_id LIMIT %(limit)s
+"""
+
+# What follows is given the keys, and looks rows up by them.
+DELETE_CHECKPOINTS = """
+WITH deleted AS (
+    DELETE FROM checkpoints USING unnest(%(namespaces)s::text[], %(ids)s::text[])
+        AS doomed(checkpoint_ns, checkpoint_id)
+    WHERE checkpoints.thread_id = %(thread_id)s::uuid::text AND checkpoints.checkpoint_ns = doomed.checkpoint_ns
+      AND checkpoints.checkpoint_id = doomed.checkpoint_id
+    RETURNING checkpoints.checkpoint_ns, checkpoint -> 'channel_versions' AS versions
+)
+SELECT DISTINCT checkpoint_ns, version.key AS channel, version.value AS version
+FROM deleted CROSS JOIN LATERAL jsonb_each_text(versions) AS version
+"""
+
+DELETE_WRITES = """
+DELETE FROM checkpoint_writes USING unnest(%(namespaces)s::text[], %(ids)s::text[])
+    AS doomed(checkpoint_ns, checkpoint_id)
+WHERE checkpoint_writes.thread_id = %(thread_id)s::uuid::text
+  AND checkpoint_writes.checkpoint_ns = doomed.checkpoint_ns
+  AND checkpoint_writes.checkpoint_id = doomed.checkpoint_id
+"""
+
+# Those that a checkpoint which is left refers to as well are not in it: they are subtracted as one set, not looked for
+# one by one.
+DELETE_BLOBS = """
+DELETE FROM checkpoint_blobs USING (
+    SELECT * FROM unnest(%(namespaces)s::text[], %(channels)s::text[], %(versions)s::text[])
+    EXCEPT
+    SELECT c.checkpoint_ns, version.key, version.value
+    FROM checkpoints c CROSS JOIN LATERAL jsonb_each_text(c.checkpoint -> 'channel_versions') AS version
+    WHERE c.thread_id = %(thread_id)s::uuid::text AND c.checkpoint_ns = ANY(%(namespaces)s::text[])
+) AS unused(checkpoint_ns, channel, version)
+WHERE checkpoint_blobs.thread_id = %(thread_id)s::uuid::text
+  AND checkpoint_blobs.checkpoint_ns = unused.checkpoint_ns AND checkpoint_blobs.channel = unused.channel
+  AND checkpoint_blobs.version = unused.version
+"""
+
+# The oldest that is left has no parent any more.
+FORGET_PARENTS = """
+UPDATE checkpoints SET parent_checkpoint_id = NULL
+FROM unnest(%(namespaces)s::text[], %(ids)s::text[]) AS doomed(checkpoint_ns, checkpoint_id)
+WHERE checkpoints.thread_id = %(thread_id)s::uuid::text AND checkpoints.checkpoint_ns = doomed.checkpoint_ns
+  AND checkpoints.parent_checkpoint_id = doomed.checkpoint_id
+"""
+
+# A thread that has nothing left to come of age, or may not be pruned, is not looked at again before its state is
+# written. Another is due again when the first of what is left comes of age, or somewhat later: but it must not be taken
+# for one that has nothing left. (A state older than the checkpoints in it was written by somebody with the wrong time.)
+MARK_PRUNED = """
+UPDATE thread SET history_from = CASE
+    WHEN %(next)s::timestamptz IS NULL OR state_updated_at <= %(before)s::timestamptz THEN state_updated_at
+    ELSE least(%(next)s::timestamptz, state_updated_at - interval '1 microsecond') END
+WHERE thread_id = %(thread_id)s
+"""
+
+# Somebody may want to go back to where it began.
+HAS_DEAD_LETTER = """
+SELECT 1 FROM run WHERE thread_id = %(thread_id)s AND dead_letter IS NOT NULL LIMIT 1
+"""
+
+# 100 ns since the Gregorian reform, which is what these UUIDs count.
+_BEGINNING = datetime(1582, 10, 15, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was done about one thread. `more`: it has more of age, and is still due."""
+
+    thread_id: UUID
+    checkpoints: int
+    more: bool
+
+
+def first_id(at: datetime) -> str:
+    """What every checkpoint written before this moment sorts before."""
+    past = at - _BEGINNING
+    ticks = (past.days * 86_400 + past.seconds) * 10_000_000 + past.microseconds * 10
+    digits = f"{ticks:015x}"
+    return f"{digits[:8]}-{digits[8:12]}-6{digits[12:]}"
+
+
+def written_at(checkpoint_id: str) -> datetime:
+    """When a checkpoint was written, by its id."""
+    digits = checkpoint_id[:8] + checkpoint_id[9:13] + checkpoint_id[15:18]
+    return _BEGINNING + timedelta(microseconds=int(digits, 16) // 10)
+
+
+async def prune_next(database: Database, ttl: float) -> Pruned | None:
+    """Prune the thread that has waited longest, in one transaction; None when none is due."""
+    async with database.transaction() as connection:
+        due = await (await connection.execute(LOCK_DUE, {"ttl": ttl})).fetchone()
+        if due is None:
+            return None
+        return await _prune(connection, due["thread_id"], due["now"], ttl)
+
+
+async def count_old(database: Database, ttl: float) -> int:
+    """The checkpoints that are due to go. It reads them thread by thread, and locks none."""
+    counted, after = 0, UUID(int=0)
+    async with database.connection() as connection:
+        while due := await (await connection.execute(LIST_DUE, {"ttl": ttl, "after": after})).fetchall():
+            for row in due:
+                old, _ = await _old(connection, row["thread_id"], row["now"] - timedelta(seconds=ttl), limit=None)
+                counted += len(old)
+            after = due[-1]["thread_id"]
+    return counted
+
+
+async def _old(
+    connection: AsyncConnection[DictRow], thread_id: UUID, before: datetime, limit: int | None
+) -> tuple[list[DictRow], datetime | None]:
+    """The keys of what is of age, the oldest first, and when the first of the others was written that can be. Nothing
+    of a thread that needs them all."""
+    deltas = await (await connection.execute(USES_DELTAS, {"thread_id": thread_id})).fetchone()
+    if deltas is None or deltas["deltas"]:
+        return [], None
+    if await (await connection.execute(HAS_DEAD_LETTER, {"thread_id": thread_id})).fetchone() is not None:
+        return [], None
+    parameters = {"thread_id": thread_id, "before": first_id(before), "limit": limit}
+    # Planned for this thread: the plan that serves all of them is made for short ones.
+    rows = await (await connection.execute(OLD_CHECKPOINTS, parameters, prepare=False)).fetchall()
+    young = next((written_at(row["checkpoint_id"]) for row in rows if not row["old"]), None)
+    return [row for row in rows if row["old"]], young
+
+
+async def _prune(connection: AsyncConnection[DictRow], thread_id: UUID, now: datetime, ttl: float) -> Pruned:
+    life = timedelta(seconds=ttl)
+    before = now - life
+    old, young = await _old(connection, thread_id, before, limit=AT_ONCE + 1)
+    more = len(old) > AT_ONCE
+    if doomed := old[:AT_ONCE]:
+        await _delete(connection, thread_id, doomed)
+    if not more:
+        following = None if young is None else max(young, before + life / LOOKS_PER_LIFE)
+        await connection.execute(MARK_PRUNED, {"thread_id": thread_id, "next": following, "before": before})
+    return Pruned(thread_id, len(doomed), more)
+
+
+async def _delete(connection: AsyncConnection[DictRow], thread_id: UUID, doomed: list[DictRow]) -> None:
+    keys = {
+        "thread_id": thread_id,
+        "namespaces": [row["checkpoint_ns"] for row in doomed],
+        "ids": [row["checkpoint_id"] for row in doomed],
+    }
+    freed = await (await connection.execute(DELETE_CHECKPOINTS, keys, prepare=False)).fetchall()
+    await connection.execute(DELETE_WRITES, keys, prepare=False)
+    await connection.execute(FORGET_PARENTS, keys, prepare=False)
+    await connection.execute(
+        DELETE_BLOBS,
+        {
+            "thread_id": thread_id,
+            "namespaces": [row["checkpoint_ns"] for row in freed],
+            "channels": [row["channel"] for row in freed],
+            "versions": [row["version"] for row in freed],
+        },
+        prepare=False,
+    )

@@ -1,0 +1,224 @@
+"""The sweeps: what has outlived its use, how it is found and how it goes. docs/retention.md has the table.
+
+Each is one statement, so that it happens or does not, whoever is killed in the middle of it. It takes a few rows by an
+index that holds only what there is to do, passes over those that somebody has locked, and decides by the row that it
+has locked: when that row was changed before the lock was had, it is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.settings import Settings
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`statement` takes up to %(batch)s of what is due, of `what`; `due` counts all of it and changes nothing."""
+
+    what: str
+    statement: str
+    due: str
+    # Seconds that it is kept for; None: for ever, so there is nothing to sweep.
+    ttl: Callable[[Settings], float | None]
+    # Whether the statement answers how many were taken, because what it deletes last is something else.
+    counted: bool = False
+
+    def parameters(self, settings: Settings) -> dict[str, Any] | None:
+        ttl = self.ttl(settings)
+        return None if ttl is None else {"ttl": ttl}
+
+
+# With everything that belongs to them. LangGraph's tables know threads by text. By an array: a join with a set of
+# unknown size may be planned as one that reads the whole table.
+ERASE_DOOMED = """
+), checkpoint AS (
+    DELETE FROM checkpoints WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
+), blob AS (
+    DELETE FROM checkpoint_blobs WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
+), write AS (
+    DELETE FROM checkpoint_writes WHERE thread_id = ANY(ARRAY(SELECT thread_id::text FROM doomed))
+), event AS (
+    DELETE FROM event WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM doomed))
+)
+DELETE FROM thread WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM doomed))
+"""
+
+OLD = "now() - make_interval(secs => %(ttl)s)"
+
+# Threads of finished stateless runs.
+TEMPORARY = f"hidden_at < {OLD}"
+
+SWEEP_TEMPORARY = f"""
+WITH doomed AS (
+    SELECT thread_id FROM thread WHERE {TEMPORARY} ORDER BY hidden_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+{ERASE_DOOMED}
+"""
+
+# Without a time to live of their own, and nothing has happened in them for long. A thread that a cron will come back to
+# is not at its end, and would take the cron along.
+RESTING = f"""
+status <> 'busy' AND hidden_at IS NULL AND ttl_minutes IS NULL AND updated_at < {OLD}
+AND NOT EXISTS (SELECT 1 FROM cron WHERE cron.thread_id = thread.thread_id AND cron.next_run_date IS NOT NULL
+                  AND cron.enabled)
+"""
+
+SWEEP_RESTING = f"""
+WITH doomed AS (
+    SELECT thread_id FROM thread WHERE {RESTING} ORDER BY updated_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+{ERASE_DOOMED}
+"""
+
+# Events of runs that ended long ago, and with them those of runs of the same thread that were undone. The events of a
+# run go all at once: half of them would be a gap that nobody is told of. `last_seq` on the thread keeps the numbering
+# from starting again.
+REPLAYABLE = f"finished_at < {OLD} AND first_seq IS NOT NULL"
+
+SWEEP_EVENTS = f"""
+WITH expired AS (
+    SELECT run_id, thread_id FROM run WHERE {REPLAYABLE}
+    ORDER BY finished_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+), forgotten AS (
+    UPDATE run SET first_seq = NULL WHERE run_id = ANY(ARRAY(SELECT run_id FROM expired))
+), gone AS (
+    DELETE FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM expired))
+      AND (event.run_id = ANY(ARRAY(SELECT run_id FROM expired))
+           OR event.created_at < {OLD} AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id
+                                                         AND (run.finished_at IS NULL OR run.first_seq IS NOT NULL)))
+)
+SELECT count(*) AS count FROM expired
+"""
+
+# Threads in which runs were undone. There may be no other run in them to take their events along.
+UNDONE = f"undone_at < {OLD}"
+
+SWEEP_UNDONE = f"""
+WITH undone AS (
+    SELECT thread_id FROM thread WHERE {UNDONE} ORDER BY undone_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone)) AND event.created_at < {OLD}
+      AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
+), kept AS (
+    SELECT thread_id FROM event
+    WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone)) AND event.created_at >= {OLD}
+      AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
+)
+UPDATE thread SET undone_at = CASE WHEN thread_id = ANY(ARRAY(SELECT thread_id FROM kept)) THEN now() END
+WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone))
+"""
+
+# After its events, which are found by it. Dead letters wait for somebody to decide.
+FORGETTABLE = f"finished_at < {OLD} AND first_seq IS NULL AND dead_letter IS NULL"
+
+SWEEP_RUNS = f"""
+WITH doomed AS (
+    SELECT run_id FROM run WHERE {FORGETTABLE} ORDER BY finished_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM run WHERE run_id = ANY(ARRAY(SELECT run_id FROM doomed))
+"""
+
+SETTLED = f"settled_at < {OLD}"
+
+SWEEP_DELIVERIES = f"""
+WITH doomed AS (
+    SELECT delivery_id FROM webhook_delivery WHERE {SETTLED}
+    ORDER BY settled_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM webhook_delivery WHERE delivery_id = ANY(ARRAY(SELECT delivery_id FROM doomed))
+"""
+
+# There are as many as were started in a day, so they need no index.
+STOPPED = f"""
+status IN ('offline', 'lost') AND stopped_at < {OLD}
+AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run.status = 'running')
+"""
+
+FORGET_WORKERS = f"""
+WITH doomed AS (SELECT worker_id FROM worker WHERE {STOPPED} LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
+DELETE FROM worker WHERE worker_id = ANY(ARRAY(SELECT worker_id FROM doomed))
+"""
+
+DAY = 86_400.0
+
+SWEEPS = (
+    Sweep(
+        "temporary threads",
+        SWEEP_TEMPORARY,
+        f"SELECT count(*) FROM thread WHERE {TEMPORARY}",
+        lambda settings: settings.temporary_ttl,
+    ),
+    Sweep(
+        "resting threads",
+        SWEEP_RESTING,
+        f"SELECT count(*) FROM thread WHERE {RESTING}",
+        lambda settings: settings.thread_ttl,
+    ),
+    Sweep(
+        "runs' events",
+        SWEEP_EVENTS,
+        f"SELECT count(*) FROM run WHERE {REPLAYABLE}",
+        lambda settings: settings.event_ttl,
+        counted=True,
+    ),
+    Sweep(
+        "undone runs' events",
+        SWEEP_UNDONE,
+        f"SELECT count(*) FROM thread WHERE {UNDONE}",
+        lambda settings: settings.event_ttl,
+    ),
+    # Their events are swept first, so all that are old enough will go.
+    Sweep(
+        "finished runs",
+        SWEEP_RUNS,
+        f"SELECT count(*) FROM run WHERE finished_at < {OLD} AND dead_letter IS NULL",
+        lambda settings: settings.finished_run_ttl,
+    ),
+    Sweep(
+        "webhook deliveries",
+        SWEEP_DELIVERIES,
+        f"SELECT count(*) FROM webhook_delivery WHERE {SETTLED}",
+        lambda settings: settings.webhook_ttl,
+    ),
+    Sweep("stopped workers", FORGET_WORKERS, f"SELECT count(*) FROM worker WHERE {STOPPED}", lambda _: DAY),
+)
+
+# --- threads with a time to live of their own -----------------------------------------------------------------------
+
+# A thread's time to live counts from the last thing that happened in it, which says nothing to `expires_at`.
+POSTPONE_ACTIVE = """
+WITH active AS (
+    SELECT thread_id FROM thread
+    WHERE expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' > now()
+    ORDER BY expires_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE thread SET expires_at = updated_at + ttl_minutes * interval '1 minute'
+WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM active))
+"""
+
+# Whether a run is unfinished is asked of the row itself: when a run is created before the row can be locked, the row
+# is read again, which a look into the table of runs would not be.
+EXPIRED = """
+expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' <= now() AND status <> 'busy'
+"""
+
+SWEEP_EXPIRED = f"""
+WITH doomed AS (
+    SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'delete'
+    ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+{ERASE_DOOMED}
+"""
+
+COUNT_EXPIRED = f"SELECT count(*) FROM thread WHERE {EXPIRED} AND ttl_strategy = %(strategy)s"
+
+EXPIRED_HISTORIES = f"""
+SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'keep_latest' ORDER BY expires_at LIMIT %(batch)s
+"""
+
+# An hour at least, so that a thread at rest is not looked at for ever.
+POSTPONE_PRUNED = """
+UPDATE thread SET expires_at = now() + greatest(ttl_minutes, 60) * interval '1 minute' WHERE thread_id = %(thread_id)s
+"""

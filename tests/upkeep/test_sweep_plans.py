@@ -1,0 +1,100 @@
+"""What a sweep reads in a database with a past: next to nothing when there is nothing to do, and a portion when there
+is, however much is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import open_blocking_session
+from holdfast.resources import history
+from holdfast.settings import load_settings
+from holdfast.upkeep import sweeps
+from tests.conftest import TEMPLATE
+from tests.engine.plans import RUNS_PER_THREAD, TABLES, THREADS, fill, measure
+from tests.engine.test_query_plans import readings
+
+BATCH = 10
+# Seconds: what is there is half an hour old.
+LONG, SHORT = 86_400.0, 60.0
+
+# Threads with a time to live of their own that is far off; runs a third of which can be replayed.
+AGE = [
+    "UPDATE thread SET created_at = now() - interval '30 minutes', updated_at = now() - interval '30 minutes', "
+    "state_updated_at = now() - interval '20 minutes'",
+    "UPDATE thread SET ttl_minutes = 100000, ttl_strategy = 'delete', expires_at = now() + interval '60 days' "
+    "WHERE thread_id::text < '00000000-0000-4000-8000-000000002000'",
+    "UPDATE run SET first_seq = 1 WHERE finished_at IS NOT NULL AND priority = 0",
+]
+# Everything of one kind is of age.
+OLD = {
+    "temporary threads": "UPDATE thread SET hidden_at = now() - interval '30 minutes' WHERE status <> 'busy'",
+    "undone runs' events": "UPDATE thread SET undone_at = now() - interval '30 minutes'",
+    "webhook deliveries": "UPDATE webhook_delivery SET settled_at = now() - interval '30 minutes' "
+    "WHERE settled_at IS NOT NULL",
+    "threads with a time to live": "UPDATE thread SET expires_at = now() - interval '1 minute', ttl_minutes = 1 "
+    "WHERE ttl_minutes IS NOT NULL",
+}
+STATEMENTS = {
+    **{sweep.what: sweep.statement for sweep in sweeps.SWEEPS if sweep.what != "stopped workers"},
+    "threads with a time to live": sweeps.SWEEP_EXPIRED,
+    "active threads": sweeps.POSTPONE_ACTIVE,
+    "threads to prune": sweeps.EXPIRED_HISTORIES,
+    "checkpoints": history.LOCK_DUE,
+}
+# Rows that a batch of ten may read: the ten, by the index and again to change them, and what belongs to each.
+MOST = BATCH * (6 + 2 * RUNS_PER_THREAD + 10 + 3 * 3 + 20)
+
+
+@pytest.fixture(scope="module")
+def aged_url(server_url: str) -> Iterator[str]:
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        url = make_conninfo(server_url, dbname=name)
+        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
+            fill(filling)
+            for statement in AGE:
+                filling.execute(statement.encode())
+            filling.execute("VACUUM ANALYZE")
+        yield url
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def aged(aged_url: str) -> Iterator[Connection[DictRow]]:
+    settings = load_settings({}, database_url=aged_url)
+    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+def parameters(ttl: float) -> dict[str, Any]:
+    return {"ttl": ttl, "batch": BATCH}
+
+
+@pytest.mark.parametrize("what", STATEMENTS)
+def test_a_sweep_that_finds_nothing_reads_nothing(aged: Connection[DictRow], what: str) -> None:
+    for reading in readings(aged, STATEMENTS[what], parameters(LONG)):
+        shown = json.dumps(reading.plan, indent=1)
+        assert not set(reading.whole_tables) & set(TABLES), shown
+        assert reading.rows <= 1, shown
+
+
+@pytest.mark.parametrize("what", [*OLD, "runs' events", "finished runs", "resting threads", "checkpoints"])
+def test_a_portion_costs_the_same_however_much_there_is(aged: Connection[DictRow], what: str) -> None:
+    if what in OLD:
+        aged.execute(OLD[what].encode())
+    for generic in (False, True):
+        with aged.transaction(force_rollback=True):
+            reading = measure(aged, STATEMENTS[what], parameters(SHORT), generic=generic)
+        shown = json.dumps(reading.plan, indent=1)
+        assert not set(reading.whole_tables) & set(TABLES), shown
+        assert 1 <= reading.rows <= MOST < THREADS, shown
