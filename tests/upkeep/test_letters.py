@@ -12,8 +12,8 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.graph_gone import note_missing_graphs, put_aside
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.upkeep import letters as duty
 from holdfast.upkeep.letters import Letters
+from holdfast.upkeep.sweeper import Sweeper
 from tests.support.catalogs import catalog_of
 from tests.support.nodes import GO, first, line
 from tests.support.records import payloads, post_run, query, run_events, run_row, thread_row
@@ -180,7 +180,7 @@ async def test_a_letter_that_nobody_deals_with_is_a_failed_run_in_the_end(databa
     [old, *_] = await query(database, "SELECT run_id FROM run")
     aged = "UPDATE run SET finished_at = now() - interval '40 days' WHERE run_id = %s RETURNING 1"
     await query(database, aged, old["run_id"])
-    await upkeep(database)
+    await Sweeper(database).finish()
     assert [row["run_id"] for row in await query(database, "SELECT run_id FROM run WHERE dead_letter IS NULL")] == [
         old["run_id"]
     ]
@@ -192,17 +192,12 @@ async def test_a_letter_that_nobody_deals_with_is_a_failed_run_in_the_end(databa
     )
 
 
-async def test_expired_keys_are_forgotten_in_batches(database: Database, monkeypatch: Any) -> None:
-    monkeypatch.setattr(duty, "BATCH", 2)
+async def test_expired_keys_are_forgotten(database: Database) -> None:
     keep = """
     INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, created_at)
     SELECT '', n::text, '', 'whole', 200, %s, '', now() - n * interval '10 hours' FROM generate_series(1, 6) AS n
     RETURNING 1
     """
     await query(database, keep, orjson.dumps({}).decode())
-    left = "SELECT key FROM idempotency_key ORDER BY key"
-    letters = Letters(database, PostgresSignals(database))
-    await letters.run()
-    assert [row["key"] for row in await query(database, left)] == ["1", "2", "3", "4"]
-    await letters.run()
-    assert [row["key"] for row in await query(database, left)] == ["1", "2"]
+    assert (await Sweeper(database).finish())["idempotency keys"] == 4
+    assert [row["key"] for row in await query(database, "SELECT key FROM idempotency_key ORDER BY key")] == ["1", "2"]

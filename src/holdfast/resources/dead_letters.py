@@ -70,9 +70,12 @@ WHERE run_id = %(run_id)s AND dead_letter IS NOT NULL
 RETURNING run_id
 """
 
-EXPIRE = """
+# Letters that nobody has dealt with in time.
+UNDECIDED = "dead_letter IS NOT NULL AND finished_at < now() - make_interval(secs => %(ttl)s)"
+
+EXPIRE_LETTERS = f"""
 WITH old AS (
-    SELECT run_id FROM run WHERE dead_letter IS NOT NULL AND finished_at < now() - make_interval(secs => %(ttl)s)
+    SELECT run_id FROM run WHERE {UNDECIDED}
     ORDER BY finished_at, run_id LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE run SET settled_letter = dead_letter, dead_letter = NULL, letter_settled_at = now(), letter_outcome = 'expired'
@@ -164,11 +167,6 @@ async def discard(connection: AsyncConnection[DictRow], run_id: UUID) -> DictRow
     if not settled and letter["state"] == "retried":
         raise settled_already(letter)
     return letter
-
-
-async def expire_letters(connection: AsyncConnection[DictRow], *, ttl: float, batch: int) -> int:
-    """Close letters that nobody has dealt with in time. Returns how many."""
-    return (await connection.execute(EXPIRE, {"ttl": ttl, "batch": batch})).rowcount
 
 
 def settled_already(letter: Mapping[str, Any]) -> Conflict:

@@ -34,9 +34,11 @@ ON CONFLICT (scope, key) DO UPDATE SET
     body = EXCLUDED.body, run_id = EXCLUDED.run_id, created_at = EXCLUDED.created_at
 """
 
-SWEEP = """
+OLD_KEYS = "created_at < now() - make_interval(secs => %(ttl)s)"
+
+SWEEP_KEYS = f"""
 WITH doomed AS (
-    SELECT scope, key FROM idempotency_key WHERE created_at < now() - make_interval(secs => %(ttl)s)
+    SELECT scope, key FROM idempotency_key WHERE {OLD_KEYS}
     ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 )
 DELETE FROM idempotency_key USING doomed
@@ -88,8 +90,3 @@ async def keep_answer(connection: AsyncConnection[DictRow], asked: Asked, answer
         "run_id": answer.run_id,
     }
     await connection.execute(KEEP, parameters)
-
-
-async def sweep_keys(connection: AsyncConnection[DictRow], *, ttl: float, batch: int) -> int:
-    """Forget expired keys. Returns how many."""
-    return (await connection.execute(SWEEP, {"ttl": ttl, "batch": batch})).rowcount

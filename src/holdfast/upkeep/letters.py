@@ -1,4 +1,4 @@
-"""The duties about dead letters and keys: put runs aside that nobody can execute, and forget what has expired."""
+"""The duty that puts runs aside which nobody can execute: they become dead letters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from holdfast.db.connect import Database
 from holdfast.engine.graph_gone import note_missing_graphs, put_aside
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
-from holdfast.resources.dead_letters import expire_letters
-from holdfast.resources.idempotency import sweep_keys
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
 
 log = structlog.get_logger(__name__)
 
 BATCH = 500
-# Seconds between two sweeps with nothing left to do.
+# Seconds that a pass may take.
 INTERVAL = 60.0
 # Looking for missing graphs reads the whole queue: not oftener than this many times within the time they have, and not
 # more seldom than these seconds.
@@ -33,14 +31,11 @@ class Letters:
         self._database = database
         self._settings = database.settings
         self._signals = signals
-        self._sweep_due = 0.0
         self._look_due = 0.0
 
     async def run(self) -> None:
         if self._settings.graph_gone_after and time.monotonic() >= self._look_due:
             await self._look()
-        if time.monotonic() >= self._sweep_due:
-            await self._sweep()
 
     async def _look(self) -> None:
         after = self._settings.graph_gone_after
@@ -63,12 +58,3 @@ class Letters:
                 self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
             announce_webhooks(self._signals)
             announce_perhaps_ready(self._signals)
-
-    async def _sweep(self) -> None:
-        settings = self._settings
-        async with self._database.connection() as connection:
-            letters = await expire_letters(connection, ttl=settings.dead_letter_ttl, batch=BATCH)
-            keys = await sweep_keys(connection, ttl=settings.idempotency_ttl, batch=BATCH)
-        self._sweep_due = time.monotonic() + (0.0 if max(letters, keys) >= BATCH else INTERVAL)
-        if letters or keys:
-            log.debug("upkeep.letters_swept", letters=letters, keys=keys)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.resources.dead_letters import EXPIRE_LETTERS, UNDECIDED
+from holdfast.resources.idempotency import OLD_KEYS, SWEEP_KEYS
 from holdfast.settings import Settings
 
 
@@ -48,8 +50,11 @@ DELETE FROM thread WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM doomed))
 
 OLD = "now() - make_interval(secs => %(ttl)s)"
 
+# A dead letter may still be retried, in the thread that it is of.
+NO_LETTER = "NOT EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.dead_letter IS NOT NULL)"
+
 # Threads of finished stateless runs.
-TEMPORARY = f"hidden_at < {OLD}"
+TEMPORARY = f"hidden_at < {OLD} AND {NO_LETTER}"
 
 SWEEP_TEMPORARY = f"""
 WITH doomed AS (
@@ -63,6 +68,7 @@ RESTING = f"""
 status <> 'busy' AND hidden_at IS NULL AND ttl_minutes IS NULL AND updated_at < {OLD}
 AND NOT EXISTS (SELECT 1 FROM cron WHERE cron.thread_id = thread.thread_id AND cron.next_run_date IS NOT NULL
                   AND cron.enabled)
+AND {NO_LETTER}
 """
 
 SWEEP_RESTING = f"""
@@ -111,8 +117,13 @@ UPDATE thread SET undone_at = CASE WHEN thread_id = ANY(ARRAY(SELECT thread_id F
 WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone))
 """
 
-# After its events, which are found by it. Dead letters wait for somebody to decide.
-FORGETTABLE = f"finished_at < {OLD} AND first_seq IS NULL AND dead_letter IS NULL"
+# After its events, which are found by it. Dead letters wait for somebody to decide, and a run that has asked for an
+# answer.
+FORGETTABLE = f"""
+finished_at < {OLD} AND first_seq IS NULL AND dead_letter IS NULL
+AND NOT EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_id AND interrupt.run_id = run.run_id
+                  AND interrupt.settled_at IS NULL)
+"""
 
 SWEEP_RUNS = f"""
 WITH doomed AS (
@@ -140,6 +151,17 @@ AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run
 FORGET_WORKERS = f"""
 WITH doomed AS (SELECT worker_id FROM worker WHERE {STOPPED} LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
 DELETE FROM worker WHERE worker_id = ANY(ARRAY(SELECT worker_id FROM doomed))
+"""
+
+# Only today's is ever asked for.
+SPENT = f"day < ({OLD})::date"
+
+SWEEP_SPENDING = f"""
+WITH doomed AS (
+    SELECT tenant_id, day, part FROM tenant_spend WHERE {SPENT} LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM tenant_spend USING doomed
+WHERE (tenant_spend.tenant_id, tenant_spend.day, tenant_spend.part) = (doomed.tenant_id, doomed.day, doomed.part)
 """
 
 DAY = 86_400.0
@@ -183,6 +205,19 @@ SWEEPS = (
         f"SELECT count(*) FROM webhook_delivery WHERE {SETTLED}",
         lambda settings: settings.webhook_ttl,
     ),
+    Sweep(
+        "undecided dead letters",
+        EXPIRE_LETTERS,
+        f"SELECT count(*) FROM run WHERE {UNDECIDED}",
+        lambda settings: settings.dead_letter_ttl,
+    ),
+    Sweep(
+        "idempotency keys",
+        SWEEP_KEYS,
+        f"SELECT count(*) FROM idempotency_key WHERE {OLD_KEYS}",
+        lambda settings: settings.idempotency_ttl,
+    ),
+    Sweep("days of spending", SWEEP_SPENDING, f"SELECT count(*) FROM tenant_spend WHERE {SPENT}", lambda _: 35 * DAY),
     Sweep("stopped workers", FORGET_WORKERS, f"SELECT count(*) FROM worker WHERE {STOPPED}", lambda _: DAY),
 )
 
