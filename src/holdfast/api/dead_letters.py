@@ -362,5 +362,7 @@ async def _retry(
         kwargs=asked["kwargs"],
         metadata=asked["metadata"] or {},
         visible=visible,
+        tenant_id=web.caller.tenant or "",
+        quota=web.quota,
     )
     return announce_created(web, *await retry_letter(web.database, letter, how))

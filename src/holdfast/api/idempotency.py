@@ -111,7 +111,8 @@ async def answer_once(request: Request, handler: Handler) -> Response:
 
 def scope_of(web: WebContext) -> str:
     """Whose key it is: others may use the same. Not the identity itself, which can be of any length."""
-    return hashlib.sha256(web.caller.user_id.encode()).hexdigest()
+    caller = web.caller
+    return hashlib.sha256(f"{caller.tenant or ''}\0{caller.user_id}".encode()).hexdigest()
 
 
 def given_key(request: Request) -> str:

@@ -6,7 +6,6 @@ Runs of tenants without limits, and all runs where there are no tenants, are cre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psycopg import AsyncConnection, AsyncCursor
@@ -18,8 +17,6 @@ from holdfast.errors import OverLimit
 UNLIMITED = 2**31 - 1
 # Seconds until a queue is worth another try.
 QUEUE_PAUSE = 5
-# Journals that add to the same tenant's spend at the same time, and do not wait for each other.
-PARTS = 16
 
 # One at a time for each tenant, so that a hundred requests at once do not all see room for one more. After the lock of
 # the run's thread, as every lock that is not a thread's; whoever holds it waits for nothing that another creation has.
@@ -46,17 +43,6 @@ CROSS JOIN LATERAL (
     SELECT coalesce(tenant.max_queued, %(max_queued)s::integer) AS max_queued,
            coalesce(tenant.spend_per_day_usd, %(spend_per_day_usd)s::float8) AS spend_per_day_usd
 ) AS own
-"""
-
-# The last statement of a journal's transaction: the row is locked from here to the commit. Each session has a part of
-# its own, and adds to several tenants in one order.
-ADD_SPEND = f"""
-INSERT INTO tenant_spend AS spend (tenant_id, day, part, cost_usd)
-SELECT run.tenant_id, (now() AT TIME ZONE 'UTC')::date, pg_backend_pid() %% {PARTS}, sum(used.cost_usd)
-FROM unnest(%(run_ids)s::uuid[], %(costs)s::float8[]) AS used(run_id, cost_usd)
-JOIN run USING (run_id) WHERE run.tenant_id <> '' AND used.cost_usd > 0
-GROUP BY run.tenant_id ORDER BY run.tenant_id
-ON CONFLICT (tenant_id, day, part) DO UPDATE SET cost_usd = spend.cost_usd + excluded.cost_usd
 """
 
 
@@ -96,8 +82,3 @@ async def refuse_over_limit(tenant_id: str, measured: AsyncCursor[DictRow]) -> N
             "There is more from midnight UTC on.",
             retry_after=max(1, math.ceil(row["day_left"])),
         )
-
-
-async def add_spend(connection: AsyncConnection[DictRow], costs: Mapping[str, float]) -> None:
-    """Add what runs have cost, by their ids, to their tenants' spend of today. Nothing for runs without a tenant."""
-    await connection.execute(ADD_SPEND, {"run_ids": list(costs), "costs": list(costs.values())})

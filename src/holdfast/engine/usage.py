@@ -34,18 +34,29 @@ COUNTS = (
     "unpriced_tokens",
 )
 NOTHING_USED: Mapping[str, Any] = MappingProxyType({**dict.fromkeys(COUNTS, 0), "cost_usd": 0.0, "steps": 0})
+# Journals that add to the same tenant's spending at the same time, and do not wait for each other.
+SPEND_PARTS = 16
 # Twelve digits keep a millionth of a cent of the cheapest token; more would only be noise of divisions.
 COST_DIGITS = Decimal("1e-12")
 
 # The thread moves by what came to the run's count. Both rows are locked by the transaction, the thread first, and the
-# run is held under its fence: nobody else counts for either. `noted` and the rest see the run as it was before.
-RECORD_USAGE = """
+# run is held under its fence: nobody else counts for either. `noted` and the rest see the run as it was before. So does
+# `spent`, for the day's spending of a tenant.
+RECORD_USAGE = f"""
 WITH counted AS (
-    SELECT run.run_id, run.thread_id, run.usage AS before, told.usage::jsonb AS after
+    SELECT run.run_id, run.thread_id, run.tenant_id, run.usage AS before, told.usage::jsonb AS after
     FROM unnest(%(run_ids)s::uuid[], %(usages)s::text[]) AS told(run_id, usage)
     JOIN run ON run.run_id = told.run_id
 ), noted AS (
     UPDATE run SET usage = counted.after FROM counted WHERE run.run_id = counted.run_id
+), spent AS (
+    INSERT INTO tenant_spend AS spend (tenant_id, day, part, cost_usd)
+    SELECT tenant_id, (now() AT TIME ZONE 'UTC')::date, pg_backend_pid() %% {SPEND_PARTS}, sum(cost)
+    FROM counted CROSS JOIN LATERAL (
+        SELECT coalesce((after #>> '{{*,cost_usd}}')::float8, 0) - coalesce((before #>> '{{*,cost_usd}}')::float8, 0)
+    ) AS came(cost)
+    WHERE tenant_id <> '' AND cost > 0 GROUP BY tenant_id ORDER BY tenant_id
+    ON CONFLICT (tenant_id, day, part) DO UPDATE SET cost_usd = spend.cost_usd + excluded.cost_usd
 )
 UPDATE thread SET usage = (
     SELECT jsonb_object_agg(of_model.model, of_model.amounts) FROM (

@@ -14,8 +14,9 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import Visibility, is_visible
 from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
-from holdfast.errors import Cancelled, ChildRefused, LeaseLost
+from holdfast.errors import Cancelled, ChildRefused, LeaseLost, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.resources.assistants import inherit, resolve_assistant_row
@@ -29,7 +30,7 @@ ORPHAN_TTL = (1440.0, "delete")
 # Orders what is done in the name of the parent: the same key asked for twice, its end, the ends of its children.
 LOCK_PARENT = """
 SELECT run.status, run.fence, run.cancel_action, run.children, run.depth, run.priority, run.thread_id,
-       thread.metadata, thread.temporary, thread.ttl_minutes, thread.ttl_strategy
+       thread.metadata, thread.tenant_id, thread.temporary, thread.ttl_minutes, thread.ttl_strategy
 FROM run JOIN thread USING (thread_id) WHERE run.run_id = %(run_id)s FOR NO KEY UPDATE OF run
 """
 
@@ -127,13 +128,18 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
             raise Cancelled(row["cancel_action"])
         _check_limits(row, settings.max_child_depth, settings.max_children)
         assistant = await resolve_assistant_row(connection, catalog, request.assistant)
+        whose = Visibility(tenant=row["tenant_id"] or None)
+        if not await is_visible(connection, "assistant", assistant["assistant_id"], whose):
+            raise NotFound(f"Assistant {request.assistant} does not exist.")
         if assistant["graph_id"] not in catalog.graph_ids:
             raise ChildRefused(
                 f"Assistant {request.assistant} is for graph '{assistant['graph_id']}', "
                 "which this worker does not have."
             )
         new = _new_run(parent, row, assistant, request)
-        await create_thread(connection, new.thread_id, new.thread_metadata, ttl=new.thread_ttl)
+        await create_thread(
+            connection, new.thread_id, new.thread_metadata, ttl=new.thread_ttl, tenant_id=row["tenant_id"]
+        )
         await connection.execute(
             ADOPT_THREAD, {"run_id": parent.run_id, "depth": row["depth"] + 1, "thread_id": new.thread_id}
         )

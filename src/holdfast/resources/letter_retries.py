@@ -23,6 +23,7 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import Created, NewRun, create_run_within
 from holdfast.engine.queue import LOCK_THREADS
+from holdfast.engine.quota import Quota
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
 from holdfast.errors import Conflict, NotFound
 from holdfast.resources.dead_letters import LINEAGE, settle, settled_already
@@ -94,6 +95,9 @@ class Retry:
     kwargs: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     visible: Visibility = EVERYTHING
+    # Whose the retry is measured as, and by what.
+    tenant_id: str = ""
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
             metadata={**retry.metadata, "retry_of": str(run_id)},
             priority=letter["priority"],
             visible=retry.visible,
+            tenant_id=retry.tenant_id,
+            quota=retry.quota,
         )
         beginning = await _beginning(connection, locked, new, retry)
         new = NewRun(**{**vars(new), "kwargs": beginning.kwargs})
