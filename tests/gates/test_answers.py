@@ -210,8 +210,10 @@ async def test_rows_that_are_behind_do_not_lock_anybody_out(desk: Desk) -> None:
         run=stranger,
         id=asked.thread_id,
     )
-    run = await desk.answer(asked.thread_id, {asked.ids[0]: "yes"})
+    run = await desk.post(f"{asked.path}/resume", answer="yes")
     assert (await desk.join(asked.thread_id, run["run_id"]))["answer"] == "yes"
+    [question] = await desk.inbox(thread_id=asked.thread_id, state="answered")
+    assert question["answered_by"] == run["run_id"]
 
 
 async def test_what_cannot_be_resumed(desk: Desk) -> None:

@@ -78,7 +78,7 @@ WHERE interrupt.thread_id = o.thread_id AND interrupt.interrupt_id = o.interrupt
   AND (interrupt.answered_by IS DISTINCT FROM o.run_id OR NOT o.success)
 """
 
-# Second: whatever else was open is over, but for what a run answers that is still to come.
+# Second: whatever else was open is over, and so are the places that the run's answers kept.
 SETTLE = """
 WITH ended AS (
     SELECT * FROM unnest(%(thread_ids)s::uuid[], %(run_ids)s::uuid[]) AS o(thread_id, run_id)
@@ -90,7 +90,6 @@ UPDATE interrupt SET settled_at = now(), closed_by = CASE WHEN answered_by IS NU
 FROM ended
 WHERE interrupt.thread_id = ended.thread_id AND settled_at IS NULL AND asked_at IS NOT NULL
   AND left_by IS DISTINCT FROM ended.run_id
-  AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = answered_by AND run.status IN ('pending', 'running'))
 """
 
 # Third: what is new, which somebody may have answered already.
@@ -225,10 +224,10 @@ async def take_questions(
     found = await (await connection.execute(FIND, parameters)).fetchall()
     for row in found:
         row["in_hand"] = row["in_hand"] and row["answered_by"] not in replaced
-        row["free"] = row["asked"] and (
-            (row["answered_by"] is None and not row["settled"])
-            or (row["answered_by"] in replaced and not row["settled"])
-            or (not row["in_hand"] and row["waits_in_thread"] and not row["settled"])
+        row["free"] = (
+            row["asked"]
+            and not row["settled"]
+            and (row["answered_by"] is None or (not row["in_hand"] and row["waits_in_thread"]))
         )
     if new.answers_run is not None:
         _check_asker(found, new.answers_run, ids)
