@@ -21,7 +21,7 @@ from tests.support.smoke import EXAMPLES
 
 BODILESS = ("/copy", "/runs/{run_id}/cancel", "/drain", "/redeliver", "/dead-letters/{run_id}/discard")
 # What `include` and `select` add, and what only some interrupts and checkpoints have.
-SOMETIMES = {"ttl", "extracted", "now", "waiting_for"}
+SOMETIMES = {"ttl", "extracted", "now", "waiting_for", "parent_run_id"}
 
 
 def described(auth: object = None) -> dict[str, Any]:

@@ -402,8 +402,8 @@ async def test_a_result_is_the_same_whatever_happens_to_the_childs_thread(
 
     async def collect(state: Words) -> Command[Any]:
         [row] = await query(database, "SELECT thread_id, run_id FROM child")
-        await post_run(database, "child", thread_id=row["thread_id"], input=word("later"))
-        await query(database, "UPDATE thread SET values = '{}' WHERE thread_id = %s RETURNING 1", row["thread_id"])
+        later = await post_run(database, "child", thread_id=row["thread_id"], input=word("later"))
+        await run_ended(database, later.run["run_id"])
         return Command(update=word(told((await holdfast.gather("a"))[0])))
 
     async with running_worker(settings, catalog_of(parent=line(spread, collect), child=child())):
