@@ -398,7 +398,8 @@ async def test_unknown_fields_are_ignored(intruder: Intruder) -> None:
     document = (await intruder.client.get("/openapi.json")).json()
     unknown = {"strict_future": True, "assistantId": 5, "__proto__": {"limit": -1}, "": None}
     for method, path, declared in operations(document):
-        if "requestBody" not in declared or path == "/runs/cancel":
+        # Some have to say which runs they are about, and there is no letter here.
+        if "requestBody" not in declared or path == "/runs/cancel" or path.startswith("/dead-letters"):
             continue
         target = intruder.path(path.replace("{thread_id}/state", "{calm}/state"))
         least = least_body(document, declared)

@@ -148,9 +148,15 @@ async def test_a_command_that_starts_a_run_starts_one(web: httpx.AsyncClient, da
 
 async def test_a_command_that_is_refused_does_not_use_up_its_key(web: httpx.AsyncClient, database: Database) -> None:
     headers = key()
-    path = f"/threads/{uuid4()}/commands"
-    wrong = {"id": 1, "method": "run.start", "params": {"assistant_id": "nobody", "input": {}}}
-    assert (await web.post(path, json=wrong, headers=headers)).json()["type"] == "error"
+    place = await thread(web)
+    path = f"/threads/{place}/commands"
+    await web.post(f"/threads/{place}/runs", json=LATER)
+    # This one has locked the thread before it is refused.
+    busy = {"assistant_id": "steps", "input": {}, "multitask_strategy": "reject"}
+    for params in ({"assistant_id": "nobody", "input": {}}, busy):
+        refused = await web.post(path, json={"id": 1, "method": "run.start", "params": params}, headers=headers)
+        assert refused.json()["type"] == "error"
+    assert not await is_known(database, headers)
     right = {"id": 1, "method": "run.start", "params": {"assistant_id": "steps", "input": {}}}
     answer = await web.post(path, json=right, headers=headers)
     assert (answer.json()["type"], "idempotency-replayed" in answer.headers) == ("success", False)
