@@ -7,7 +7,7 @@ that the whole transaction costs one round trip.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from uuid_utils.compat import uuid7
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
-from holdfast.engine.gates import answer_of, take_questions
+from holdfast.engine.gates import answer_of, repeat_answers, take_questions
 from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
@@ -114,6 +114,8 @@ class NewRun:
     visible: Visibility = EVERYTHING
     # An answer to what this run asked, and to nothing that another has asked since.
     answers_run: UUID | None = None
+    # A run that is tried again by this one, with the answers that it gave.
+    repeats: UUID | None = None
     # An answer that nobody gave in time.
     by_default: bool = False
     # Whose a thread is that is created with the run. The run is always its thread's tenant's.
@@ -218,6 +220,9 @@ async def _answer_questions(
     answer = answer_of(new.kwargs)
     thread = None if answer is None else await locked.fetchone()
     if answer is not None and thread is not None:
+        if new.repeats is not None:
+            await repeat_answers(connection, new.thread_id, new.repeats, new.run_id)
+            answer = replace(answer, lenient=True)
         rolled_back = cancelled.requested if new.multitask_strategy == "rollback" else []
         await take_questions(connection, new, answer, [run["run_id"] for run in rolled_back])
     return thread

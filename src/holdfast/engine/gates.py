@@ -118,6 +118,11 @@ WHERE NOT EXISTS (SELECT 1 FROM interrupt left_there
 ON CONFLICT (thread_id, interrupt_id, run_id) DO NOTHING
 """
 
+# To the run that tries again what the first could not finish.
+HAND_OVER = """
+UPDATE interrupt SET answered_by = %(run_id)s WHERE thread_id = %(thread_id)s AND answered_by = %(first)s
+"""
+
 # The runs that took them came to nothing.
 GIVE_BACK = """
 WITH unused AS (
@@ -210,6 +215,11 @@ def answer_of(kwargs: Mapping[str, Any]) -> Answer | None:
     return Answer(None, resume, branches=branches)
 
 
+async def repeat_answers(connection: AsyncConnection[DictRow], thread_id: UUID, first: UUID, run_id: UUID) -> None:
+    """What one run has answered, another answers in its stead. The caller holds the thread's lock."""
+    await connection.execute(HAND_OVER, {"thread_id": thread_id, "first": first, "run_id": run_id})
+
+
 async def take_questions(
     connection: AsyncConnection[DictRow], new: AnsweringRun, answer: Answer, replaced: Sequence[UUID] = ()
 ) -> None:
@@ -233,8 +243,8 @@ async def take_questions(
         _check_asker(found, new.answers_run, ids)
     if answer.by_id is None:
         taken = [row for row in found if row["free"]]
-        places = [] if taken else [ANYTHING]
-        if not taken:
+        places = [] if taken or answer.lenient else [ANYTHING]
+        if places:
             await _check_may_ask(connection, new.thread_id, found, answer)
     else:
         taken, places = _by_id(found, ids, answer)

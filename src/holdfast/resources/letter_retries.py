@@ -132,6 +132,7 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
             metadata={**retry.metadata, "retry_of": str(run_id)},
             priority=letter["priority"],
             visible=retry.visible,
+            repeats=run_id,
             tenant_id=retry.tenant_id,
             quota=retry.quota,
         )
