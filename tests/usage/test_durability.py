@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.support.nodes import GO, Words, line
 from tests.support.priced_model import PricedModel, usage_of
 from tests.support.records import post_run, query, run_row, thread_row
 from tests.support.station import Station, open_station
+from tests.support.waiting import until_true
 from tests.worker.crash_graphs import steps
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
@@ -127,6 +129,16 @@ async def test_a_stale_fence_counts_nothing(station: Station) -> None:
     assert await tokens_of_run(station.database, held.lane) == await tokens_of_thread(station.database, held.lane) == 11
     # And who is told so hands in nothing more.
     spend(stale, 1)
+
+
+async def test_the_journal_hears_of_it_on_its_own_thread(station: Station) -> None:
+    """Sync nodes call from threads, and the journal belongs to the loop."""
+    attempt = await open_attempt(station)
+    heard: list[int] = []
+    attempt.meter._hand_in = lambda _: heard.append(threading.get_ident())
+    await asyncio.to_thread(spend, attempt, 5)
+    await until_true(lambda: bool(heard), "the count is handed in")
+    assert heard == [threading.get_ident()]
 
 
 async def test_many_runs_in_one_commit(station: Station) -> None:

@@ -17,7 +17,7 @@ from holdfast.engine.budget import remaining
 from holdfast.engine.usage import NOTHING_USED, usage_by_model, usage_totals
 from holdfast.resources.usage import run_usage, thread_usage
 
-router = APIRouter(tags=["usage"], route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute)
 
 
 class Budget(BaseModel):
@@ -50,6 +50,7 @@ def _used(stored: Any) -> dict[str, Any]:
 
 @router.get(
     "/threads/{thread_id}/usage",
+    tags=["threads"],
     summary="What a thread has used",
     description="Tokens, cost and steps of all runs there have been, as far as they are durable. A Holdfast extension.",
     responses=answers(ThreadUsage, 404),
@@ -63,6 +64,7 @@ async def of_thread(web: Web, thread_id: UUID) -> Response:
 
 @router.get(
     "/threads/{thread_id}/runs/{run_id}/usage",
+    tags=["runs"],
     summary="What a run has used",
     description="Tokens, cost and steps, as far as they are durable, and the run's budget. A Holdfast extension.",
     responses=answers(RunUsage, 404),

@@ -17,6 +17,9 @@ from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
 
 log = structlog.get_logger(__name__)
 
+# The list is long. It is read while the worker starts, and not while all of its runs wait for the first price.
+get_snapshot()
+
 # They have models of the same names as those that are paid for, and send no bill.
 LOCAL = frozenset({"ollama", "llamacpp", "llamafile", "lmstudio", "vllm", "mlx", "gpt4all", "huggingface"})
 
