@@ -12,7 +12,7 @@ from holdfast.errors import ChildFailed, ChildRefused, Retry
 if TYPE_CHECKING:
     from holdfast.runtime.children import Child, gather, gather_sync, spawn, spawn_sync
     from holdfast.runtime.questions import ask
-    from holdfast.spending import budget_left, record_usage
+    from holdfast.runtime.usage import budget_left, record_usage
 
 __version__ = _version("holdfast")
 
@@ -34,10 +34,10 @@ __all__ = [
 _LAZY = {
     "Child": "holdfast.runtime.children",
     "ask": "holdfast.runtime.questions",
-    "budget_left": "holdfast.spending",
+    "budget_left": "holdfast.runtime.usage",
     "gather": "holdfast.runtime.children",
     "gather_sync": "holdfast.runtime.children",
-    "record_usage": "holdfast.spending",
+    "record_usage": "holdfast.runtime.usage",
     "spawn": "holdfast.runtime.children",
     "spawn_sync": "holdfast.runtime.children",
 }

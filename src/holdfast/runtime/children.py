@@ -20,6 +20,7 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun
 from holdfast.resources.children import ChildRequest, Parent, read_children, spawn_child
 from holdfast.runtime.current import CurrentRun, current_run
+from holdfast.runtime.usage import budget_left
 
 T = TypeVar("T")
 
@@ -108,6 +109,9 @@ def gather_sync(*children: Child | str, return_exceptions: bool = False) -> list
 def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
     """What a child's run has from its parent's."""
     inherited = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
+    if "budget" in inherited:
+        # What is left of it now. What one child uses is not the others': each has as much.
+        inherited["budget"] = budget_left()
     tree = get_current_run_tree()
     if tree is not None:
         # Below the step that spawned it, and not beside its parent.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -27,12 +26,11 @@ from langchain_core.tracers.context import register_configure_hook
 from holdfast.engine.budget import out_of_steps, out_of_time, overspent, remaining
 from holdfast.engine.usage import Tally
 from holdfast.errors import BudgetExceeded, RunSignal, RunTimeout
+from holdfast.runtime.usage import METER
 from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.prices import count_tokens, find_model, price_of
 
 log = structlog.get_logger(__name__)
-
-METER: ContextVar[UsageMeter | None] = ContextVar("holdfast_meter", default=None)
 
 
 class UsageMeter(BaseCallbackHandler):

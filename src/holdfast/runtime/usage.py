@@ -5,16 +5,21 @@ Outside of a Holdfast worker nothing is counted and there is no budget, so a gra
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 
-def _meter() -> Any:
-    """The attempt's `UsageMeter`, if this is one."""
-    # Whoever imports Holdfast for one of its errors has no worker, and should not have to load one.
-    worker = sys.modules.get("holdfast.worker.meter")
-    return None if worker is None else worker.METER.get()
+class Meter(Protocol):
+    """What counts for the attempt at hand."""
+
+    def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None: ...
+    def left(self) -> dict[str, Any]: ...
+
+
+METER: ContextVar[Meter | None] = ContextVar("holdfast_meter", default=None)
+"""Set by the worker for the task that runs a graph; it goes wherever the graph's tasks and threads go."""
 
 
 def record_usage(
@@ -32,7 +37,7 @@ def record_usage(
     `input_tokens` include those that were `cached_tokens`, and `output_tokens` those for reasoning. Without `cost_usd`
     the price list decides. At the end of its budget the run is stopped.
     """
-    meter = _meter()
+    meter = METER.get()
     if meter is not None:
         usage = {
             "input_tokens": input_tokens,
@@ -48,5 +53,5 @@ def budget_left() -> dict[str, Any]:
 
     For graphs that take a cheaper way when there is little left. Empty without a budget.
     """
-    meter = _meter()
+    meter = METER.get()
     return {} if meter is None else dict(meter.left())
