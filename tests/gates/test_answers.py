@@ -180,6 +180,13 @@ async def test_going_on_without_an_answer_closes_the_question(desk: Desk) -> Non
     assert set((await desk.states(asked.thread_id)).values()) == {"closed"}
 
 
+async def test_a_run_that_asks_nothing_closes_the_question_too(desk: Desk) -> None:
+    asked = await desk.ask()
+    done = await desk.post(f"/threads/{asked.thread_id}/runs/wait", assistant_id="quiet", input={})
+    assert done["done"] == ["work"]
+    assert await desk.states(asked.thread_id) == {asked.ids[0]: "closed"}
+
+
 async def test_a_copy_waits_too(desk: Desk) -> None:
     asked = await desk.ask()
     copy = (await desk.post(f"/threads/{asked.thread_id}/copy"))["thread_id"]

@@ -28,6 +28,7 @@ async def work(state: Review) -> Review:
     return {"done": ["work"]}
 
 
+quiet = StateGraph(Review).add_node(work).add_edge(START, "work").compile()
 gate = StateGraph(Review).add_sequence([review, work]).add_edge(START, "review").compile()
 
 
