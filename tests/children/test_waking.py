@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.children import release_overdue
+from holdfast.engine.children import RELEASE_OVERDUE, release_overdue
 from holdfast.engine.claim import next_due
 from holdfast.engine.outcome import Ended, Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
@@ -24,6 +24,7 @@ from holdfast.resources.children import ChildRequest, Parent, spawn_child
 from holdfast.resources.fleet import queue_figures, waits_for
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
+from holdfast.upkeep.children import LOOK
 from holdfast.worker.batch import Portion, Ties, write_portions
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (
@@ -70,12 +71,14 @@ class Family:
         [row] = await claim_runs(self.database, self.worker_id)
         return row
 
-    async def wait(self, **awaited: bool) -> None:
-        await self.write(self.parent, Waiting(awaited=awaited))
+    async def wait(self, **awaited: bool) -> list[UUID]:
+        return await self.write(self.parent, Waiting(awaited=awaited))
 
-    async def write(self, run: DictRow, outcome: Outcome) -> None:
+    async def write(self, run: DictRow, outcome: Outcome) -> list[UUID]:
+        """As the journal does. Returns the runs of which it would tell the workers."""
         async with self.database.transaction() as connection:
-            await write_portions(connection, [portion(run, outcome)], verify=True, repeat=False)
+            written = await write_portions(connection, [portion(run, outcome)], verify=True, repeat=False)
+            return [ready.run_id for ready in await written.ready()]
 
     async def status(self, key: str) -> Any:
         return {row["key"]: row["status"] for row in await children_of(self.database, self.run_id)}[key]
@@ -213,6 +216,16 @@ async def test_a_failure_is_enough_where_that_was_asked_for(family: Family) -> N
     assert await is_ready(family.database, family.run_id)
 
 
+async def test_the_workers_are_told_of_whoever_is_woken(family: Family) -> None:
+    first, second = await family.child("a"), await family.child("b")
+    assert await family.write(first, SUCCESS) == []
+    assert await family.wait(a=False, b=False) == []
+    assert await family.write(second, SUCCESS) == [family.run_id]
+    [family.parent] = await claim_runs(family.database, family.worker_id)
+    # There is nothing left to wait for.
+    assert await family.wait(a=False, b=False) == [family.run_id]
+
+
 async def test_what_an_earlier_wait_was_for_is_forgotten(family: Family) -> None:
     first, second = await family.child("a"), await family.child("b")
     await family.child("c")
@@ -293,6 +306,16 @@ async def test_a_run_behind_a_waiting_one_goes_on_waiting(family: Family) -> Non
     assert await claim_runs(family.database, family.worker_id) == []
     await cancel_runs(family.database, family.parent["thread_id"], [family.run_id], "interrupt")
     assert [row["run_id"] for row in await claim_runs(family.database, family.worker_id)] == [behind.run["run_id"]]
+
+
+@pytest.mark.parametrize("statement", [LOOK, RELEASE_OVERDUE], ids=["look", "release"])
+async def test_upkeep_reads_what_waits_and_not_the_queue(family: Family, statement: str) -> None:
+    async with family.database.transaction() as connection:
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        cursor = await connection.execute(f"EXPLAIN {statement}".encode(), {"timeout": 1.0})
+        plan = "\n".join(row["QUERY PLAN"] for row in await cursor.fetchall())
+    assert "run_waiting" in plan
+    assert "run_ready" not in plan
 
 
 @pytest.mark.parametrize("overdue", [True, False])

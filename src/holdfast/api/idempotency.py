@@ -51,6 +51,7 @@ CREATING = frozenset(
         "/threads/{thread_id}/runs/crons",
         "/threads/{thread_id}/runs/stream",
         "/threads/{thread_id}/runs/wait",
+        "/threads/{thread_id}/runs/{run_id}/resume",
         "/threads/{thread_id}/state",
     }
 )

@@ -15,6 +15,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
+from holdfast.engine.outbox import RUN_FIELDS
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.runs import get_run
 from holdfast.resources.searching import search_rows
@@ -72,19 +73,15 @@ WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id =
 """
 
 # To the sender it is a delivery like any other: about the run that asked, as it was when it ended.
-QUEUE_ESCALATION = """
-INSERT INTO webhook_delivery (run_id, thread_id, url, run, "values")
-SELECT run.run_id, run.thread_id, %(url)s,
+QUEUE_ESCALATION = f"""
+INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, "values")
+SELECT run.run_id, run.thread_id, run.tenant_id, %(url)s,
        json_build_object(
            'event', 'interrupt.escalated',
            'interrupt', json_build_object(
                'interrupt_id', i.interrupt_id, 'value', i.value, 'form', i.form, 'asked_at', i.asked_at,
                'deadline_at', i.deadline_at, 'escalated_at', i.escalated_at, 'escalated_to', i.escalation ->> 'to'),
-           'run_id', run.run_id, 'thread_id', run.thread_id, 'assistant_id', run.assistant_id,
-           'graph_id', run.graph_id, 'status', run.status, 'created_at', run.created_at, 'updated_at', run.updated_at,
-           'metadata', run.metadata, 'kwargs', run.kwargs, 'multitask_strategy', run.multitask_strategy,
-           'attempt', run.attempt, 'error', run.error, 'priority', run.priority,
-           'started_at', run.started_at, 'finished_at', run.finished_at),
+           {RUN_FIELDS}),
        thread.values
 FROM interrupt i JOIN run USING (run_id) JOIN thread ON thread.thread_id = run.thread_id
 WHERE i.thread_id = %(thread_id)s AND i.interrupt_id = %(interrupt_id)s AND i.run_id = %(run_id)s
