@@ -96,23 +96,11 @@ class RedisSignals(Carrier):
         backoff = Backoff("signals.outage", "signals.recovered")
         while not self._prefix:
             try:
-                try:
-                    identity = await self._ask_database(IDENTIFY)
-                except psycopg.errors.InsufficientPrivilege:
-                    identity = await self._ask_database(IDENTIFY_BY_NAME)
+                self._prefix = await channel_prefix(self._database)
             except (psycopg.Error, OSError) as error:
                 await backoff.failed(error)
                 continue
-            digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-            # In braces: all of it in one slot of a Cluster.
-            self._prefix = f"{{holdfast:{self._settings.db_schema}:{digest}}}:"
             backoff.succeeded()
-
-    async def _ask_database(self, statement: LiteralString) -> str:
-        async with self._database.connection() as connection:
-            row = await (await connection.execute(statement)).fetchone()
-        assert row is not None
-        return str(row["identity"])
 
     def _channel(self, hint: Hint) -> str:
         if hint.topic is None:
@@ -218,3 +206,21 @@ class RedisSignals(Carrier):
         # Both connections: it may have been the ping that did not arrive.
         self._hung_up.set()
         self._doubtful = True
+
+
+async def channel_prefix(database: Database) -> str:
+    """What the names of an installation's channels begin with."""
+    try:
+        identity = await _ask(database, IDENTIFY)
+    except psycopg.errors.InsufficientPrivilege:
+        identity = await _ask(database, IDENTIFY_BY_NAME)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    # In braces: all of it in one slot of a Cluster.
+    return f"{{holdfast:{database.settings.db_schema}:{digest}}}:"
+
+
+async def _ask(database: Database, statement: LiteralString) -> str:
+    async with database.connection() as connection:
+        row = await (await connection.execute(statement)).fetchone()
+    assert row is not None
+    return str(row["identity"])
