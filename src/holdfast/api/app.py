@@ -20,6 +20,7 @@ from holdfast.api import (
     store,
     thread_stream,
     threads,
+    timeline,
     webhooks,
 )
 from holdfast.api.context import WebContext
@@ -43,12 +44,14 @@ ROUTERS = (
     ("runs crons", crons.router),
     ("runs", runs.router),
     ("runs", run_sets.router),
+    ("runs", timeline.router),
     ("event_streaming", commands.router),
     ("event_streaming", events.router),
     ("threads", thread_stream.router),
     ("store", store.router),
     ("webhooks", webhooks.router),
     ("fleet", fleet.router),
+    ("fleet", timeline.activity_router),
 )
 
 

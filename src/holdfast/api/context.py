@@ -20,6 +20,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
+from holdfast.resources.activity import ActivityGauge
 from holdfast.resources.fleet import QueueGauge
 from holdfast.resources.store import PooledStore
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
@@ -43,6 +44,7 @@ class WebContext:
     # Who the request at hand is from: routes get a view of the process's one object.
     caller: Caller = ANYONE
     queue: QueueGauge = field(default_factory=QueueGauge)
+    activity: ActivityGauge = field(default_factory=ActivityGauge)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

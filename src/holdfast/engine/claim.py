@@ -48,7 +48,8 @@ CROSS JOIN LATERAL (
                                       ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
 ) AS numbered
 WHERE run.run_id = picked.run_id
-RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.progress,
+RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.fence, run.attempt, run.retries, run.crashes,
+          run.worker_id, run.progress,
           run.kwargs, run.metadata, run.cancel_action, numbered.next_seq,
           NOT thread.has_state AND run.fence = 1 AS fresh,
           extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
