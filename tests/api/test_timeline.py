@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,6 +17,7 @@ from holdfast.upkeep.sweeper import Sweeper
 from tests.support.records import query, run_ended
 from tests.support.waiting import until
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_run.py"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -57,6 +61,18 @@ async def test_each_step_of_a_run(client: httpx.AsyncClient, database: Database)
     assert told["notes"] == []
     same = await client.get(f"/threads/{thread}/runs/{run_id}/timeline")
     assert same.json() == told
+
+
+async def test_the_example(client: httpx.AsyncClient, database: Database) -> None:
+    run_id = await post(client, uuid4(), assistant_id="steps", input={"seconds": 0.05})
+    await run_ended(database, UUID(run_id))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(EXAMPLE), run_id, str(client.base_url)), stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    assert printed.decode().startswith("success after ")
+    assert "s  step: step " in printed.decode()
 
 
 async def test_a_run_behind_another_of_its_thread(client: httpx.AsyncClient, database: Database) -> None:
@@ -135,3 +151,5 @@ async def test_what_the_fleet_is_doing(client: httpx.AsyncClient, database: Data
     assert figures["median_seconds"]["success"] > 0
     [running] = figures["running"]
     assert (running["run_id"], running["graph_id"], running["attempt"]) == (slow, "steps", 1)
+    await client.post(f"/threads/{running['thread_id']}/runs/{slow}/cancel")
+    await run_ended(database, UUID(slow))

@@ -25,6 +25,8 @@ COMMANDS = [
     ["web"],
     ["worker"],
     ["migrate"],
+    ["doctor"],
+    ["top"],
     ["run"],
     ["runs"],
     ["runs", "list"],

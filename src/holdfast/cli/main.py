@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import demo, dev, doctor, migrate, run, runs, serve, web, worker
+from holdfast.cli import demo, dev, doctor, migrate, run, runs, serve, top, web, worker
 from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
@@ -67,6 +67,7 @@ app.command(epilog=web.EPILOG, rich_help_panel=_OPERATE)(web.web)
 app.command(epilog=worker.EPILOG, rich_help_panel=_OPERATE)(worker.worker)
 app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)
 app.command(epilog=doctor.EPILOG, rich_help_panel=_OPERATE)(doctor.doctor)
+app.command(epilog=top.EPILOG, rich_help_panel=_OPERATE)(top.top)
 
 
 def main() -> None:
