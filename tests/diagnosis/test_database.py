@@ -191,3 +191,6 @@ async def test_pools_behind_pgbouncer_do_not_count(installation: Installation) -
     behind = load_settings({}, database_url=url, direct_database_url=url, pgbouncer=True, pool_max=1000)
     finding = await check_connections(replace(installation, settings=behind))
     assert finding.verdict is Verdict.PASS, finding
+    through = await check_connections(changed(replace(installation, settings=behind), direct_database_url=None))
+    assert through.verdict is Verdict.PASS
+    assert "all go through PgBouncer" in through.found

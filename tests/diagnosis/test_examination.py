@@ -17,6 +17,7 @@ from holdfast.diagnosis.installation import Installation
 from holdfast.diagnosis.project import check_graphs
 from tests.cli.processes import alive
 from tests.engine.scene import online_worker
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.smoke import EXAMPLES
 from tests.support.waiting import until_true
 
@@ -85,6 +86,19 @@ async def test_a_table_that_somebody_has_locked(installation: Installation, data
     assert findings["stuck runs"].verdict is Verdict.FAIL
     assert "no answer within 1 seconds" in findings["stuck runs"].found
     assert findings["clock"].verdict is Verdict.PASS
+
+
+async def test_a_server_that_falls_silent(installation: Installation, database_url: str) -> None:
+    """In the middle of an answer: nobody closes the connection, and nothing more comes."""
+    async with PostgresProxy(database_url) as proxy:
+        settings = installation.settings.model_copy(update={"database_url": proxy.url})
+        silent = proxy.hold_answers_from("server_limit")
+        chosen = [check for check in CHECKS if check.name in ("database", "connections", "stuck runs", "redis")]
+        async with asyncio.timeout(60):
+            findings = await examined(replace(installation, settings=settings, patience=1.0), *chosen)
+    assert silent.is_set()
+    assert [str(found.verdict) for found in findings.values()] == ["pass", "fail", "pass", "fail"]
+    assert findings["connections"].found == findings["stuck runs"].found == "no answer within 1 seconds"
 
 
 async def test_a_role_that_may_nothing(as_role: Installation) -> None:

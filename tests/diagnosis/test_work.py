@@ -61,6 +61,20 @@ async def test_runs_that_are_ready_for_long(
     assert "10.0 min" in finding.found
 
 
+async def test_room_on_a_worker_without_the_graph_is_none(
+    installation: Installation, database: Database, execute: Execute
+) -> None:
+    full = await online_worker(database)
+    execute("UPDATE worker SET graphs = '{graph}', capacity = 1")
+    for _ in range(2):
+        await create(database, uuid4())
+    assert len(await claim_runs(database, full, 1)) == 1
+    await online_worker(database)
+    execute("UPDATE worker SET graphs = '{other}', capacity = 10 WHERE graphs = '{}'")
+    execute("UPDATE run SET ready_at = now() - interval '10 minutes' WHERE status = 'pending'")
+    assert (await check_stuck_runs(installation)).verdict is Verdict.WARN
+
+
 async def test_a_thread_without_a_head(installation: Installation, database: Database, execute: Execute) -> None:
     thread_id = uuid4()
     await create(database, thread_id)

@@ -14,9 +14,9 @@ CROWDED = 0.8
 LIMITS = """
 SELECT current_setting('max_connections')::integer
        - current_setting('superuser_reserved_connections')::integer
-       - coalesce(current_setting('reserved_connections', true)::integer, 0) AS server,
-       (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user) AS role,
-       (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS database,
+       - coalesce(current_setting('reserved_connections', true)::integer, 0) AS server_limit,
+       (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user) AS role_limit,
+       (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS database_limit,
        current_user AS role_name, current_database() AS database_name
 """
 
@@ -47,9 +47,14 @@ async def check_connections(installation: Installation) -> Finding:
             known = await (await connection.execute(PROCESSES)).fetchone()
     assert limits is not None
     assert used is not None
+    if settings.pgbouncer and settings.direct_database_url is None:
+        room, taken = limits["server_limit"], used["server"]
+        found = f"all go through PgBouncer; max_connections leaves {room}, of which {taken} are in use"
+        fix = "Raise max_connections, or lower PgBouncer's default_pool_size."
+        return warned(found, fix) if taken > CROWDED * room else passed(found)
     workers = max(1, known["workers"] if known else 0)
     webs = max(1, known["candidates"] - known["workers"] if known else 0)
-    pool = 0 if settings.pgbouncer and settings.direct_database_url else settings.pool_max
+    pool = 0 if settings.pgbouncer else settings.pool_max
     needed = workers * (pool + OF_WORKER) + webs * (pool + OF_WEB)
     names = {
         "server": ("max_connections", "Raise max_connections"),
@@ -62,8 +67,8 @@ async def check_connections(installation: Installation) -> Finding:
             f"ALTER DATABASE {limits['database_name']} CONNECTION LIMIT …, or raise it",
         ),
     }
-    scope = min((name for name in names if limits[name] >= 0), key=lambda name: limits[name])
-    room, taken = limits[scope], used[scope]
+    room, scope = min((limits[f"{name}_limit"], name) for name in names if limits[f"{name}_limit"] >= 0)
+    taken = used[scope]
     what, remedy = names[scope]
     found = (
         f"{_count(workers, 'worker')} and {_count(webs, 'web process', 'web processes')} may open {needed} connections "

@@ -18,6 +18,7 @@ from holdfast.diagnosis.project import check_graphs
 from holdfast.diagnosis.tables import check_tables
 from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs
 from holdfast.errors import OperatorError
+from holdfast.telemetry.cancelling import cancel_all
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,20 @@ async def examine(installation: Installation, checks: Sequence[Check] = CHECKS) 
 
 async def _made(check: Check, installation: Installation) -> Finding:
     patience = check.patience or installation.patience
+    late = failed(
+        f"no answer within {patience:g} seconds",
+        "Whatever it asks is overloaded, locked or cut off. Allow more with --timeout to tell which.",
+    )
+    making = asyncio.ensure_future(check.make(installation))
+    await asyncio.wait({making}, timeout=patience)
+    if not making.done():
+        installation.hang_up()
+        await cancel_all([making])
+        return late
     try:
-        async with asyncio.timeout(patience):
-            return await check.make(installation)
+        return making.result()
     except (TimeoutError, psycopg.errors.QueryCanceled):
-        return failed(
-            f"no answer within {patience:g} seconds",
-            "Whatever it asks is overloaded, locked or cut off. Allow more with --timeout to tell which.",
-        )
+        return late
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege) as why:
         return skipped(f"cannot be checked: {brief(why)}", "See rights and migrations.")
     except (psycopg.Error, RedisError, OSError, OperatorError) as why:

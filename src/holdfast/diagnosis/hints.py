@@ -13,10 +13,9 @@ from psycopg import sql
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
-from holdfast.db.connect import Database
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
 from holdfast.diagnosis.installation import Installation, brief
-from holdfast.signals.redis import channel_prefix
+from holdfast.signals.redis import IDENTIFY, IDENTIFY_BY_NAME, channel_prefix
 from holdfast.signals.redis_nodes import open_connection
 from holdfast.signals.redis_url import RedisPlace, parse_redis_url
 
@@ -101,12 +100,14 @@ async def _sent(listening: AbstractConnection, sending: AbstractConnection, chan
 
 async def _prefix(installation: Installation) -> str:
     """Of the channels that the processes use: on a Cluster it decides which node carries them."""
-    database = Database(installation.settings.model_copy(update={"pool_min": 0, "pool_max": 1}), "doctor")
-    await database.open()
-    try:
-        return await channel_prefix(database)
-    finally:
-        await database.close()
+    async with installation.reading() as connection:
+        try:
+            async with connection.transaction():
+                row = await (await connection.execute(IDENTIFY)).fetchone()
+        except psycopg.errors.InsufficientPrivilege:
+            row = await (await connection.execute(IDENTIFY_BY_NAME)).fetchone()
+    assert row is not None
+    return channel_prefix(installation.settings.db_schema, str(row["identity"]))
 
 
 def _milliseconds(began: float) -> str:

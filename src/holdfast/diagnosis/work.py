@@ -16,20 +16,22 @@ LONG_SILENT = 3600.0
 # What upkeep may take to act, beyond its interval.
 UPKEEP_MARGIN = 10.0
 
-QUEUE = """
-SELECT count(*) AS ready, coalesce(extract(epoch FROM now() - min(ready_at))::float8, 0) AS oldest,
-       (SELECT count(*) FROM worker WHERE status = 'online') AS workers,
-       (SELECT coalesce(sum(capacity), 0) FROM worker WHERE status = 'online')
-       - (SELECT count(*) FROM run WHERE status = 'running') AS free
+READY = """
+SELECT graph_id, count(*) AS runs, extract(epoch FROM now() - min(ready_at))::float8 AS oldest
 FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()
-"""
-
-UNSERVED = """
-SELECT graph_id, count(*) AS runs FROM run
-WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()
-  AND graph_id <> ALL(SELECT unnest(graphs) FROM worker WHERE status = 'online')
 GROUP BY graph_id ORDER BY graph_id
 """
+
+# A worker claims only what it has: room on another one is no room.
+ROOM = """
+SELECT graph, sum(greatest(0, capacity - held.runs)) AS free
+FROM worker CROSS JOIN LATERAL (SELECT count(*) AS runs FROM run
+                                WHERE run.worker_id = worker.worker_id AND run.status = 'running') AS held
+CROSS JOIN LATERAL unnest(graphs) AS graph
+WHERE worker.status = 'online' GROUP BY graph
+"""
+
+ONLINE = "SELECT count(*) AS workers FROM worker WHERE status = 'online'"
 
 # A thread whose unfinished runs have no head stands still: nobody will ever claim one.
 HEADLESS = """
@@ -86,23 +88,28 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 async def check_stuck_runs(installation: Installation) -> Finding:
     """Runs that could go on and do not."""
     async with installation.reading() as connection:
-        queue = await (await connection.execute(QUEUE)).fetchone()
-        unserved = await (await connection.execute(UNSERVED)).fetchall()
+        ready = await (await connection.execute(READY)).fetchall()
+        room = {row["graph"]: row["free"] for row in await (await connection.execute(ROOM)).fetchall()}
+        online = await (await connection.execute(ONLINE)).fetchone()
         headless = await (await connection.execute(HEADLESS)).fetchall()
         silent = await (await connection.execute(SILENT, {"silent": LONG_SILENT})).fetchall()
-    assert queue is not None
+    assert online is not None
+    count = sum(row["runs"] for row in ready)
     problems = []
-    if queue["ready"] and not queue["workers"]:
-        found = f"{queue['ready']} ready runs, and no worker is online"
+    if count and not online["workers"]:
+        found = f"{count} ready runs, and no worker is online"
         problems.append(Problem(Verdict.FAIL, found, "Start a worker: `holdfast worker`."))
-    elif unserved:
+        ready = []
+    if unserved := [row for row in ready if row["graph_id"] not in room]:
         graphs = ", ".join(f"{row['graph_id']} ({row['runs']})" for row in unserved)
         fix = "Deploy a worker whose langgraph.json has them, or cancel the runs."
         problems.append(Problem(Verdict.FAIL, f"ready runs of graphs that no online worker has: {graphs}", fix))
-    elif queue["ready"] and queue["oldest"] > LONG_READY:
-        found = f"a run has been ready for {_duration(queue['oldest'])}; {queue['ready']} are"
-        if queue["free"] > 0:
-            fix = "Workers have room and do not take it: read their logs (claim.outage), and check signals."
+    for row in ready:
+        if row["graph_id"] not in room or row["oldest"] <= LONG_READY:
+            continue
+        found = f"{row['runs']} runs of {row['graph_id']} are ready, the first for {_duration(row['oldest'])}"
+        if room[row["graph_id"]] > 0:
+            fix = "Workers have room and do not take them: read their logs (claim.outage), and check signals."
             problems.append(Problem(Verdict.FAIL, found, fix))
         else:
             fix = "Every slot is taken: start more workers, or raise N_JOBS_PER_WORKER."
@@ -115,7 +122,7 @@ async def check_stuck_runs(installation: Installation) -> Finding:
         found = f"{_runs(silent)} without an event for {_duration(silent[0]['seconds'])}"
         fix = "See where it stands with `holdfast runs show`; `holdfast runs cancel` stops it."
         problems.append(Problem(Verdict.WARN, found, fix))
-    return summed_up(problems, f"{queue['ready']} ready, none of them for long")
+    return summed_up(problems, f"{count} ready, none of them for long")
 
 
 async def check_poison_runs(installation: Installation) -> Finding:

@@ -43,6 +43,13 @@ SUBSCRIBE_BATCH = 500
 FAILURES: tuple[type[BaseException], ...] = (RedisError, OSError, AttributeError)
 
 
+def channel_prefix(schema: str, identity: str) -> str:
+    """What the names of an installation's channels begin with; `identity` is what IDENTIFY answered."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    # In braces: all of it in one slot of a Cluster.
+    return f"{{holdfast:{schema}:{digest}}}:"
+
+
 class RedisSignals(Carrier):
     """See the module's description. A Redis that is away is not an error: processes poll until it is there."""
 
@@ -96,11 +103,21 @@ class RedisSignals(Carrier):
         backoff = Backoff("signals.outage", "signals.recovered")
         while not self._prefix:
             try:
-                self._prefix = await channel_prefix(self._database)
+                try:
+                    identity = await self._ask_database(IDENTIFY)
+                except psycopg.errors.InsufficientPrivilege:
+                    identity = await self._ask_database(IDENTIFY_BY_NAME)
             except (psycopg.Error, OSError) as error:
                 await backoff.failed(error)
                 continue
+            self._prefix = channel_prefix(self._settings.db_schema, identity)
             backoff.succeeded()
+
+    async def _ask_database(self, statement: LiteralString) -> str:
+        async with self._database.connection() as connection:
+            row = await (await connection.execute(statement)).fetchone()
+        assert row is not None
+        return str(row["identity"])
 
     def _channel(self, hint: Hint) -> str:
         if hint.topic is None:
@@ -206,21 +223,3 @@ class RedisSignals(Carrier):
         # Both connections: it may have been the ping that did not arrive.
         self._hung_up.set()
         self._doubtful = True
-
-
-async def channel_prefix(database: Database) -> str:
-    """What the names of an installation's channels begin with."""
-    try:
-        identity = await _ask(database, IDENTIFY)
-    except psycopg.errors.InsufficientPrivilege:
-        identity = await _ask(database, IDENTIFY_BY_NAME)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    # In braces: all of it in one slot of a Cluster.
-    return f"{{holdfast:{database.settings.db_schema}:{digest}}}:"
-
-
-async def _ask(database: Database, statement: LiteralString) -> str:
-    async with database.connection() as connection:
-        row = await (await connection.execute(statement)).fetchone()
-    assert row is not None
-    return str(row["identity"])
