@@ -12,9 +12,13 @@ import httpx
 import pytest
 
 from holdfast.db.connect import Database
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
 from holdfast.settings import Settings
 from holdfast.upkeep.sweeper import Sweeper
+from tests.api.test_auth import PROJECT as AUTH_PROJECT
 from tests.support.records import query, run_ended
+from tests.support.serving import answering
 from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_run.py"
@@ -153,3 +157,19 @@ async def test_what_the_fleet_is_doing(client: httpx.AsyncClient, database: Data
     assert (running["run_id"], running["graph_id"], running["attempt"]) == (slow, "steps", 1)
     await client.post(f"/threads/{running['thread_id']}/runs/{slow}/cancel")
     await run_ended(database, UUID(slow))
+
+
+async def test_nobody_sees_what_is_another_users(settings: Settings) -> None:
+    async with answering(settings, GraphCatalog.load(load_config(AUTH_PROJECT))) as anybody:
+        alice, bob = (
+            httpx.AsyncClient(base_url=anybody.base_url, headers={"authorization": f"Bearer {name}"}, timeout=30)
+            for name in ("alice", "bob")
+        )
+        async with alice, bob:
+            thread = uuid4()
+            run_id = await post(alice, thread, assistant_id="whoami", input={})
+            for path in (f"/runs/{run_id}/timeline", f"/threads/{thread}/runs/{run_id}/timeline"):
+                assert (await alice.get(path)).status_code == 200
+                assert (await bob.get(path)).status_code == 404
+                assert (await anybody.get(path)).status_code == 401
+            assert (await alice.get("/activity")).status_code == 403, "the fleet is nobody's in part"
