@@ -70,7 +70,7 @@ async def _made(check: Check, installation: Installation) -> Finding:
     making = asyncio.ensure_future(check.make(installation))
     await asyncio.wait({making}, timeout=patience)
     if not making.done():
-        installation.hang_up()
+        # Again and again: a statement that is cancelled asks the server first, and that one may say nothing.
         await cancel_all([making])
         return late
     try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -31,28 +29,16 @@ class Installation:
     """Seconds that a check may take."""
     clock: Callable[[], float] = time.time
     """This machine's."""
-    _opened: list[AsyncConnection[DictRow]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     async def connect(self, *, session: bool = False) -> AsyncConnection[DictRow]:
         """A connection of the check's own: one that hangs or breaks takes no other check with it."""
         direct = session and self.settings.session_url is not None
-        connection = await AsyncConnection.connect(
+        return await AsyncConnection.connect(
             connection_parameters(self.settings, "doctor", session=direct),
             autocommit=True,
             row_factory=dict_row,
             prepare_threshold=None,
         )
-        self._opened.append(connection)
-        return connection
-
-    def hang_up(self) -> None:
-        """Break what is open. A statement that is cancelled asks the server first, and waits for its answer: one that
-        says nothing would be waited for without end."""
-        while self._opened:
-            connection = self._opened.pop()
-            if not connection.closed:
-                with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-                    end.shutdown(socket.SHUT_RDWR)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection[DictRow]]:
