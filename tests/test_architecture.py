@@ -10,7 +10,7 @@ from holdfast.engine.states import MOVES, TERMINAL, RunStatus
 
 SOURCE = Path(holdfast.__file__).parent
 # The packages that may speak SQL; `cli/demo.py` looks into the database as an operator would.
-SPEAKS_SQL = ("engine", "resources", "streams", "upkeep", "worker", "db", "signals")
+SPEAKS_SQL = ("engine", "resources", "streams", "upkeep", "worker", "db", "signals", "diagnosis")
 STATEMENT = re.compile(r"\b(SELECT\s.+\sFROM|INSERT INTO|UPDATE\s\w+\sSET|DELETE FROM)\b", re.DOTALL)
 
 

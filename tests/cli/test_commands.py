@@ -34,6 +34,8 @@ COMMANDS = [
     ["tenants", "set"],
     ["tenants", "adopt"],
     ["sweep"],
+    ["doctor"],
+    ["top"],
     ["run"],
     ["runs"],
     ["runs", "list"],

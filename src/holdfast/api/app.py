@@ -23,6 +23,7 @@ from holdfast.api import (
     store,
     thread_stream,
     threads,
+    timeline,
     usage,
     webhooks,
 )
@@ -50,6 +51,7 @@ ROUTERS = (
     ("threads", usage.router),
     ("runs", children.router),
     ("runs", interrupts.router),
+    ("runs", timeline.router),
     ("event_streaming", commands.router),
     ("event_streaming", events.router),
     ("threads", thread_stream.router),
@@ -57,6 +59,7 @@ ROUTERS = (
     ("webhooks", webhooks.router),
     ("runs", dead_letters.router),
     ("fleet", fleet.router),
+    ("fleet", timeline.activity_router),
 )
 
 

@@ -26,6 +26,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
+from holdfast.resources.activity import ActivityGauge
 from holdfast.resources.fleet import QueueGauge
 from holdfast.resources.tenant_store import TenantStore
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
@@ -54,6 +55,7 @@ class WebContext:
     caller: Caller = ANYONE
     queue: QueueGauge = field(default_factory=QueueGauge)
     roster: Roster | None = None
+    activity: ActivityGauge = field(default_factory=ActivityGauge)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

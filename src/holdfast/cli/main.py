@@ -16,6 +16,7 @@ from holdfast.cli import (
     dead_letters,
     demo,
     dev,
+    doctor,
     interrupts,
     keys,
     migrate,
@@ -24,6 +25,7 @@ from holdfast.cli import (
     serve,
     sweep,
     tenants,
+    top,
     web,
     worker,
 )
@@ -85,6 +87,8 @@ app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)
 app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATE)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATE)
 app.command(epilog=sweep.EPILOG, rich_help_panel=_OPERATE)(sweep.sweep)
+app.command(epilog=doctor.EPILOG, rich_help_panel=_OPERATE)(doctor.doctor)
+app.command(epilog=top.EPILOG, rich_help_panel=_OPERATE)(top.top)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from holdfast.cli.exit_codes import CommandError
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME
 from holdfast.cli.run import watch
+from holdfast.cli.timeline import fetch_timeline, print_timeline
 from holdfast.cli.usage import EPILOG as USAGE_EPILOG
 from holdfast.cli.usage import dollars, tokens, usage
 
@@ -69,13 +70,17 @@ def list_runs(
 
 @app.command(epilog=examples("holdfast runs show RUN_ID", "holdfast runs show RUN_ID --json | jq .status"))
 def show(run_id: RunId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Show one run."""
+    """Show one run, and where its time went: queued, each attempt and step, retries and take-overs."""
     with Client(url) as client:
         run = _existing(client, run_id)
+        timeline = fetch_timeline(client, run_id)
     if as_json:
-        print(json.dumps(run, ensure_ascii=False))
-    else:
-        out.print(JSON.from_data(run, ensure_ascii=False))
+        print(json.dumps({**run, "timeline": timeline}, ensure_ascii=False))
+        return
+    out.print(JSON.from_data(run, ensure_ascii=False))
+    if timeline is not None:
+        out.print()
+        print_timeline(out, timeline)
 
 
 app.command(epilog=USAGE_EPILOG)(usage)

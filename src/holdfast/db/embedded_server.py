@@ -52,6 +52,18 @@ def log_path(data_dir: Path) -> Path:
     return data_dir / "postgres.log"
 
 
+def running_url(data_dir: Path) -> str | None:
+    """Where the server over a data directory answers, if one is running: for whoever only wants to look."""
+    pgdata = data_dir / "postgres"
+    try:
+        lines = (pgdata / "postmaster.pid").read_text().splitlines()
+        if str(pgdata) not in psutil.Process(int(lines[0])).cmdline():
+            return None  # The number belongs to another process by now.
+        return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(lines[4], safe='')}&port={lines[3]}"
+    except (OSError, ValueError, IndexError, psutil.Error):
+        return None
+
+
 class Server:
     """One server process over one data directory, as the guard sees it."""
 

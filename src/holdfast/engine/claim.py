@@ -142,6 +142,7 @@ WITH RECURSIVE level(priority) AS (
     WHERE run.run_id = picked.run_id
     RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.tenant_id, run.fence, run.attempt,
               run.retries, run.progress, run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id,
+              run.crashes, run.worker_id,
               numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
               thread.interrupts <> '{{}}'::jsonb AS asking,
               extract(epoch FROM now() - run.started_at)::float8 AS elapsed,

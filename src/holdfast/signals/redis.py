@@ -43,6 +43,13 @@ SUBSCRIBE_BATCH = 500
 FAILURES: tuple[type[BaseException], ...] = (RedisError, OSError, AttributeError)
 
 
+def channel_prefix(schema: str, identity: str) -> str:
+    """What the names of an installation's channels begin with; `identity` is what IDENTIFY answered."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    # In braces: all of it in one slot of a Cluster.
+    return f"{{holdfast:{schema}:{digest}}}:"
+
+
 class RedisSignals(Carrier):
     """See the module's description. A Redis that is away is not an error: processes poll until it is there."""
 
@@ -103,9 +110,7 @@ class RedisSignals(Carrier):
             except (psycopg.Error, OSError) as error:
                 await backoff.failed(error)
                 continue
-            digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-            # In braces: all of it in one slot of a Cluster.
-            self._prefix = f"{{holdfast:{self._settings.db_schema}:{digest}}}:"
+            self._prefix = channel_prefix(self._settings.db_schema, identity)
             backoff.succeeded()
 
     async def _ask_database(self, statement: LiteralString) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel until it holds. Python 3.11's `wait_for` swallows a cancel that meets the end of what it waited for, and
     every wait for a pooled connection is one. Whoever cancels us meanwhile is heard when that is done."""
     pending = set(tasks)

@@ -158,7 +158,9 @@ class Executor:
 
     def _announce(self, attempt: Attempt) -> None:
         run = attempt.run
-        about = {"run_id": str(run.run_id), "attempt": run.attempt, "graph_id": run.graph_id}
+        about: dict[str, Any] = {"run_id": str(run.run_id), "attempt": run.attempt, "graph_id": run.graph_id}
+        # For the run's timeline: who has it, and what the attempts before it came to.
+        about |= {"worker_id": str(run.worker_id), "retries": run.retries, "crashes": run.crashes}
         attempt.lane.event("metadata", orjson.dumps(about))
 
     async def _begin(

@@ -42,6 +42,8 @@ class Claimed:
     usage: dict[str, Any] | None = None
     # The thread waits for an answer.
     asking: bool = False
+    crashes: int = 0
+    worker_id: UUID | None = None
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
     # The run whose child this one is.

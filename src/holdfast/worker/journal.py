@@ -14,6 +14,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -75,6 +76,8 @@ class Lane:
         self._ties = NO_TIES
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
+        # Seconds that the run has waited for the database, for its timeline.
+        self._waited = 0.0
 
     def event(self, kind: str, data: bytes, namespace: str = "") -> None:
         """Append an event to the thread's log. It gets its number, and becomes visible, when it is committed."""
@@ -116,7 +119,7 @@ class Lane:
             case Ended(status=status, error=error, resting=resting):
                 paused = status == RunStatus.SUCCESS and resting == "interrupted"
                 end = {"status": str(status), "error": error, "paused": paused, "graph_id": graph_id}
-                self.event("end", orjson.dumps(end))
+                self.event("end", orjson.dumps({**end, "waited": round(self._waited, 6)}))
             case RolledBack():
                 self.event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
             case Released() | Waiting():
@@ -142,6 +145,7 @@ class Lane:
         """A new lane for the same run; whoever still holds this one writes nothing more."""
         await self.flush()
         successor = Lane(self._journal, self.run_id, self.thread_id, self.fence, self.next_seq)
+        successor._waited = self._waited
         self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
         return successor
 
@@ -160,7 +164,9 @@ class Lane:
         future = asyncio.get_running_loop().create_future()
         self._waiters.append(future)
         self._journal.wake(self)
+        began = time.monotonic()
         await future
+        self._waited += time.monotonic() - began
 
     def _take(self) -> Item:
         portion = Portion(

@@ -1,0 +1,121 @@
+"""/runs/{run_id}/timeline and /activity: where the time goes. Holdfast's own, not part of the LangGraph API."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web, WebContext
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import RunStatus, answers
+from holdfast.errors import Denied
+from holdfast.resources.runs import get_run
+from holdfast.resources.threads import present
+from holdfast.resources.timeline import SpanKind, run_timeline
+
+router = APIRouter(tags=["runs"], route_class=JsonRoute)
+activity_router = APIRouter(tags=["fleet"], route_class=JsonRoute)
+
+
+class TimelineSpan(BaseModel):
+    """A stretch of a run's time."""
+
+    kind: SpanKind
+    what: str
+    attempt: int | None = Field(description="Which attempt it is part of; null for what is between them.")
+    began_at: datetime
+    ended_at: datetime | None = Field(description="Null while it goes on.")
+    seconds: float
+
+
+class RunTimeline(BaseModel):
+    """Where a run's time went. Spans are in order; those of steps lie within their attempt's."""
+
+    run_id: UUID
+    thread_id: UUID
+    status: RunStatus
+    attempts: int
+    retries: int
+    crashes: int
+    created_at: datetime = Field(description="When it was due, if it was created for later.")
+    started_at: datetime | None
+    finished_at: datetime | None
+    seconds: float
+    queued_seconds: float
+    working_seconds: float
+    between_seconds: float = Field(description="Between attempts: pauses before retries, take-overs, hand-overs.")
+    journal_wait_seconds: float | None = Field(
+        description="What the last attempt waited for its checkpoints and events to be written; null while unknown."
+    )
+    spans: list[TimelineSpan]
+    notes: list[str] = Field(description="What could not be told, and why.")
+
+
+class RunningRun(BaseModel):
+    run_id: UUID
+    thread_id: UUID
+    graph_id: str
+    attempt: int
+    worker_id: UUID
+    seconds: float = Field(description="Since it first started.")
+
+
+class Activity(BaseModel):
+    """At most about a second old."""
+
+    window_seconds: int
+    created: int = Field(description="Runs that became due within the window.")
+    finished: dict[str, int] = Field(description="Runs that ended within the window, by status.")
+    created_per_second: float
+    finished_per_second: float
+    median_seconds: dict[str, float] = Field(description="From first start to end, by status.")
+    running: list[RunningRun] = Field(description="Those that have been running for longest.")
+
+
+async def _timeline(web: WebContext, run_id: UUID, thread_id: UUID | None) -> Response:
+    # What may be seen of a run is what may be seen of its thread.
+    if thread_id is not None:
+        await web.may_thread(thread_id, "read", run_id=run_id)
+    async with web.database.connection() as connection:
+        run = await get_run(connection, run_id, thread_id)
+    if thread_id is None:
+        await web.may_thread(run["thread_id"], "read", run_id=run_id)
+    async with web.database.connection() as connection:
+        return Json(present(await run_timeline(connection, run_id)))
+
+
+@router.get(
+    "/threads/{thread_id}/runs/{run_id}/timeline",
+    summary="Where a run's time went",
+    description="From the run's row, its events and its checkpoints, as far as they are kept. A Holdfast extension.",
+    responses=answers(RunTimeline, 404),
+)
+async def timeline(web: Web, thread_id: UUID, run_id: UUID) -> Response:
+    return await _timeline(web, run_id, thread_id)
+
+
+@router.get(
+    "/runs/{run_id}/timeline",
+    summary="Where a run's time went, by its id",
+    description="The same for a run by its id alone. A Holdfast extension.",
+    responses=answers(RunTimeline, 404),
+)
+async def timeline_by_id(web: Web, run_id: UUID) -> Response:
+    return await _timeline(web, run_id, None)
+
+
+@activity_router.get(
+    "/activity",
+    summary="What the fleet is doing",
+    description="Rates over the last minute, and the runs that are running. A Holdfast extension.",
+    responses=answers(Activity),
+)
+async def activity(web: Web) -> Response:
+    # The fleet is nobody's in part: a filter is a no.
+    if (await web.caller.may("queue", "read", {})).restricted:
+        raise Denied(403, "Forbidden: queue.read")
+    return Json(await web.activity.figures(web.database))

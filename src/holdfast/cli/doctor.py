@@ -1,0 +1,124 @@
+"""`holdfast doctor`: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.console import out, say
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.errors import ConfigError, DatabaseError, OperatorError
+
+if TYPE_CHECKING:
+    from holdfast.diagnosis.findings import Finding
+    from holdfast.diagnosis.installation import Installation
+    from holdfast.settings import Settings
+
+EPILOG = examples(
+    "holdfast doctor",
+    "holdfast doctor --json | jq 'select(.verdict == \"fail\")'",
+    "DATABASE_URL=postgresql://db/holdfast holdfast doctor --config project/langgraph.json",
+)
+MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("-", "dim")}
+
+
+def doctor(
+    config: Config = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.5, max=600, metavar="SECONDS", help="How long each check may take.")
+    ] = 10.0,
+) -> None:
+    """Check the installation: the database and what we may do there, signals, graphs, runs and workers.
+
+    Each check passes, warns or fails, and says what to do. Nothing is changed.
+
+    The exit code is 0 when nothing failed, and 1 otherwise.
+    """
+    with ExitStack() as stack:
+        try:
+            installation = _installation(config, timeout, stack)
+        except OperatorError as error:
+            # Settings that contradict each other: there is nothing that could be examined by them.
+            from holdfast.diagnosis.findings import Finding, Verdict
+
+            findings = [
+                Finding("settings", Verdict.FAIL, str(error), "Correct the variable; see docs/configuration.md.")
+            ]
+            _show(findings[0], as_json=as_json)
+        else:
+            findings = asyncio.run(_examine(installation, as_json=as_json))
+    counts = Counter(str(finding.verdict) for finding in findings)
+    if not as_json:
+        told = [f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]]
+        out.print(f"\n{', '.join(told)}", style="bold")
+    sys.exit(ExitCode.FAILURE if counts["fail"] else ExitCode.OK)
+
+
+async def _examine(installation: Installation, *, as_json: bool) -> list[Finding]:
+    from holdfast.diagnosis.examination import examine
+
+    findings = []
+    async for finding in examine(installation):
+        _show(finding, as_json=as_json)
+        findings.append(finding)
+    return findings
+
+
+def _installation(config: Path, timeout: float, stack: ExitStack) -> Installation:
+    """What is here to be examined. Raises SettingsError."""
+    from holdfast.diagnosis.installation import Installation
+    from holdfast.graphs.config import load_config
+    from holdfast.settings import load_settings
+
+    environ = dict(os.environ)
+    if config.exists():
+        try:
+            environ = {**load_config(config, os.environ).env, **os.environ}
+        except ConfigError as error:
+            # The check of the graphs says so, too; the rest can be examined without it.
+            say(str(error))
+    settings = load_settings(environ)
+    absent = ""
+    if settings.database_url is None:
+        settings, absent = _embedded(settings, stack)
+    return Installation(settings, config=config if config.exists() else None, absent=absent, patience=timeout)
+
+
+def _embedded(settings: Settings, stack: ExitStack) -> tuple[Settings, str]:
+    """The private Postgres of `dev` and `serve`: the one that is running, or else started for the moment."""
+    from holdfast.db.embedded import EmbeddedPostgres
+    from holdfast.db.embedded_server import running_url
+
+    directory = settings.data_dir.expanduser().absolute()
+    if not (directory / "postgres").exists():
+        return settings, (f"there is no database yet: DATABASE_URL is not set, and {directory} has none")
+    url = running_url(directory)
+    if url is None:
+        try:
+            url = stack.enter_context(EmbeddedPostgres(directory, say=say)).start()
+        except DatabaseError as error:
+            return settings, str(error)
+    return settings.model_copy(update={"database_url": url, "direct_database_url": None, "pgbouncer": False}), ""
+
+
+def _show(finding: Finding, *, as_json: bool) -> None:
+    verdict = str(finding.verdict)
+    if as_json:
+        told = {"check": finding.check, "verdict": verdict, "found": finding.found, "fix": finding.fix}
+        print(json.dumps(told, ensure_ascii=False), flush=True)
+        return
+    mark, style = MARKS[verdict]
+    out.print(Text.assemble((f"{mark} {verdict:4}  ", style), (f"{finding.check:12} ", "bold"), finding.found))
+    if finding.fix and verdict != "pass":
+        out.print(Text.assemble(" " * 21, ("fix: ", "cyan"), finding.fix))

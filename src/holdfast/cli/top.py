@@ -1,0 +1,305 @@
+"""`holdfast top`: the queue, the workers, the runs and their rates, live."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.client import Client
+from holdfast.cli.console import out
+from holdfast.cli.exit_codes import CommandError, ExitCode
+from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+
+EPILOG = examples("holdfast top", "holdfast top --every 5 --url https://runs.example.org", "holdfast top --once --json")
+
+# Seconds a request may take: longer, and the screen says that the server does not answer.
+PATIENCE = 5.0
+WORKER_STYLES = {"online": "green", "draining": "yellow", "offline": "dim", "lost": "red"}
+# What is shown of a fleet of hundreds.
+MOST_WORKERS = 200
+
+Once = Annotated[bool, typer.Option("--once", help="Print one frame and end, for scripts.")]
+Every = Annotated[float, typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")]
+
+
+def top(url: Url = DEFAULT_URL, every: Every = 1.0, once: Once = False, as_json: AsJson = False) -> None:
+    """Watch the queue, the workers and the runs, live. q or Ctrl-C ends it.
+
+    While the server cannot be reached the screen says so, and keeps the last figures.
+    """
+    with Client(url) as client:
+        screen = Screen(url)
+        if once:
+            screen.look(client)
+            if screen.problem is not None:
+                raise screen.problem
+            screen.print(out, as_json=as_json)
+        elif as_json:
+            _stream(client, screen, every)
+        else:
+            _live(client, screen, every)
+
+
+@dataclass
+class Screen:
+    """What was last seen of the server."""
+
+    url: str
+    queue: dict[str, Any] = field(default_factory=dict)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    activity: dict[str, Any] | None = None
+    seen_at: float | None = None
+    problem: CommandError | None = None
+    """Why the last look failed, if it did."""
+    clock: Callable[[], float] = time.time
+
+    def look(self, client: Client) -> None:
+        """Ask the server. What it answers replaces what was seen, all of it or nothing."""
+        try:
+            queue = client.request("GET", "/queue", timeout=PATIENCE)
+            workers = client.request("GET", "/workers", params={"limit": MOST_WORKERS}, timeout=PATIENCE)
+            activity = _activity(client)
+            if not (isinstance(queue, dict) and "ready" in queue and isinstance(workers, list)):
+                raise ValueError(queue)
+        except CommandError as error:
+            self.problem = error
+            return
+        except ValueError:
+            self.problem = CommandError(f"{self.url} does not answer like Holdfast. Is it the right --url?")
+            return
+        self.queue, self.workers, self.activity = queue, workers, activity
+        self.seen_at, self.problem = self.clock(), None
+
+    def print(self, console: Console, *, as_json: bool) -> None:
+        if not as_json:
+            console.print(self.frame())
+            return
+        told = {
+            "queue": self.queue,
+            "workers": self.workers,
+            "activity": self.activity,
+            "seen_at": self.seen_at,
+            "problem": None if self.problem is None else str(self.problem),
+        }
+        print(json.dumps(told, ensure_ascii=False), flush=True)
+
+    # --- the frame --------------------------------------------------------------------------------
+
+    def frame(self, height: int | None = None) -> RenderableType:
+        """All of it; of the lists, as much as `height` leaves room for."""
+        parts: list[RenderableType] = [self._title()]
+        if self.seen_at is None:
+            parts.append(Text("q or Ctrl-C ends this", style="dim"))
+            return Group(*parts)
+        alive = [worker for worker in self.workers if worker["status"] in ("online", "draining")]
+        gone = [worker for worker in self.workers if worker not in alive]
+        running = (self.activity or {}).get("running", [])
+        room = None if height is None else max(2, height - 13)
+        shown = [*alive, *gone[:3]][: room and max(2, room // 2)]
+        left = room and max(2, room - len(shown))
+        parts += [Text(), self._figures(), Text(), self._workers(shown, len(self.workers))]
+        parts += [Text(), self._runs(running[:left])]
+        return Group(*parts)
+
+    def _title(self) -> Text:
+        title = Text.assemble(("holdfast ", "bold"), self.url)
+        if self.seen_at is not None:
+            title.append(f"   {datetime.fromtimestamp(self.seen_at).astimezone():%H:%M:%S}", style="dim")
+        if self.problem is not None:
+            if self.problem.code is ExitCode.UNAVAILABLE:
+                title.append("   the server cannot be reached", style="bold red")
+            else:
+                title.append(f"   refused: {self.problem}", style="bold red")
+            if self.seen_at is not None:
+                age = max(0.0, self.clock() - self.seen_at)
+                title.append(f"; the figures are {age:.0f} s old", style="red")
+        return title
+
+    def _figures(self) -> RenderableType:
+        queue, activity = self.queue, self.activity
+        table = Table.grid(padding=(0, 3))
+        oldest = float(queue["oldest_seconds"])
+        table.add_row(
+            Text("queue", style="bold"),
+            _figure(queue["ready"], "ready", "yellow" if queue["ready"] else ""),
+            _figure(queue["scheduled"], "scheduled"),
+            _figure(queue["waiting"], "behind others"),
+            _figure(_seconds(oldest), "oldest", "red" if oldest > 60 else ""),
+        )
+        table.add_row(
+            Text("fleet", style="bold"),
+            _figure(f"{queue['running']}/{queue['capacity']}", "running", "cyan" if queue["running"] else ""),
+            _figure(queue["workers_online"], "online", "" if queue["workers_online"] else "red"),
+            _figure(queue["workers_draining"], "draining"),
+            Text(),
+        )
+        rates = [Text("rates", style="bold"), _figure(f"{queue['claims_per_second']:.2f}/s", "claimed")]
+        if activity is not None:
+            finished = activity["finished"]
+            failed = sum(number for status, number in finished.items() if status in ("error", "timeout"))
+            median = activity["median_seconds"].get("success")
+            rates += [
+                _figure(f"{activity['created_per_second']:.2f}/s", "created"),
+                _figure(f"{activity['finished_per_second']:.2f}/s", "finished"),
+                _figure(failed, "failed in a minute", "red" if failed else ""),
+                _figure("-" if median is None else _seconds(median), "median"),
+            ]
+        table.add_row(*rates)
+        if not queue["unserved"]:
+            return table
+        graphs = ", ".join(f"{graph} ({ready})" for graph, ready in queue["unserved"].items())
+        return Group(table, Text(f"no online worker has: {graphs}", style="bold red"))
+
+    def _workers(self, shown: list[dict[str, Any]], known: int) -> RenderableType:
+        if not known:
+            return Text("No worker has been seen yet. Start one with `holdfast worker`.", style="yellow")
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for name in ("worker", "status", "host", "pid", "busy", "claims/min", "lease", "graphs"):
+            table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "pid" else "left")
+        for worker in shown:
+            alive = worker["status"] in ("online", "draining")
+            lease = float(worker["lease_left"])
+            table.add_row(
+                str(worker["worker_id"])[-12:],
+                Text(worker["status"], style=WORKER_STYLES.get(worker["status"], "")),
+                Text(worker["host"]),
+                str(worker["pid"]),
+                f"{worker['active']}/{worker['capacity']}",
+                str(worker["claims_last_minute"]),
+                Text(_seconds(lease) if alive else "-", style="red" if alive and lease < 0 else ""),
+                Text(", ".join(worker["graphs"])),
+            )
+        more = known - len(shown)
+        return Group(table, Text(f"and {more} more", style="dim")) if more > 0 else table
+
+    def _runs(self, running: list[dict[str, Any]]) -> RenderableType:
+        if self.activity is None:
+            return Text("This server does not tell which runs are running.", style="dim")
+        if not running:
+            return Text("No run is running.", style="dim")
+        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+        for name in ("running", "graph", "attempt", "for", "worker"):
+            table.add_column(name, no_wrap=True)
+        for run in running:
+            style = "yellow" if run["attempt"] > 1 else ""
+            table.add_row(
+                run["run_id"],
+                Text(run["graph_id"]),
+                Text(str(run["attempt"]), style=style),
+                _seconds(float(run["seconds"])),
+                str(run["worker_id"])[-12:],
+            )
+        more = self.queue["running"] - len(running)
+        return Group(table, Text(f"and {more} more", style="dim")) if more > 0 else table
+
+
+def _activity(client: Client) -> dict[str, Any] | None:
+    """Not every server has it: an older one is shown without."""
+    try:
+        found: dict[str, Any] = client.request("GET", "/activity", timeout=PATIENCE)
+    except CommandError as error:
+        if error.code is ExitCode.UNAVAILABLE:
+            raise
+        return None
+    return found
+
+
+def _figure(value: object, what: str, style: str = "") -> Text:
+    return Text.assemble((str(value), f"bold {style}".strip()), f" {what}")
+
+
+def _seconds(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# --- live -----------------------------------------------------------------------------------------
+
+
+def _live(client: Client, screen: Screen, every: float) -> None:
+    """Until q or Ctrl-C. Without a terminal to draw on, a frame after the other."""
+    if not out.is_terminal:
+        while True:
+            screen.look(client)
+            screen.print(out, as_json=False)
+            time.sleep(every)
+    console = Console(highlight=False)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        stop = threading.Event()
+        # Beside the screen: a server that hangs must not make the keyboard hang.
+        looking = threading.Thread(target=_keep_looking, args=(client, screen, every, stop), daemon=True)
+        looking.start()
+        try:
+            while looking.is_alive():
+                live.update(screen.frame(console.height), refresh=True)
+                if pressed(min(0.25, every)) in ("q", "Q", "\x03"):
+                    return
+        except KeyboardInterrupt:
+            return
+        finally:
+            stop.set()
+
+
+def _keep_looking(client: Client, screen: Screen, every: float, stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            screen.look(client)
+        except RuntimeError:
+            if not stop.is_set():
+                raise
+            return  # The client was closed under a request that nobody waits for any more.
+        stop.wait(every)
+
+
+def _stream(client: Client, screen: Screen, every: float) -> None:
+    while True:
+        screen.look(client)
+        screen.print(out, as_json=True)
+        time.sleep(every)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Keys as they are pressed: waits that long for one. Without a keyboard it only waits."""
+    if not sys.stdin.isatty():
+
+        def wait(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield wait
+        return
+    import os
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([terminal], [], [], seconds)[0]:
+            return ""
+        key = os.read(terminal, 1).decode(errors="replace")
+        return key or "q"  # The terminal is gone.
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

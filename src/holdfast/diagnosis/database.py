@@ -1,0 +1,168 @@
+"""The database itself: whether it is there, what it is, and what we may do with it."""
+
+from __future__ import annotations
+
+import psycopg
+
+from holdfast.db.connect import MINIMUM_SERVER
+from holdfast.db.migrate import migrations
+from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, summed_up, warned
+from holdfast.diagnosis.installation import Installation, brief
+
+# The newest that the tests run on.
+NEWEST_TRIED = 18
+# Seconds between the clocks. The database's decides about leases, so no offset loses a run; but lines of different
+# machines do not sort, and receivers of webhooks refuse a signature that is minutes old.
+CLOCK_WARN, CLOCK_FAIL = 1.0, 60.0
+
+ABOUT = "SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') AS read_only"
+
+SCHEMA = """
+SELECT to_regnamespace(%(schema)s) IS NOT NULL AS there,
+       current_user AS role, current_database() AS database,
+       has_database_privilege(current_database(), 'CREATE') AS may_create_schema
+"""
+
+# By oid: asking for the rights on a schema by its name would fail for one that is not there.
+SCHEMA_RIGHTS = """
+SELECT has_schema_privilege(oid, 'USAGE') AS usage, has_schema_privilege(oid, 'CREATE') AS "create"
+FROM pg_namespace WHERE nspname = %(schema)s
+"""
+
+# Migrations alter tables, which only their owner may.
+TABLE_RIGHTS = """
+SELECT relname AS table, pg_has_role(relowner, 'USAGE') AS owned,
+       array_remove(ARRAY[
+           CASE WHEN NOT has_table_privilege(oid, 'SELECT') THEN 'SELECT' END,
+           CASE WHEN NOT has_table_privilege(oid, 'INSERT') THEN 'INSERT' END,
+           CASE WHEN NOT has_table_privilege(oid, 'UPDATE') THEN 'UPDATE' END,
+           CASE WHEN NOT has_table_privilege(oid, 'DELETE') THEN 'DELETE' END], NULL) AS lacking
+FROM pg_class WHERE relnamespace = to_regnamespace(%(schema)s) AND relkind IN ('r', 'p') ORDER BY relname
+"""
+
+NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
+
+
+async def check_database(installation: Installation) -> Finding:
+    """Whether it answers, and whether it is a version that Holdfast runs on."""
+    if installation.absent:
+        return warned(installation.absent, "Set DATABASE_URL, or start `holdfast dev` or `holdfast serve` here.")
+    try:
+        async with await installation.connect() as connection:
+            number = connection.info.server_version
+            about = await (await connection.execute(ABOUT)).fetchone()
+    except psycopg.errors.OperationalError as error:
+        return failed(
+            f"cannot be connected to: {brief(error)}",
+            "Correct DATABASE_URL, start the server, or let this machine in (pg_hba.conf, firewall).",
+        )
+    assert about is not None
+    if about["standby"] or about["read_only"] == "on":
+        return failed(
+            "it takes no writes: it is a standby, or set to read only",
+            "Point DATABASE_URL at the primary (target_session_attrs=read-write finds it among several hosts).",
+        )
+    return version_finding(number)
+
+
+def version_finding(number: int) -> Finding:
+    """What is to be said about a server of this version (as libpq counts: 160004)."""
+    major = number // 10000
+    if number < MINIMUM_SERVER:
+        return failed(f"PostgreSQL {major}", f"Holdfast needs {MINIMUM_SERVER // 10000} or later: upgrade the server.")
+    if major > NEWEST_TRIED:
+        return warned(
+            f"PostgreSQL {major}, newer than any that was tried", f"{NEWEST_TRIED} is the newest that the tests run on."
+        )
+    return passed(f"PostgreSQL {major} answers")
+
+
+async def check_rights(installation: Installation) -> Finding:
+    """Whether the role may use what is there, and bring it up to date."""
+    schema = {"schema": installation.settings.db_schema}
+    name = installation.settings.db_schema
+    async with installation.reading() as connection:
+        about = await (await connection.execute(SCHEMA, schema)).fetchone()
+        assert about is not None
+        if not about["there"]:
+            if about["may_create_schema"]:
+                return passed(f"{about['role']} may create the schema {name}")
+            return failed(
+                f"the schema {name} does not exist, and {about['role']} may not create it",
+                f"CREATE SCHEMA {name} AUTHORIZATION {about['role']};",
+            )
+        rights = await (await connection.execute(SCHEMA_RIGHTS, schema)).fetchone()
+        tables = await (await connection.execute(TABLE_RIGHTS, schema)).fetchall()
+    assert rights is not None
+    problems = []
+    lacking = [right.upper() for right in ("usage", "create") if not rights[right]]
+    if lacking:
+        verdict = Verdict.FAIL if "USAGE" in lacking else Verdict.WARN
+        found = f"{about['role']} lacks {' and '.join(lacking)} on the schema {name}"
+        problems.append(Problem(verdict, found, f"GRANT USAGE, CREATE ON SCHEMA {name} TO {about['role']};"))
+    closed = [table for table in tables if table["lacking"]]
+    if closed:
+        first = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:3])
+        more = f" and {len(closed) - 3} more" if len(closed) > 3 else ""
+        fix = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {about['role']};"
+        problems.append(Problem(Verdict.FAIL, f"{about['role']} lacks rights on {first}{more}", fix))
+    foreign = [table["table"] for table in tables if not table["owned"]]
+    if foreign:
+        found = f"{about['role']} does not own {len(foreign)} of {len(tables)} tables, and cannot migrate them"
+        fix = f"Run `holdfast migrate` as the owner of {foreign[0]}, or make {about['role']} a member of that role."
+        problems.append(Problem(Verdict.WARN, found, fix))
+    return summed_up(problems, f"{about['role']} may use and migrate the {len(tables)} tables of {name}")
+
+
+async def check_migrations(installation: Installation) -> Finding:
+    """Whether the schema is the one that this version needs."""
+    from langgraph.checkpoint.postgres.base import BasePostgresSaver
+    from langgraph.store.postgres.base import BasePostgresStore
+
+    ours = {migration.number: migration.name for migration in migrations()}
+    fix = "Run `holdfast migrate` (`dev`, `serve`, `web` and `worker` do so when they start)."
+    async with installation.reading() as connection:
+        try:
+            rows = await (await connection.execute("SELECT number, name FROM holdfast_migration")).fetchall()
+            saver = await (await connection.execute("SELECT max(v) AS v FROM checkpoint_migrations")).fetchone()
+            store = await (await connection.execute("SELECT max(v) AS v FROM store_migrations")).fetchone()
+        except psycopg.errors.UndefinedTable:
+            return failed(f"the schema {installation.settings.db_schema} has never been migrated", fix)
+    applied = {row["number"]: row["name"] for row in rows}
+    missing = [name for number, name in ours.items() if number not in applied]
+    for what, row, steps in (
+        ("checkpoints", saver, BasePostgresSaver.MIGRATIONS),
+        ("store", store, BasePostgresStore.MIGRATIONS),
+    ):
+        if row is None or row["v"] is None or row["v"] < len(steps) - 1:
+            missing.append(f"langgraph {what}")
+    if missing:
+        return failed(f"not applied: {', '.join(missing)}", fix)
+    newer = [name for number, name in applied.items() if number not in ours]
+    if newer:
+        return warned(
+            f"applied by a newer version: {', '.join(newer)}",
+            "Versions run side by side during a deploy. Afterwards, upgrade this one too.",
+        )
+    return passed(f"all {len(ours)} are applied")
+
+
+async def check_clock(installation: Installation) -> Finding:
+    """How far this machine's clock is from the database's."""
+    tries = []
+    async with await installation.connect() as connection:
+        for _ in range(3):
+            before = installation.clock()
+            row = await (await connection.execute(NOW)).fetchone()
+            after = installation.clock()
+            assert row is not None
+            tries.append((after - before, row["now"] - (before + after) / 2))
+    # The quickest answer is the most exact.
+    spread, offset = min(tries)
+    found = f"the database is {abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine"
+    found += f" (give or take {spread / 2:.3f} s)"
+    fix = "Have both set by NTP (chrony, systemd-timesyncd). The database's clock decides about leases and due times."
+    distance = abs(offset) - spread / 2
+    if distance > CLOCK_FAIL:
+        return failed(found, fix)
+    return warned(found, fix) if distance > CLOCK_WARN else passed(found)

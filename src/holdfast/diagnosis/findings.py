@@ -1,0 +1,60 @@
+"""What a check came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """`skip` is neither good nor bad: the check could not be made, and the finding says why."""
+
+    PASS = "pass"  # noqa: S105
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`fix` is what to do about it; empty when there is nothing to do."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, of several that a check may find."""
+
+    verdict: Verdict
+    found: str
+    fix: str
+
+
+def passed(found: str) -> Finding:
+    return Finding("", Verdict.PASS, found)
+
+
+def warned(found: str, fix: str) -> Finding:
+    return Finding("", Verdict.WARN, found, fix)
+
+
+def failed(found: str, fix: str) -> Finding:
+    return Finding("", Verdict.FAIL, found, fix)
+
+
+def skipped(found: str, fix: str = "") -> Finding:
+    return Finding("", Verdict.SKIP, found, fix)
+
+
+def summed_up(problems: Sequence[Problem], otherwise: str) -> Finding:
+    """All problems as one finding, the worst first; `otherwise` is what to say when there are none."""
+    if not problems:
+        return passed(otherwise)
+    worst_first = sorted(problems, key=lambda problem: problem.verdict is not Verdict.FAIL)
+    fixes = dict.fromkeys(problem.fix for problem in worst_first if problem.fix)
+    return Finding("", worst_first[0].verdict, "; ".join(problem.found for problem in worst_first), " ".join(fixes))

@@ -1,0 +1,71 @@
+"""What the fleet has done within the last minute, and what it is doing now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+
+# Seconds that are counted, and for which the figures are good enough.
+WINDOW, FRESH = 60, 1.0
+# How many of the running runs are shown.
+SHOWN = 50
+
+# By `run_finished`; the runs of a minute, whatever the table holds.
+FINISHED = """
+SELECT status, count(*) AS runs,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))::float8 AS median
+FROM run WHERE finished_at > now() - make_interval(secs => %(window)s) GROUP BY status
+"""
+
+# By `run_recent`. A scheduled run is created when it is due.
+CREATED = """
+SELECT count(*) AS runs FROM run WHERE created_at > now() - make_interval(secs => %(window)s) AND created_at <= now()
+"""
+
+# By `run_owned`, which holds nothing but running runs.
+RUNNING = """
+SELECT run_id, thread_id, graph_id, attempt, worker_id,
+       extract(epoch FROM now() - started_at)::float8 AS seconds
+FROM run WHERE status = 'running' AND worker_id IS NOT NULL ORDER BY started_at, run_id LIMIT %(limit)s
+"""
+
+
+async def recent_activity(connection: AsyncConnection[DictRow]) -> dict[str, Any]:
+    """Rates over the last minute, and the runs that have been running for longest."""
+    ended = await (await connection.execute(FINISHED, {"window": WINDOW})).fetchall()
+    created = await (await connection.execute(CREATED, {"window": WINDOW})).fetchone()
+    running = await (await connection.execute(RUNNING, {"limit": SHOWN})).fetchall()
+    assert created is not None
+    finished = {row["status"]: row["runs"] for row in ended}
+    return {
+        "window_seconds": WINDOW,
+        "created": created["runs"],
+        "finished": finished,
+        "created_per_second": created["runs"] / WINDOW,
+        "finished_per_second": sum(finished.values()) / WINDOW,
+        "median_seconds": {row["status"]: row["median"] for row in ended if row["median"] is not None},
+        "running": running,
+    }
+
+
+class ActivityGauge:
+    """The same, counted at most once a second, however many screens ask."""
+
+    def __init__(self) -> None:
+        self._counting = asyncio.Lock()
+        self._until = 0.0
+        self._figures: dict[str, Any] = {}
+
+    async def figures(self, database: Database) -> dict[str, Any]:
+        async with self._counting:
+            if time.monotonic() >= self._until:
+                async with database.connection() as connection:
+                    self._figures = await recent_activity(connection)
+                self._until = time.monotonic() + FRESH
+        return self._figures

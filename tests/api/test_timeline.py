@@ -1,0 +1,175 @@
+"""Where a run's time went, as the server tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from holdfast.db.connect import Database
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
+from holdfast.settings import Settings
+from holdfast.upkeep.sweeper import Sweeper
+from tests.api.test_auth import PROJECT as AUTH_PROJECT
+from tests.support.records import query, run_ended
+from tests.support.serving import answering
+from tests.support.waiting import until
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_run.py"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+async def post(client: httpx.AsyncClient, thread: UUID, **body: Any) -> str:
+    answer = await client.post(f"/threads/{thread}/runs", json={"if_not_exists": "create", **body})
+    assert answer.status_code == 200, answer.text
+    run_id: str = answer.json()["run_id"]
+    return run_id
+
+
+async def timeline(client: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
+    answer = await client.get(f"/runs/{run_id}/timeline")
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def of_kind(told: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
+    return [span for span in told["spans"] if span["kind"] in kinds]
+
+
+async def test_each_step_of_a_run(client: httpx.AsyncClient, database: Database) -> None:
+    thread = uuid4()
+    run_id = await post(client, thread, assistant_id="steps", input={"seconds": 0.05}, durability="sync")
+    await run_ended(database, UUID(run_id))
+    told = await timeline(client, run_id)
+    assert [span["kind"] for span in told["spans"]] == [
+        *("queued", "attempt", "starting", "starting"),
+        *["step"] * 5,
+        "ending",
+    ]
+    assert [span["what"] for span in of_kind(told, "step")] == [f"step {n}: s{n}" for n in range(1, 6)]
+    for span in of_kind(told, "step"):
+        assert span["seconds"] >= 0.05
+        assert span["attempt"] == 1
+    [attempt] = of_kind(told, "attempt")
+    inner = sum(span["seconds"] for span in of_kind(told, "starting", "step", "ending"))
+    assert inner == pytest.approx(attempt["seconds"], abs=0.001)
+    assert told["queued_seconds"] + told["working_seconds"] == pytest.approx(told["seconds"], abs=0.001)
+    assert told["journal_wait_seconds"] > 0, "with durability sync every checkpoint is waited for"
+    assert told["notes"] == []
+    same = await client.get(f"/threads/{thread}/runs/{run_id}/timeline")
+    assert same.json() == told
+
+
+async def test_the_example(client: httpx.AsyncClient, database: Database) -> None:
+    run_id = await post(client, uuid4(), assistant_id="steps", input={"seconds": 0.05})
+    await run_ended(database, UUID(run_id))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(EXAMPLE), run_id, str(client.base_url)), stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    assert printed.decode().startswith("success after ")
+    assert "s  step: step " in printed.decode()
+
+
+async def test_a_run_behind_another_of_its_thread(client: httpx.AsyncClient, database: Database) -> None:
+    thread = uuid4()
+    first = await post(client, thread, assistant_id="steps", input={"seconds": 0.1})
+    second = await post(client, thread, assistant_id="echo", input=HELLO)
+    await run_ended(database, UUID(second))
+    told = await timeline(client, second)
+    assert [span["kind"] for span in told["spans"]][:2] == ["behind", "queued"]
+    ended = (await timeline(client, first))["finished_at"]
+    assert told["spans"][0]["ended_at"] == ended
+    assert of_kind(await timeline(client, first), "behind") == []
+
+
+async def test_a_run_that_has_not_started(web: httpx.AsyncClient) -> None:
+    thread = uuid4()
+    head = await post(web, thread, assistant_id="echo", input=HELLO)
+    behind = await post(web, thread, assistant_id="echo", input=HELLO)
+    later = await post(web, uuid4(), assistant_id="echo", input=HELLO, after_seconds=3600)
+    for run_id, kind in ((head, "queued"), (behind, "behind"), (later, "scheduled")):
+        told = await timeline(web, run_id)
+        assert [span["kind"] for span in told["spans"]] == [kind]
+        assert told["started_at"] is None
+        assert (told["spans"][0]["ended_at"] is None) == (kind != "scheduled")
+    cancelled = await web.post(f"/threads/{thread}/runs/{behind}/cancel")
+    assert cancelled.status_code == 202
+    told = await timeline(web, behind)
+    assert (told["status"], told["working_seconds"]) == ("interrupted", 0)
+
+
+async def test_when_the_events_have_expired(client: httpx.AsyncClient, database: Database, settings: Settings) -> None:
+    run_id = await post(client, uuid4(), assistant_id="steps", input={"seconds": 0})
+    await run_ended(database, UUID(run_id))
+    await query(database, "UPDATE run SET finished_at = finished_at - interval '2 days' RETURNING 1")
+    await query(database, "UPDATE run SET started_at = finished_at, created_at = finished_at RETURNING 1")
+    await query(database, "UPDATE event SET created_at = now() - interval '2 days' RETURNING 1")
+    await Sweeper(database).run()
+    assert not await query(database, "SELECT 1 FROM event")
+    told = await timeline(client, run_id)
+    assert "Its events have expired" in told["notes"][0]
+    assert [span["kind"] for span in told["spans"]][:2] == ["queued", "attempt"]
+    assert told["journal_wait_seconds"] is None
+    await query(database, "DELETE FROM checkpoints RETURNING 1")
+    bare = await timeline(client, run_id)
+    assert of_kind(bare, "step") == []
+    assert "No checkpoint of the run is left" in bare["notes"][1]
+
+
+async def test_durability_exit_and_a_nul_in_the_input(client: httpx.AsyncClient, database: Database) -> None:
+    given = {"messages": [{"role": "user", "content": "a\0b"}]}
+    run_id = await post(client, uuid4(), assistant_id="echo", input=given, durability="exit")
+    await run_ended(database, UUID(run_id))
+    told = await timeline(client, run_id)
+    assert any("durability `exit`" in note or "No checkpoint" in note for note in told["notes"])
+
+
+async def test_runs_that_are_not_there(web: httpx.AsyncClient) -> None:
+    run_id = await post(web, uuid4(), assistant_id="echo", input=HELLO)
+    assert (await web.get(f"/runs/{uuid4()}/timeline")).status_code == 404
+    assert (await web.get("/runs/nonesuch/timeline")).status_code == 422
+    assert (await web.get(f"/threads/{uuid4()}/runs/{run_id}/timeline")).status_code == 404
+
+
+async def test_what_the_fleet_is_doing(client: httpx.AsyncClient, database: Database) -> None:
+    run_id = await post(client, uuid4(), assistant_id="echo", input=HELLO)
+    await run_ended(database, UUID(run_id))
+    slow = await post(client, uuid4(), assistant_id="steps", input={"seconds": 30})
+
+    async def seen() -> dict[str, Any]:
+        figures: dict[str, Any] = (await client.get("/activity")).json()
+        return figures if figures["running"] else {}
+
+    figures = await until(seen, "the slow run is running")
+    assert figures["finished"] == {"success": 1}
+    assert figures["created"] == 2
+    assert figures["median_seconds"]["success"] > 0
+    [running] = figures["running"]
+    assert (running["run_id"], running["graph_id"], running["attempt"]) == (slow, "steps", 1)
+    await client.post(f"/threads/{running['thread_id']}/runs/{slow}/cancel")
+    await run_ended(database, UUID(slow))
+
+
+async def test_nobody_sees_what_is_another_users(settings: Settings) -> None:
+    async with answering(settings, GraphCatalog.load(load_config(AUTH_PROJECT))) as anybody:
+        alice, bob = (
+            httpx.AsyncClient(base_url=anybody.base_url, headers={"authorization": f"Bearer {name}"}, timeout=30)
+            for name in ("alice", "bob")
+        )
+        async with alice, bob:
+            thread = uuid4()
+            run_id = await post(alice, thread, assistant_id="whoami", input={})
+            for path in (f"/runs/{run_id}/timeline", f"/threads/{thread}/runs/{run_id}/timeline"):
+                assert (await alice.get(path)).status_code == 200
+                assert (await bob.get(path)).status_code == 404
+                assert (await anybody.get(path)).status_code == 401
+            assert (await alice.get("/activity")).status_code == 403, "the fleet is nobody's in part"
