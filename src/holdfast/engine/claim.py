@@ -47,7 +47,7 @@ _DUE = """
 # one of them may have more than its share.
 # `picked`: rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
 # `more`: whether another look may find something, although this one did not fill the slots.
-# Parameters stand in subqueries, where the planner does not look at them. It takes longer to plan this than to do it, and
+# Parameters stand in subqueries, where the planner does not look at them. To plan this takes longer than to do it, and
 # Postgres keeps a plan for all parameters only if one for those at hand does not look better.
 # A worker that was declared lost between two renewals must not take new runs.
 # `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
