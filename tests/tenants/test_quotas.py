@@ -124,6 +124,17 @@ async def test_spend_a_day(house: House) -> None:
     async with house.database.connection() as connection:
         [shown] = await list_tenants(connection, "spender")
     assert (shown["spent_today_usd"], shown["queued"]) == (2.5, (await left_by(house, "spender"))[0])
+    use = (await client.get("/tenant")).json()
+    assert use == {
+        "tenant_id": "spender",
+        "queued": shown["queued"],
+        "running": 0,
+        "spent_today_usd": 2.5,
+        "max_queued": None,
+        "max_running": None,
+        "requests_per_second": None,
+        "spend_per_day_usd": 2.0,
+    }
     await house.query("UPDATE tenant_spend SET day = day - 1 RETURNING day")
     assert (await client.post("/runs", json=RUN)).status_code == 200
 

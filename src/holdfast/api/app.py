@@ -18,6 +18,7 @@ from holdfast.api import (
     runs,
     state,
     store,
+    tenants,
     thread_stream,
     threads,
     webhooks,
@@ -48,6 +49,7 @@ ROUTERS = (
     ("threads", thread_stream.router),
     ("store", store.router),
     ("webhooks", webhooks.router),
+    ("tenants", tenants.router),
     ("fleet", fleet.router),
 )
 
