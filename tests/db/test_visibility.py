@@ -77,3 +77,13 @@ def test_a_filter_that_means_nothing_lets_nobody_through(wanted: dict[str, Any])
 def test_without_a_filter_nothing_is_asked() -> None:
     assert not EVERYTHING.restricted
     assert EVERYTHING.condition() == ("true", {})
+
+
+def test_a_tenant_is_asked_for_beside_the_metadata() -> None:
+    visible = Visibility({"owner": "x"}, tenant="acme")
+    assert visible.restricted
+    assert Visibility(tenant="acme").restricted
+    condition, parameters = visible.condition("thread.metadata")
+    assert condition.startswith("thread.tenant_id = ANY(%(visible_tenants)s) AND ")
+    assert parameters["visible_tenants"] == ["acme"]
+    assert Visibility(tenant="acme").condition(shared=True)[1] == {"visible_tenants": ["acme", "*"]}

@@ -344,8 +344,8 @@ def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connectio
                 INSERT INTO thread (thread_id) SELECT gen_random_uuid() FROM generate_series(1, 3000)
                 RETURNING thread_id
             )
-            INSERT INTO run (run_id, thread_id, tenant_id, assistant_id, graph_id, created_at, ready_at, priority,
-                             kwargs)
+            INSERT INTO run
+                (run_id, thread_id, tenant_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
             SELECT gen_random_uuid(), thread_id, %s, gen_random_uuid(), %s, now() - interval '9 hours',
                    now() - interval '9 hours', 0, '{}' FROM waiting
             """,

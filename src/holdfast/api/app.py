@@ -21,6 +21,7 @@ from holdfast.api import (
     runs,
     state,
     store,
+    tenants,
     thread_stream,
     threads,
     timeline,
@@ -58,6 +59,7 @@ ROUTERS = (
     ("store", store.router),
     ("webhooks", webhooks.router),
     ("runs", dead_letters.router),
+    ("tenants", tenants.router),
     ("fleet", fleet.router),
     ("fleet", timeline.activity_router),
 )

@@ -26,8 +26,8 @@ from holdfast.graphs.loading import load_object
 
 log = structlog.get_logger(__name__)
 
-# The last two are Holdfast's own.
-Resource = Literal["threads", "assistants", "crons", "store", "workers", "queue"]
+# The last three are Holdfast's own.
+Resource = Literal["threads", "assistants", "crons", "store", "tenants", "workers", "queue"]
 # What is no tenant's.
 FLEET = frozenset({"workers", "queue"})
 ADMIN = "admin"

@@ -57,7 +57,7 @@ class Roster:
         self._limits: dict[str, Limits] = {}
         self._buckets: dict[str, Bucket] = {}
         self._used: set[UUID] = set()
-        self._noted_at = -math.inf
+        self._noted: dict[UUID, float] = {}
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
 
@@ -99,7 +99,8 @@ class Roster:
         key, until = self._keys.get(digest, (None, 0.0))
         if key is None or time.monotonic() >= until:
             return None
-        self._used.add(key.key_id)
+        if time.monotonic() - self._noted.get(key.key_id, -math.inf) >= NOTED:
+            self._used.add(key.key_id)
         return key
 
     async def admit(self, tenant_id: str) -> None:
@@ -127,8 +128,11 @@ class Roster:
         return self._default_quota if self._limits.get(tenant_id, self._defaults).on_creation else None
 
     async def _note(self) -> None:
-        if self._used and time.monotonic() - self._noted_at >= NOTED:
+        """Write down which keys were used, each once a minute at most."""
+        if self._used:
             used, self._used = self._used, set()
-            self._noted_at = time.monotonic()
+            known = {key.key_id for key, _ in self._keys.values()}
+            self._noted = {key_id: at for key_id, at in self._noted.items() if key_id in known}
+            self._noted |= dict.fromkeys(used, time.monotonic())
             async with self._database.connection() as connection:
                 await note_used(connection, used)

@@ -47,6 +47,8 @@ class Visibility:
         may be everybody's. Raises InvalidVisibility."""
         parameters: dict[str, Any] = {}
         condition = _all_of(self.filter, column, parameters, 0)
+        if self.tenant is None:
+            return condition, parameters
         owned, more = self.owned(f"{column.removesuffix('metadata')}tenant_id", shared=shared)
         return f"{owned} AND {condition}", {**parameters, **more}
 

@@ -30,7 +30,7 @@ _MARGIN = 20
 # order of `run_turn`: with equalities, and by time alone, the planner may take `run_ready` for as good an index, and
 # read all that is due of everybody to find what is one tenant's.
 _DUE = """
-    SELECT due.run_id, due.ready_at FROM unnest(%(graphs)s::text[]) AS known(graph_id) CROSS JOIN LATERAL (
+    SELECT due.run_id, due.ready_at FROM unnest((SELECT %(graphs)s::text[])) AS known(graph_id) CROSS JOIN LATERAL (
         SELECT run.run_id, run.ready_at FROM run
         WHERE run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = {of}.priority
           AND (run.tenant_id, run.graph_id, run.ready_at) >= ({of}.tenant_id, known.graph_id, '-infinity'::timestamptz)
@@ -48,6 +48,8 @@ _DUE = """
 # one of them may have more than its share.
 # `picked`: rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
 # `more`: whether another look may find something, although this one did not fill the slots.
+# Parameters stand in subqueries, where the planner does not look at them. To plan this takes longer than to do it, and
+# Postgres keeps a plan for all parameters only if one for those at hand does not look better.
 # A worker that was declared lost between two renewals must not take new runs.
 # `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
 # or behind it (its events have expired).
@@ -66,21 +68,22 @@ WITH RECURSIVE level(priority) AS (
         WITH RECURSIVE next(tenant_id, wrapped) AS (
             SELECT * FROM (
                 (SELECT run.tenant_id, false AS wrapped FROM run
-                 WHERE {_QUEUED} AND run.tenant_id > %(after)s ORDER BY run.tenant_id LIMIT 1)
+                 WHERE {_QUEUED} AND run.tenant_id > (SELECT %(after)s::text) ORDER BY run.tenant_id LIMIT 1)
                 UNION ALL
                 (SELECT run.tenant_id, true FROM run
-                 WHERE {_QUEUED} AND run.tenant_id <= %(after)s ORDER BY run.tenant_id LIMIT 1)
+                 WHERE {_QUEUED} AND run.tenant_id <= (SELECT %(after)s::text) ORDER BY run.tenant_id LIMIT 1)
                 LIMIT 1
             ) AS first
             UNION ALL
             SELECT following.* FROM next CROSS JOIN LATERAL (
                 (SELECT run.tenant_id, next.wrapped FROM run
                  WHERE {_QUEUED} AND run.tenant_id > next.tenant_id
-                   AND run.tenant_id <= CASE WHEN next.wrapped THEN %(after)s ELSE '~' END
+                   AND run.tenant_id <= CASE WHEN next.wrapped THEN (SELECT %(after)s::text) ELSE '~' END
                  ORDER BY run.tenant_id LIMIT 1)
                 UNION ALL
                 (SELECT run.tenant_id, true FROM run
-                 WHERE NOT next.wrapped AND {_QUEUED} AND run.tenant_id <= %(after)s ORDER BY run.tenant_id LIMIT 1)
+                 WHERE NOT next.wrapped AND {_QUEUED} AND run.tenant_id <= (SELECT %(after)s::text)
+                 ORDER BY run.tenant_id LIMIT 1)
                 LIMIT 1
             ) AS following
         )
@@ -98,7 +101,7 @@ WITH RECURSIVE level(priority) AS (
     ) AS room ON true
     WHERE EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')
       AND EXISTS ({_DUE.format(of="queued", part="LIMIT 1")}) AND (room.left IS NULL OR room.left > 0)
-    LIMIT %(slots)s
+    LIMIT (SELECT %(slots)s::bigint)
 ), held AS MATERIALIZED (
     SELECT tenant.tenant_id FROM (SELECT DISTINCT tenant_id, claims FROM turn WHERE turn.left IS NOT NULL) AS counted
     JOIN tenant ON tenant.tenant_id = counted.tenant_id AND tenant.claims = counted.claims
@@ -127,7 +130,7 @@ WITH RECURSIVE level(priority) AS (
         ) AS taken
         LIMIT offered.share
     ) AS due
-    LIMIT %(slots)s
+    LIMIT (SELECT %(slots)s::bigint)
 ), claimed AS (
     UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
                    started_at = coalesce(run.started_at, now()), updated_at = now(),

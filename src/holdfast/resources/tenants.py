@@ -122,10 +122,11 @@ async def ensure_tenant(connection: AsyncConnection[DictRow], tenant_id: str) ->
 async def load_limits(connection: AsyncConnection[DictRow], defaults: Limits) -> dict[str, Limits]:
     """Every tenant's limits."""
     rows = await (await connection.execute(LOAD)).fetchall()
-    return {row["tenant_id"]: _effective(row, defaults) for row in rows}
+    return {row["tenant_id"]: effective_limits(row, defaults) for row in rows}
 
 
-def _effective(row: Mapping[str, Any], defaults: Limits) -> Limits:
+def effective_limits(row: Mapping[str, Any], defaults: Limits) -> Limits:
+    """What a row of `tenant` means under the settings' defaults."""
     own = {name: getattr(defaults, name) if row[name] is None else row[name] for name in LIMITS}
     return Limits(**{name: None if _unlimited(value) else value for name, value in own.items()})
 

@@ -1,0 +1,48 @@
+"""/tenant: what the caller's tenant uses, and may use. Holdfast's own, not part of the LangGraph API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+
+from holdfast.api.context import Web
+from holdfast.api.edge import JsonRoute
+from holdfast.api.errors import Json
+from holdfast.api.shapes import answers
+from holdfast.errors import NotFound
+from holdfast.resources.tenants import default_limits, effective_limits, list_tenants
+
+router = APIRouter(tags=["tenants"], route_class=JsonRoute)
+
+
+class TenantUse(BaseModel):
+    """A limit that is null is none."""
+
+    tenant_id: str
+    queued: int = Field(description="Runs that have not started, scheduled ones included.")
+    running: int
+    spent_today_usd: float = Field(description="Since midnight UTC.")
+    max_queued: int | None
+    max_running: int | None
+    requests_per_second: float | None = Field(description="To each web process.")
+    spend_per_day_usd: float | None
+
+
+@router.get(
+    "/tenant",
+    summary="What the caller's tenant uses",
+    description="And what it may use. 404 for a caller who belongs to no tenant. A Holdfast extension.",
+    responses=answers(TenantUse, 404),
+)
+async def use(web: Web) -> Response:
+    await web.caller.may("tenants", "read", {"tenant_id": web.caller.tenant})
+    if web.caller.tenant is None:
+        raise NotFound("You belong to no tenant: there is no API key, and no authentication that names one.")
+    async with web.database.connection() as connection:
+        rows = await list_tenants(connection, web.caller.tenant)
+    if not rows:
+        raise NotFound(f"Tenant {web.caller.tenant} does not exist.")
+    used = {name: rows[0][name] for name in ("tenant_id", "queued", "running", "spent_today_usd")}
+    return Json({**used, **asdict(effective_limits(rows[0], default_limits(web.settings)))})

@@ -1,0 +1,67 @@
+"""A project's own authentication may say whose a user is: then everything is as with keys. And what graph code sees."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.config import load_config
+from holdfast.settings import Settings, load_settings
+from tests.support.servers import free_port
+from tests.support.serving import serving
+
+PROJECT = Path(__file__).parents[1] / "support" / "tenants_project" / "langgraph.json"
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    quick = {"POSTGRES_POLL_INTERVAL_SECONDS": "0.5", "KEY_REFRESH_SECONDS": "0.1", "TENANT_MAX_RUNNING": "1"}
+    return load_settings(quick, database_url=database_url, port=free_port())
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(settings, GraphCatalog.load(load_config(PROJECT))) as client:
+        yield client
+
+
+def as_user(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def noted(client: httpx.AsyncClient, token: str, note: str) -> dict[str, Any]:
+    body = {"assistant_id": "remember", "input": {"note": note}}
+    answer = await client.post("/runs/wait", json=body, headers=as_user(token))
+    assert answer.status_code == 200, answer.text
+    values: dict[str, Any] = answer.json()
+    return values
+
+
+async def test_users_of_tenants(client: httpx.AsyncClient) -> None:
+    acme, boss, zeta, root = (as_user(token) for token in ("acme/alice", "acme/boss", "zeta/zoe", "root"))
+    thread = (await client.post("/threads", json={}, headers=acme)).json()["thread_id"]
+    seen = [(await client.get(f"/threads/{thread}", headers=one)).status_code for one in (acme, boss, zeta, root)]
+    assert seen == [200, 200, 404, 200]
+    # The fleet is no tenant's; who may look at it is for the project to say.
+    fleet = [(await client.get("/queue", headers=one)).status_code for one in (acme, boss, zeta, root)]
+    assert fleet == [403, 200, 403, 200]
+    # What cannot be a tenant is nobody, and not everybody.
+    for token in ("a.b/eve", "*/eve", "/eve", "a%00/eve", f"{'x' * 65}/eve"):
+        assert (await client.get("/runs", headers=as_user(token))).status_code == 403
+
+
+async def test_graph_code_sees_the_items_of_its_own_tenant(client: httpx.AsyncClient) -> None:
+    assert await noted(client, "acme/alice", "one") == {"note": "one", "notes": ["notes one"], "tenant": "acme"}
+    assert await noted(client, "zeta/zoe", "two") == {"note": "two", "notes": ["notes two"], "tenant": "zeta"}
+    assert (await noted(client, "acme/boss", "three"))["notes"] == ["notes one", "notes three"]
+    # A run that is nobody's sees everything: so does whoever may start one.
+    everything = (await noted(client, "root", "four"))["notes"]
+    assert everything == ["notes four", "~tenant.acme.notes one", "~tenant.acme.notes three", "~tenant.zeta.notes two"]
+    item = await client.get("/store/items?namespace=notes&key=one", headers=as_user("acme/alice"))
+    assert item.json()["value"] == {"text": "one"}
+    assert (await client.get("/store/items?namespace=notes&key=one", headers=as_user("zeta/zoe"))).json() is None
