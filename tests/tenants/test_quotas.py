@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from decimal import Decimal
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from holdfast.engine.quota import add_spend
+from holdfast.engine.usage import Tally, record_usage
 from holdfast.resources.crons import fire, upcoming_crons
 from holdfast.resources.tenants import adopt, list_tenants
 from tests.support.waiting import until
@@ -115,9 +116,13 @@ async def test_spend_a_day(house: House) -> None:
     client = await somebody(house, "spender")
     await house.limit("spender", spend_per_day_usd=2.0)
     run = (await client.post("/runs", json=RUN)).json()
+    tally = Tally()
     for _ in range(2):
-        async with house.database.transaction() as connection:
-            await add_spend(connection, {run["run_id"]: 1.25, str(uuid4()): 99.0})
+        tally.add_call("priced", {"total_tokens": 10}, Decimal("1.25"))
+        # Whoever is not sure that it was written writes it again, and it counts once.
+        for _ in range(2):
+            async with house.database.transaction() as connection:
+                await record_usage(connection, {run["run_id"]: tally.stored()})
     answer = await refused(client)
     assert "$2.50 today" in answer.json()["detail"]
     assert 1 <= int(answer.headers["retry-after"]) <= timedelta(days=1).total_seconds()

@@ -65,7 +65,7 @@ class QueueFigures(BaseModel):
     unserved: dict[str, int] = Field(description="Ready runs by graph, of graphs that no online worker has.")
 
 
-async def _may(web: WebContext, resource: Literal["workers", "queue"], action: str, **value: Any) -> None:
+async def may_fleet(web: WebContext, resource: Literal["workers", "queue"], action: str, **value: Any) -> None:
     """With custom auth, a handler decides here too. The fleet is nobody's in part: a filter is a no."""
     visible = await web.caller.may(resource, action, value)
     if visible.restricted:
@@ -79,7 +79,7 @@ async def workers(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    await _may(web, "workers", "search")
+    await may_fleet(web, "workers", "search")
     async with web.database.connection() as connection:
         return Json([present(row) for row in await list_workers(connection, status, limit, offset)])
 
@@ -91,7 +91,7 @@ async def workers(
     responses={202: {"model": Draining, "description": "It is told with its next heartbeat."}, **refusals(404, 409)},
 )
 async def drain(web: Web, worker_id: UUID) -> Response:
-    await _may(web, "workers", "update", worker_id=worker_id)
+    await may_fleet(web, "workers", "update", worker_id=worker_id)
     async with web.database.connection() as connection:
         status = await drain_worker(connection, worker_id)
     return Json({"worker_id": worker_id, "status": status}, status_code=202)
@@ -99,7 +99,7 @@ async def drain(web: Web, worker_id: UUID) -> Response:
 
 @router.get("/queue", summary="Figures of the queue", responses=answers(QueueFigures))
 async def queue(web: Web) -> Response:
-    await _may(web, "queue", "read")
+    await may_fleet(web, "queue", "read")
     return Json(await web.queue.figures(web.database))
 
 

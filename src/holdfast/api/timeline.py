@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
+from holdfast.api.fleet import may_fleet
+from holdfast.api.runs import run_of
 from holdfast.api.shapes import RunStatus, answers
-from holdfast.errors import Denied
-from holdfast.resources.runs import get_run
 from holdfast.resources.threads import present
 from holdfast.resources.timeline import SpanKind, run_timeline
 
@@ -77,13 +77,7 @@ class Activity(BaseModel):
 
 
 async def _timeline(web: WebContext, run_id: UUID, thread_id: UUID | None) -> Response:
-    # What may be seen of a run is what may be seen of its thread.
-    if thread_id is not None:
-        await web.may_thread(thread_id, "read", run_id=run_id)
-    async with web.database.connection() as connection:
-        run = await get_run(connection, run_id, thread_id)
-    if thread_id is None:
-        await web.may_thread(run["thread_id"], "read", run_id=run_id)
+    await run_of(web, run_id, thread_id)
     async with web.database.connection() as connection:
         return Json(present(await run_timeline(connection, run_id)))
 
@@ -115,7 +109,5 @@ async def timeline_by_id(web: Web, run_id: UUID) -> Response:
     responses=answers(Activity),
 )
 async def activity(web: Web) -> Response:
-    # The fleet is nobody's in part: a filter is a no.
-    if (await web.caller.may("queue", "read", {})).restricted:
-        raise Denied(403, "Forbidden: queue.read")
+    await may_fleet(web, "queue", "read")
     return Json(await web.activity.figures(web.database))
