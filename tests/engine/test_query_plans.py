@@ -35,7 +35,7 @@ RESTING = 1_000
 # The one with the backlog.
 BUSY = 1
 
-CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH], "after": "", "max_running": None}
+CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH], "after": "", "max_running": None, "margin": 20}
 
 
 @dataclass(frozen=True)

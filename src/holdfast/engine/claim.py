@@ -24,8 +24,6 @@ from holdfast.engine.waking import NEVER
 
 # What is claimable, at the priority of `level`.
 _QUEUED = "run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = level.priority"
-# How far behind a tenant's first runs to look, past those that other workers are claiming at this moment.
-_MARGIN = 20
 # What is due of a tenant, at a priority: the first of each graph that the worker has. As a range of rows, and in the
 # order of `run_turn`: with equalities, and by time alone, the planner may take `run_ready` for as good an index, and
 # read all that is due of everybody to find what is one tenant's.
@@ -38,6 +36,10 @@ _DUE = """
         ORDER BY run.tenant_id, run.graph_id, run.ready_at {part}
     ) AS due
 """
+# What a tenant may be given, with a margin for what others are taking at this moment, and whether there is more.
+_REACH = "offered.share + (SELECT %(margin)s::bigint)"
+_CANDIDATES = _DUE.format(of="offered", part=f"LIMIT {_REACH}")
+_BEYOND = _DUE.format(of="offered", part=f"OFFSET {_REACH} - 1 LIMIT 1")
 
 # `turn`: the tenants that have something due, priority by priority, no more than there are slots. Whatever is above a
 # LIMIT asks for no more rows than that, so the scans below it end there.
@@ -120,7 +122,7 @@ WITH RECURSIVE level(priority) AS (
     FROM (SELECT * FROM offered ORDER BY place) AS offered CROSS JOIN LATERAL (
         SELECT taken.run_id
         FROM (
-            SELECT * FROM ({_DUE.format(of="offered", part=f"LIMIT offered.share + {_MARGIN}")}) AS first
+            SELECT * FROM ({_CANDIDATES}) AS first
             ORDER BY ready_at
         ) AS candidate
         CROSS JOIN LATERAL (
@@ -159,14 +161,15 @@ WITH RECURSIVE level(priority) AS (
             SELECT 1 FROM offered
             CROSS JOIN LATERAL (SELECT count(*) AS runs FROM picked WHERE picked.place = offered.place) AS taken
             WHERE CASE WHEN taken.runs >= offered.share THEN true ELSE
-                EXISTS ({_DUE.format(of="offered", part=f"OFFSET offered.share + {_MARGIN - 1} LIMIT 1")}) END
+                EXISTS ({_BEYOND}) END
         ) END AS more
 )
 SELECT claimed.*, outcome.more FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
 """
 
-# How often to look again when others were in the way, or a tenant had less than its share.
-LOOKS = 5
+# How far to look in each tenant past the runs that other workers are claiming at this moment: further with every look,
+# when others were in the way or a tenant had less than its share.
+MARGINS = (20, 20, 200, 2_000, 20_000)
 
 # A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
 # nobody else would ever look for such a run. Nothing has been executed: that costs the run neither its place nor a
@@ -213,8 +216,8 @@ async def claim(
         "max_running": max_running,
     }
     claimed: list[DictRow] = []
-    for _ in range(LOOKS):
-        cursor = await connection.execute(CLAIM, {**asked, "slots": slots - len(claimed)})
+    for margin in MARGINS:
+        cursor = await connection.execute(CLAIM, {**asked, "margin": margin, "slots": slots - len(claimed)})
         rows = await cursor.fetchall()
         more = rows[0]["more"]
         claimed += [_without_bookkeeping(row) for row in rows if row["run_id"] is not None]
