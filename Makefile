@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= examples/langgraph.json
 PORT   ?= 8123
-ARGS   ?= -n 2
+ARGS   ?= -n 3
 
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev

@@ -1,5 +1,6 @@
 """A run that hands its work to others: one child for each topic, all at once, on whatever workers are free.
 
+    holdfast dev --config examples/children.json
     holdfast run survey --input '{"topics": ["tides", "dunes", "reefs"]}'
     holdfast runs children RUN_ID
 
