@@ -37,7 +37,7 @@ async def command(settings: Settings, *arguments: str) -> str:
 
 
 async def test_a_survey_hands_its_topics_out(settings: Settings) -> None:
-    async with serving(settings, GraphCatalog.load(load_config(EXAMPLES / "children.json"))):
+    async with serving(settings, GraphCatalog.load(load_config(EXAMPLES.with_name("children.json")))):
         shown = await command(settings, "run", "survey", "--input", json.dumps(TOPICS))
         found = re.search(r"run ([0-9a-f-]{36})", shown)
         assert found is not None, shown
