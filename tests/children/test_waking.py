@@ -24,7 +24,7 @@ from holdfast.resources.children import ChildRequest, Parent, spawn_child
 from holdfast.resources.fleet import queue_figures, waits_for
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
-from holdfast.upkeep.children import LOOK
+from holdfast.upkeep.appointments import LOOK
 from holdfast.worker.batch import Portion, Ties, write_portions
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (

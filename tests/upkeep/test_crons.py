@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,8 @@ from holdfast.resources.crons import CronContent, create_cron, fire, new_cron_id
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.upkeep import crons as duty
-from holdfast.upkeep.crons import LOOK_INTERVAL, CronFirer
+from holdfast.upkeep import appointments
+from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.leader import Upkeep
 from tests.support.records import query, run_ended
 from tests.support.smoke import EXAMPLES, post, working
@@ -300,29 +301,36 @@ async def test_firing_and_deleting_at_the_same_time(database: Database) -> None:
 
 
 async def test_it_looks_seldom_and_comes_back_in_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, looks = 1000.0, 0
-
-    async def counted(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:
-        nonlocal looks
-        looks += 1
-        return await upcoming_crons(connection, limit)
-
-    monkeypatch.setattr(duty, "upcoming_crons", counted)
-    monkeypatch.setattr(duty, "time", SimpleNamespace(monotonic=lambda: clock))
-    firer = CronFirer(database, PostgresSignals(database))
+    clock = 1000.0
+    monkeypatch.setattr(appointments, "time", SimpleNamespace(monotonic=lambda: clock))
+    duties = appointments.Appointments(database, PostgresSignals(database))
     async with database.connection() as connection:
+        looks = counted(connection, monkeypatch)
         for _ in range(50):
-            assert 0 < await firer.run(connection) <= LOOK_INTERVAL
+            assert 0 < await duties.run(connection) <= appointments.LOOK_INTERVAL
             clock += 1
-        assert looks == 10
+        assert looks() == 10
         cron_id = await cron(database)
         await make_due(database, cron_id, ago=timedelta(seconds=-2))
-        clock += LOOK_INTERVAL
-        wait = await firer.run(connection)
+        clock += appointments.LOOK_INTERVAL
+        wait = await duties.run(connection)
         assert 0 < wait <= 2
         clock += wait / 2
-        assert await firer.run(connection) == pytest.approx(wait / 2)
-    assert looks == 11
+        assert await duties.run(connection) == pytest.approx(wait / 2)
+        assert looks() == 11
+
+
+def counted(connection: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many statements have been sent through the connection since."""
+    execute, sent = connection.execute, 0
+
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return await execute(*arguments, **options)
+
+    monkeypatch.setattr(connection, "execute", counting)
+    return lambda: sent
 
 
 async def test_every_second_for_real(database: Database, database_url: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 import psycopg
 import structlog
@@ -15,8 +15,6 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.resources.crons import fire, postpone, upcoming_crons
 from holdfast.signals import Signals
 
-# Seconds between two looks when nothing is due before: how late the first firing of a new cron may be.
-LOOK_INTERVAL = 5.0
 # Seconds until a cron is tried again that failed for no good reason.
 RETRY_INTERVAL = 60.0
 BATCH = 100
@@ -30,25 +28,17 @@ class CronFirer:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._look_at = 0.0
 
     async def run(self, connection: AsyncConnection[DictRow]) -> float:
-        """Fire what is due, at most one batch. Returns the seconds until the next look should be."""
-        wait = self._look_at - time.monotonic()
-        if wait > 0:
-            return wait
+        """Fire what is due, at most one batch. Returns the seconds until there is more, if that is known."""
         upcoming = await upcoming_crons(connection, BATCH)
-        looked_at = time.monotonic()
         due = [cron for cron in upcoming if cron["due_in"] <= 0]
         for cron in due:
             await self._fire(cron)
         if due:
             # What has fired may be due again soon, and there may be more than a batch.
-            self._look_at = 0.0
             return 0.0
-        pause: float = min([LOOK_INTERVAL, *(cron["due_in"] for cron in upcoming[:1])])
-        self._look_at = looked_at + pause
-        return pause
+        return min((float(cron["due_in"]) for cron in upcoming), default=math.inf)
 
     async def _fire(self, due: DictRow) -> None:
         about = {"cron_id": str(due["cron_id"]), "due": due["next_run_date"].isoformat()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 import psycopg
 import structlog
@@ -15,8 +15,6 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.resources.interrupts import postpone_deadline, serve_deadline, upcoming_deadlines
 from holdfast.signals import Signals
 
-# Seconds between two looks when nothing is due before: how late a deadline may be served that is shorter than this.
-LOOK_INTERVAL = 1.0
 # Seconds until a deadline is tried again that failed for no good reason.
 RETRY_INTERVAL = 60.0
 BATCH = 100
@@ -31,24 +29,16 @@ class Deadlines:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._look_at = 0.0
 
     async def run(self, connection: AsyncConnection[DictRow]) -> float:
-        """Serve what is due. Returns how many seconds until the next look should be."""
-        wait = self._look_at - time.monotonic()
-        if wait > 0:
-            return wait
+        """Serve what is due. Returns the seconds until there is more, if that is known."""
         upcoming = await upcoming_deadlines(connection, BATCH)
-        looked_at = time.monotonic()
         due = [question for question in upcoming if question["due_in"] <= 0]
         for question in due:
             await self._serve(question)
         if due:
-            self._look_at = 0.0
             return 0.0
-        pause: float = min([LOOK_INTERVAL, *(question["due_in"] for question in upcoming[:1])])
-        self._look_at = looked_at + pause
-        return pause
+        return min((float(question["due_in"]) for question in upcoming), default=math.inf)
 
     async def _serve(self, due: DictRow) -> None:
         about = {"interrupt_id": due["interrupt_id"], "thread_id": str(due["thread_id"])}

@@ -8,7 +8,6 @@ middle of one costs nothing.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 
 import psycopg
@@ -22,9 +21,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all
-from holdfast.upkeep.children import ChildKeeper
-from holdfast.upkeep.crons import CronFirer
-from holdfast.upkeep.deadlines import Deadlines
+from holdfast.upkeep.appointments import Appointments
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.letters import Letters
 from holdfast.upkeep.reaper import Reaper
@@ -56,9 +53,7 @@ class Upkeep:
         self._settings = database.settings
         self._reaper = Reaper(database, signals)
         self._sweeper = Sweeper(database, threads)
-        self._crons = CronFirer(database, signals)
-        self._children = ChildKeeper(database, signals)
-        self._deadlines = Deadlines(database, signals)
+        self._appointments = Appointments(database, signals)
         self._items = ItemSweeper(database, items_interval)
         self._letters = Letters(database, signals)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
@@ -131,10 +126,8 @@ class Upkeep:
         """All duties once. Returns when to come back, if that matters."""
         async with asyncio.timeout(self._settings.database_timeout * 3):
             pause = await self._reaper.run(connection)
-            await self._children.run(connection)
             await self._sweeper.run()
             await self._items.run()
             await self._letters.run()
-            due = await self._crons.run(connection) if self._settings.crons else math.inf
-            due = min(due, await self._deadlines.run(connection))
+            due = await self._appointments.run(connection)
         return due if due < (self._settings.reaper_interval if pause is None else pause) else pause
