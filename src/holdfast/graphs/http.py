@@ -16,7 +16,15 @@ from holdfast.settings.web import usable_prefix
 SWITCHES = ("assistants", "threads", "runs", "store", "meta", "mcp", "a2a", "ui", "webhooks", "event_streaming")
 MiddlewareOrder = Literal["middleware_first", "auth_first"]
 # What clients read of answers from another origin: they cannot page, resume or report without.
-EXPOSED = ("x-pagination-total", "x-pagination-next", "content-location", "location", "x-request-id")
+EXPOSED = (
+    "x-pagination-total",
+    "x-pagination-next",
+    "content-location",
+    "location",
+    "x-request-id",
+    "retry-after",
+    "idempotency-replayed",
+)
 
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
