@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -26,8 +27,9 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
-from holdfast.resources.activity import ActivityGauge
-from holdfast.resources.fleet import QueueGauge
+from holdfast.resources.activity import recent_activity
+from holdfast.resources.fleet import queue_figures
+from holdfast.resources.gauge import Gauge
 from holdfast.resources.tenant_store import TenantStore
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
 from holdfast.settings import Settings
@@ -53,9 +55,9 @@ class WebContext:
     auth: Authenticator | None = None
     # Who the request at hand is from: routes get a view of the process's one object.
     caller: Caller = ANYONE
-    queue: QueueGauge = field(default_factory=QueueGauge)
+    queue: Gauge = field(default_factory=partial(Gauge, queue_figures))
     roster: Roster | None = None
-    activity: ActivityGauge = field(default_factory=ActivityGauge)
+    activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import Database
-
 # Seconds that are counted, and for which the figures are good enough.
-WINDOW, FRESH = 60, 1.0
+WINDOW = 60
 # How many of the running runs are shown.
 SHOWN = 50
 
@@ -52,20 +48,3 @@ async def recent_activity(connection: AsyncConnection[DictRow]) -> dict[str, Any
         "median_seconds": {row["status"]: row["median"] for row in ended if row["median"] is not None},
         "running": running,
     }
-
-
-class ActivityGauge:
-    """The same, counted at most once a second, however many screens ask."""
-
-    def __init__(self) -> None:
-        self._counting = asyncio.Lock()
-        self._until = 0.0
-        self._figures: dict[str, Any] = {}
-
-    async def figures(self, database: Database) -> dict[str, Any]:
-        async with self._counting:
-            if time.monotonic() >= self._until:
-                async with database.connection() as connection:
-                    self._figures = await recent_activity(connection)
-                self._until = time.monotonic() + FRESH
-        return self._figures

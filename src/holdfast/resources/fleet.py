@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import Database
 from holdfast.engine.waking import NEVER
 from holdfast.errors import Conflict, NotFound
-
-# Seconds for which figures are good enough.
-FRESH = 1.0
 
 # `lease_left` of one that has left is how long ago its last lease ended, below zero.
 WORKERS = """
@@ -99,24 +93,6 @@ async def queue_figures(connection: AsyncConnection[DictRow]) -> dict[str, Any]:
         **{key: float(value) if key == "claims_per_second" else value for key, value in figures.items()},
         "unserved": {row["graph_id"]: row["ready"] for row in unserved},
     }
-
-
-class QueueGauge:
-    """The figures, counted at most once a second: autoscalers and dashboards ask often, and a long queue takes a moment
-    to count."""
-
-    def __init__(self) -> None:
-        self._counting = asyncio.Lock()
-        self._until = 0.0
-        self._figures: dict[str, Any] = {}
-
-    async def figures(self, database: Database) -> dict[str, Any]:
-        async with self._counting:
-            if time.monotonic() >= self._until:
-                async with database.connection() as connection:
-                    self._figures = await queue_figures(connection)
-                self._until = time.monotonic() + FRESH
-        return self._figures
 
 
 async def waits_for(connection: AsyncConnection[DictRow], run_id: UUID, graph_id: str) -> str | None:
