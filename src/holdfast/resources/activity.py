@@ -7,16 +7,26 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# Seconds that are counted, and for which the figures are good enough.
+# Seconds that are counted.
 WINDOW = 60
 # How many of the running runs are shown.
 SHOWN = 50
 
-# By `run_finished`; the runs of a minute, whatever the table holds.
+# The runs of a minute, whatever the table holds: each part by the index that has just those, `run_replayable`,
+# `run_forgettable` and that of the dead letters.
 FINISHED = """
 SELECT status, count(*) AS runs,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))::float8 AS median
-FROM run WHERE finished_at > now() - make_interval(secs => %(window)s) GROUP BY status
+FROM (
+    SELECT status, started_at, finished_at FROM run
+    WHERE finished_at > now() - make_interval(secs => %(window)s) AND first_seq IS NOT NULL
+    UNION ALL
+    SELECT status, started_at, finished_at FROM run
+    WHERE finished_at > now() - make_interval(secs => %(window)s) AND first_seq IS NULL AND dead_letter IS NULL
+    UNION ALL
+    SELECT status, started_at, finished_at FROM run
+    WHERE finished_at > now() - make_interval(secs => %(window)s) AND first_seq IS NULL AND dead_letter IS NOT NULL
+) AS ended GROUP BY status
 """
 
 # By `run_recent`. A scheduled run is created when it is due.
