@@ -32,6 +32,7 @@ TAGS = (
     "fleet",
     "dead letters",
     "interrupts",
+    "tenants",
 )
 # The default of 180 s is enough for the usual number of examples.
 PATIENCE = 170 if EXAMPLES < 50 else 3000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -58,13 +58,19 @@ class House:
         return await query(self.database, statement, *parameters)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(server_url: str) -> AsyncIterator[House]:
+@asynccontextmanager
+async def open_house(server_url: str, **environ: str) -> AsyncIterator[House]:
     with own_database(server_url) as database_url:
-        settings = load_settings(QUICK, database_url=database_url, port=free_port())
+        settings = load_settings({**QUICK, **environ}, database_url=database_url, port=free_port())
         database = Database(settings, "test")
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(answering(settings, GraphCatalog.load(load_config(PROJECT))))
             await database.open()
             stack.push_async_callback(database.close)
             yield House(f"http://127.0.0.1:{settings.port}", database, stack)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(server_url: str) -> AsyncIterator[House]:
+    async with open_house(server_url) as house:
+        yield house

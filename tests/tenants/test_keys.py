@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.support.intruder import NOBODY
 from tests.support.waiting import until
-from tests.tenants.conftest import House
+from tests.tenants.conftest import House, open_house
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,6 +28,14 @@ async def becomes(client: httpx.AsyncClient, code: int) -> None:
         return await status(client) == code
 
     await until(is_so, f"requests are answered with {code}")
+
+
+async def test_what_is_done_with_the_first_key_is_its_tenants_from_the_first_request_on(server_url: str) -> None:
+    async with open_house(server_url, KEY_REFRESH_SECONDS="60") as house:
+        client = await house.tenant("first")
+        thread = (await client.post("/threads", json={})).json()["thread_id"]
+        [row] = await house.query("SELECT tenant_id FROM thread WHERE thread_id = %s", thread)
+        assert row["tenant_id"] == "first"
 
 
 async def test_the_first_key_closes_the_door_and_the_last_one_forgotten_opens_it(house: House) -> None:
