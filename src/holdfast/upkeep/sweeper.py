@@ -20,6 +20,7 @@ from holdfast.upkeep.portions import MOMENT, Portion
 from holdfast.upkeep.sweeps import (
     COUNT_EXPIRED,
     EXPIRED_HISTORIES,
+    OFTEN,
     POSTPONE_ACTIVE,
     POSTPONE_PRUNED,
     SWEEP_EXPIRED,
@@ -29,8 +30,6 @@ from holdfast.upkeep.sweeps import (
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two sweeps with nothing left to do.
-INTERVAL = 60.0
 # Seconds that all sweeps may take before the other duties have their turn.
 BUDGET = 1.0
 PRUNED_AT_ONCE = 50
@@ -49,13 +48,13 @@ class Chore:
 
     what: str
     portion: Callable[[], Awaitable[bool]]
-    interval: float = INTERVAL
+    interval: float = OFTEN
     due: float = field(default=0.0)
 
 
 class Sweeper:
-    """Does each sweep once a minute, and goes on with those that have more whenever it is called. Threads with a time
-    to live of their own have an interval of their own.
+    """Does each sweep once a minute, or every ten, and goes on with those that have more whenever it is called. Threads
+    with a time to live of their own have an interval of their own.
 
     Safe to run in any number of processes, and to be killed at any time: each portion is a transaction, and whatever
     somebody else holds is passed over.
@@ -69,7 +68,7 @@ class Sweeper:
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""
         self._chores = [
-            *(Chore(sweep.what, self._sweeping(sweep)) for sweep in SWEEPS),
+            *(Chore(sweep.what, self._sweeping(sweep), sweep.interval) for sweep in SWEEPS),
             Chore(EXPIRED_THREADS, self._expired_threads(), self._threads.sweep_interval),
             Chore(CHECKPOINTS, self._checkpoints),
         ]

@@ -15,6 +15,10 @@ from holdfast.resources.dead_letters import EXPIRE_LETTERS, UNDECIDED
 from holdfast.resources.idempotency import OLD_KEYS, SWEEP_KEYS
 from holdfast.settings import Settings
 
+# Seconds between two looks. The latter for what comes one by one and is kept for long: an idle process should have
+# little to say.
+OFTEN, SELDOM = 60.0, 600.0
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -27,6 +31,8 @@ class Sweep:
     ttl: Callable[[Settings], float | None]
     # Whether the statement answers how many were taken, because what it deletes last is something else.
     counted: bool = False
+    # Seconds between two looks with nothing left to do.
+    interval: float = OFTEN
 
     def parameters(self, settings: Settings) -> dict[str, Any] | None:
         ttl = self.ttl(settings)
@@ -191,6 +197,7 @@ SWEEPS = (
         SWEEP_UNDONE,
         f"SELECT count(*) FROM thread WHERE {UNDONE}",
         lambda settings: settings.event_ttl,
+        interval=SELDOM,
     ),
     # Their events are swept first, so all that are old enough will go.
     Sweep(
@@ -210,15 +217,29 @@ SWEEPS = (
         EXPIRE_LETTERS,
         f"SELECT count(*) FROM run WHERE {UNDECIDED}",
         lambda settings: settings.dead_letter_ttl,
+        interval=SELDOM,
     ),
     Sweep(
         "idempotency keys",
         SWEEP_KEYS,
         f"SELECT count(*) FROM idempotency_key WHERE {OLD_KEYS}",
         lambda settings: settings.idempotency_ttl,
+        interval=SELDOM,
     ),
-    Sweep("days of spending", SWEEP_SPENDING, f"SELECT count(*) FROM tenant_spend WHERE {SPENT}", lambda _: 35 * DAY),
-    Sweep("stopped workers", FORGET_WORKERS, f"SELECT count(*) FROM worker WHERE {STOPPED}", lambda _: DAY),
+    Sweep(
+        "days of spending",
+        SWEEP_SPENDING,
+        f"SELECT count(*) FROM tenant_spend WHERE {SPENT}",
+        lambda _: 35 * DAY,
+        interval=SELDOM,
+    ),
+    Sweep(
+        "stopped workers",
+        FORGET_WORKERS,
+        f"SELECT count(*) FROM worker WHERE {STOPPED}",
+        lambda _: DAY,
+        interval=SELDOM,
+    ),
 )
 
 # --- threads with a time to live of their own -----------------------------------------------------------------------
