@@ -41,7 +41,7 @@ OLD = {
     "webhook deliveries": "UPDATE webhook_delivery SET settled_at = now() - interval '30 minutes' "
     "WHERE settled_at IS NOT NULL",
     "threads with a time to live": "UPDATE thread SET expires_at = now() - interval '1 minute', ttl_minutes = 1 "
-    "WHERE ttl_minutes IS NOT NULL",
+    "WHERE ttl_minutes IS NOT NULL AND status <> 'busy'",
 }
 STATEMENTS = {
     **{sweep.what: sweep.statement for sweep in sweeps.SWEEPS if sweep.what != "stopped workers"},
