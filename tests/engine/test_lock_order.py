@@ -247,4 +247,9 @@ async def deadlocks(server_url: str, database_url: str) -> int:
             assert row is not None
             if not row[1]:
                 return int(row[0])
+            # A pool that closes while a connection is on its way back to it may forget that one.
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %(name)s AND state = 'idle'",
+                {"name": name},
+            )
             await asyncio.sleep(0.02)
