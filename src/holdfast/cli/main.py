@@ -27,6 +27,7 @@ from holdfast.cli import (
     tenants,
     top,
     web,
+    webhooks,
     worker,
 )
 from holdfast.cli.console import complain
@@ -81,6 +82,7 @@ app.command(epilog=run.EPILOG, rich_help_panel=_USE)(run.run)
 app.add_typer(runs.app, name="runs", rich_help_panel=_USE)
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=_USE)
 app.add_typer(interrupts.app, name="interrupts", rich_help_panel=_USE)
+app.add_typer(webhooks.app, name="webhooks", rich_help_panel=_USE)
 app.command(epilog=web.EPILOG, rich_help_panel=_OPERATE)(web.web)
 app.command(epilog=worker.EPILOG, rich_help_panel=_OPERATE)(worker.worker)
 app.command(epilog=migrate.EPILOG, rich_help_panel=_OPERATE)(migrate.migrate)

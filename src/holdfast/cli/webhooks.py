@@ -1,0 +1,66 @@
+"""`holdfast webhooks`: what was told to others when runs ended, and telling it again."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from holdfast.cli.client import Client
+from holdfast.cli.console import out, say
+from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+
+app = typer.Typer(
+    help="See what was told to webhooks, and tell it again.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples("holdfast webhooks list --state failed", "holdfast webhooks redeliver DELIVERY_ID"),
+)
+
+LAYOUT = "{:36}  {:9}  {:>5}  {:>6}  {}"
+STYLES = {"delivered": "green", "failed": "red", "pending": "cyan"}
+
+
+@app.command("list", epilog=examples("holdfast webhooks list", "holdfast webhooks list --state failed --json"))
+def list_deliveries(
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most this many.")] = 20,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="pending, delivered or failed.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="ID", help="Only of this run.")] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List deliveries, the latest first."""
+    query: dict[str, Any] = {"limit": limit, "state": state, "run_id": run}
+    with Client(url) as client:
+        found = client.request(
+            "GET", "/webhooks/deliveries", params={key: value for key, value in query.items() if value is not None}
+        )
+    if as_json:
+        for delivery in found:
+            print(json.dumps(delivery, ensure_ascii=False))
+        return
+    if not found:
+        say("No deliveries.")
+        return
+    # Not a rich table: it would shorten the ids, and ids are what one copies from here.
+    out.print(LAYOUT.format("delivery", "state", "tries", "status", "url"), style="bold")
+    for delivery in found:
+        told = delivery["last_status"] or ("" if delivery["last_error"] is None else "-")
+        line = LAYOUT.format(delivery["delivery_id"], delivery["state"], delivery["attempts"], told, delivery["url"])
+        out.print(Text(line, style=STYLES.get(delivery["state"], "")))
+        if delivery["state"] == "failed" and delivery["last_error"]:
+            out.print(Text(f"  {delivery['last_error']}", style="dim"))
+
+
+@app.command(epilog=examples("holdfast webhooks redeliver DELIVERY_ID"))
+def redeliver(
+    delivery_ids: Annotated[list[str], typer.Argument(metavar="DELIVERY_ID...", help="Which of them.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Send deliveries again, whatever became of them. Retries begin anew."""
+    with Client(url) as client:
+        for delivery_id in delivery_ids:
+            client.request("POST", f"/webhooks/deliveries/{delivery_id}/redeliver")
+            out.print(f"{delivery_id}  is sent again")
