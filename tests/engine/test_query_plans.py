@@ -7,6 +7,7 @@ made for the parameters and with the one that serves all.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -326,9 +327,14 @@ def test_claiming_after_many_have_finished(database_url: str) -> None:
             "UPDATE run SET status = 'success', ready_at = NULL, finished_at = now() "
             "WHERE ready_at < now() - interval '90 minutes'"
         )
-        for _ in range(2):
+        # The first marks them, unless somebody (autovacuum, in another table) still has a snapshot from before.
+        deadline = time.monotonic() + 60
+        while True:
             with connection.transaction(force_rollback=True):
                 after = measure(connection, claim.CLAIM, CLAIM_TEN, generic=False)
+            if after.pages <= 2 * before.pages + 50 or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
         assert after.rows <= before.rows
         assert after.pages <= 2 * before.pages + 50
 
