@@ -382,6 +382,26 @@ async def test_what_a_child_inherits(settings: Settings, database: Database) -> 
     assert kwargs["config"]["configurable"] == {"__langsmith_project__": "p"}
 
 
+async def test_a_child_is_its_parents_tenants_and_has_what_is_left_of_the_budget(
+    settings: Settings, database: Database
+) -> None:
+    async def spend(state: Words) -> dict[str, Any]:
+        holdfast.record_usage("unpriced", input_tokens=4)
+        await holdfast.gather(await holdfast.spawn("child", word("a"), key="a"))
+        return {}
+
+    created = await post_run(database, "parent", input=GO, budget={"max_tokens": 10})
+    for table in ("thread", "run"):
+        await query(database, f"UPDATE {table} SET tenant_id = 'acme' RETURNING 1")
+    async with running_worker(settings, catalog_of(parent=line(spend), child=child())):
+        run = await run_ended(database, created.run["run_id"])
+    assert run["status"] == "success"
+    [row] = await children_of(database, run["run_id"])
+    below = await run_row(database, row["run_id"])
+    assert (below["tenant_id"], below["kwargs"]["budget"]) == ("acme", {"max_tokens": 6})
+    assert (await thread_row(database, row["thread_id"]))["tenant_id"] == "acme"
+
+
 async def test_concurrent_spawns_of_a_key_make_one_child(settings: Settings, database: Database) -> None:
     async def spread(state: Words) -> dict[str, Any]:
         made = await asyncio.gather(*(holdfast.spawn("child", word("a"), key="a") for _ in range(5)))

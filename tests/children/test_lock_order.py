@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
 from holdfast.worker.batch import Ties, write_portions
 from tests.engine.scene import GRAPH, SUCCESS, online_worker, portion_of
-from tests.engine.test_lock_order import both_are_stuck, deadlocks
+from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock
 from tests.support.records import query
 
 PARENTS = 4
@@ -155,16 +156,5 @@ async def meet(database: Database, first: Operation, second: Operation) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 async def test_no_pair_of_operations_deadlocks(settings: Settings, server_url: str, name: str) -> None:
-    database = Database(settings, "test")
-    await database.open()
-    try:
-        for other in PAIRS[name]:
-            for _ in range(ROUNDS):
-                try:
-                    await meet(database, OPERATIONS[name], OPERATIONS[other])
-                except psycopg.errors.DeadlockDetected as error:
-                    pytest.fail(f"{name} and {other} wait for each other: {error}")
-    finally:
-        await database.close()
-    assert settings.database_url is not None
-    assert await deadlocks(server_url, settings.database_url) == 0
+    meetings = {other: partial(meet, first=OPERATIONS[name], second=OPERATIONS[other]) for other in PAIRS[name]}
+    await meet_without_deadlock(settings, server_url, name, meetings, ROUNDS)

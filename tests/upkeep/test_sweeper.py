@@ -266,6 +266,18 @@ async def test_a_finished_run_goes_after_its_events_and_leaves_its_thread(
     assert again["status"] == "success"
 
 
+async def test_a_run_that_waits_for_an_answer_stays(settings: Settings, database_url: str) -> None:
+    async with kept_for(database_url, FINISHED_RUN_TTL_SECONDS="172800") as database, working(settings):
+        asked = await ended(database, await post(database, "ask", {"question": "go on?"}, thread_id := uuid4()))
+        await age_thread(database, thread_id, days=3)
+        assert (await Sweeper(database).count())["finished runs"] == 0
+        await Sweeper(database).finish()
+        async with database.connection() as connection:
+            assert (await get_run(connection, asked["run_id"]))["status"] == "success"
+            await connection.execute("UPDATE interrupt SET settled_at = now()")
+        assert (await Sweeper(database).finish())["finished runs"] == 1
+
+
 async def test_without_a_time_to_live_runs_states_and_threads_stay(settings: Settings, database: Database) -> None:
     async with working(settings):
         run = await ended(database, await post(database, "steps", {"seconds": 0}))

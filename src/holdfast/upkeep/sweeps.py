@@ -125,11 +125,13 @@ WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone))
 
 # After its events, which are found by it. Dead letters wait for somebody to decide, and a run that has asked for an
 # answer.
-FORGETTABLE = f"""
-finished_at < {OLD} AND first_seq IS NULL AND dead_letter IS NULL
+DECIDED = """
+dead_letter IS NULL
 AND NOT EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_id AND interrupt.run_id = run.run_id
                   AND interrupt.settled_at IS NULL)
 """
+
+FORGETTABLE = f"finished_at < {OLD} AND first_seq IS NULL AND {DECIDED}"
 
 SWEEP_RUNS = f"""
 WITH doomed AS (
@@ -203,7 +205,7 @@ SWEEPS = (
     Sweep(
         "finished runs",
         SWEEP_RUNS,
-        f"SELECT count(*) FROM run WHERE finished_at < {OLD} AND dead_letter IS NULL",
+        f"SELECT count(*) FROM run WHERE finished_at < {OLD} AND {DECIDED}",
         lambda settings: settings.finished_run_ttl,
     ),
     Sweep(
