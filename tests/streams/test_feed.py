@@ -181,6 +181,19 @@ async def test_events_that_go_on_where_the_feed_is_are_not_read() -> None:
         assert reads == 2
 
 
+async def test_while_one_watcher_reads_another_is_not_told_that_there_is_nothing() -> None:
+    """Whoever watches a run that is over leaves at the first empty answer, and would miss how it ended."""
+    scene = Scene()
+    with patch.object(hub, "read_after", scene.read_after):
+        scene.commit([1, 2], stamped=True)
+        scene.slow = True
+        both = [asyncio.create_task(scene.feed.read(0)) for _ in range(2)]
+        await settle()
+        scene.slow = False
+        scene.settle_reads(failing=False)
+        assert await asyncio.gather(*both) == [scene.log, scene.log]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["values", "messages/partial", "end"]), st.text(), st.binary()), max_size=8),
     st.integers(1, 2**40),

@@ -91,7 +91,8 @@ class Feed:
 
     async def read(self, after: int) -> list[LogEvent]:
         """The events after a cursor that are there now; empty when it is at the end."""
-        if self.stale:
+        # Not past a refill that is under way either: a watcher whose run is over leaves at the first empty answer.
+        if self.stale or self._reading.locked():
             async with self._reading:
                 if self.stale:
                     await self._refill()
