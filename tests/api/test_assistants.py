@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,8 +11,10 @@ import httpx
 import psycopg
 import pytest
 
+from holdfast.db.connect import Database
 from holdfast.settings import Settings
 from tests.support.assistants import ECHO, HELLO, make, ok
+from tests.support.records import query
 
 FIELDS = {
     "assistant_id",
@@ -97,6 +100,23 @@ async def test_an_assistant_that_exists(web: httpx.AsyncClient) -> None:
     assert await ok(web.post("/assistants", json={**again, "if_exists": "do_nothing", "name": "other"})) == first
     await ok(web.post("/assistants", json={"graph_id": "echo", "assistant_id": ECHO}), 409)
     assert (await make(web))["name"] == "Untitled"
+
+
+async def test_a_run_is_made_of_the_assistant_as_it_is_now(web: httpx.AsyncClient, database: Database) -> None:
+    """Although the process remembers it, and another has changed it."""
+    made = (await web.post("/assistants", json={"graph_id": "echo", "context": {"tone": "old"}})).json()
+    asked = {"assistant_id": made["assistant_id"], "input": {}, "after_seconds": 1000}
+    thread_id = (await web.post("/threads", json={})).json()["thread_id"]
+    for tone in ("old", "new", "newer"):
+        if tone != "old":
+            change = "UPDATE assistant SET context = %s::jsonb, updated_at = clock_timestamp() RETURNING assistant_id"
+            await query(database, change, json.dumps({"tone": tone}))
+        for _ in range(2):
+            run = (await web.post(f"/threads/{thread_id}/runs", json=asked)).json()
+            assert run["kwargs"]["context"] == {"tone": tone}
+    runs = await query(database, "SELECT count(*) AS count FROM run")
+    threads = await query(database, "SELECT count(*) AS count FROM thread")
+    assert (runs[0]["count"], threads[0]["count"]) == (6, 1), "what was made of the old one has left nothing"
 
 
 async def test_configurable_and_context_are_two_names_of_one_thing(web: httpx.AsyncClient) -> None:

@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
 from holdfast.resources.children import ADOPT_THREAD, COUNT, INSERT
 from tests.engine.scene import GRAPH
 from tests.support.nodes import Words, line
@@ -80,7 +80,7 @@ async def adopt(database: Database, parent_run_id: UUID, key: str, **options: An
     """A child of a run, without anybody having asked for it."""
     thread_id = uuid4()
     async with database.transaction() as connection:
-        await create_thread(connection, thread_id, {})
+        await create_thread(connection, NewThread(thread_id, {}))
         await connection.execute(ADOPT_THREAD, {"run_id": parent_run_id, "depth": 1, "thread_id": thread_id})
         created = await create_run_within(
             connection,

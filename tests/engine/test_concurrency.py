@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid7
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
-from holdfast.engine.create import LOCK_LATER_HEAD, LOCK_THREAD
+from holdfast.engine.create import LOCK_LATER_HEADS, LOCK_OPEN_THREADS
 from holdfast.engine.outcome import RolledBack
 from holdfast.engine.states import CancelAction
 from holdfast.errors import Cancelled, NotFound, RunSignal
@@ -145,9 +145,9 @@ async def test_a_scheduled_head_that_is_stepping_back_cannot_be_claimed(database
     thread_id, worker_id = uuid4(), await online_worker(database)
     await scheduled_head_that_is_claimable(database, thread_id)
     async with database.transaction() as creating:
-        parameters = {"thread_id": thread_id, "after_seconds": 0.0}
-        await creating.execute(LOCK_THREAD, parameters)
-        await creating.execute(LOCK_LATER_HEAD, parameters)
+        parameters = {"thread_ids": [thread_id], "afters": [0.0]}
+        await creating.execute(LOCK_OPEN_THREADS, parameters)
+        await creating.execute(LOCK_LATER_HEADS, parameters)
         assert await claim_runs(database, worker_id) == []
 
 

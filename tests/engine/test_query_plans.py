@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -50,24 +51,35 @@ class Statement:
     after: tuple[str, Callable[[], dict[str, Any]]] | None = None
 
 
+ASSISTANT, SEEN = uuid4(), datetime.now(UTC)
+ADD_ASSISTANT = """
+INSERT INTO assistant (assistant_id, graph_id, name, updated_at) VALUES (%(assistant_id)s, 'graph', 'Graph', %(seen)s)
+"""
+
+
+def known_assistant() -> dict[str, Any]:
+    return {"assistant_id": ASSISTANT, "seen": SEEN}
+
+
 def new_run(thread: int) -> dict[str, Any]:
     return {
-        "run_id": uuid4(),
-        "thread_id": thread_at(thread),
-        "assistant_id": uuid4(),
-        "graph_id": GRAPH,
-        "after_seconds": 0.0,
-        "priority": 0,
-        "multitask_strategy": "enqueue",
-        "metadata": "{}",
-        "assistant_metadata": "{}",
-        "kwargs": "{}",
-        "webhook": None,
-        "stamp": json.dumps({"graph_id": GRAPH}),
-        "temporary": False,
-        "ttl_minutes": 30.0,
-        "ttl_strategy": "delete",
-        "tenant_id": "",
+        "run_ids": [uuid4()],
+        "thread_ids": [thread_at(thread)],
+        "assistant_ids": [ASSISTANT],
+        "seens": [SEEN],
+        "graph_ids": [GRAPH],
+        "afters": [0.0],
+        "priorities": [0],
+        "strategies": ["enqueue"],
+        "metadatas": ["{}"],
+        "assistant_metadatas": ["{}"],
+        "kwargs": ["{}"],
+        "webhooks": [None],
+        "stamps": [json.dumps({"graph_id": GRAPH})],
+        "temporaries": [False],
+        "ttl_minutes": [30.0],
+        "ttl_strategies": ["delete"],
+        "tenant_ids": [""],
     }
 
 
@@ -157,13 +169,13 @@ STATEMENTS = [
     Statement("next due", claim.NEXT_DUE, dict, 10),
     Statement("strays", claim.RETURN_STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
-    Statement("create thread", create.CREATE_THREAD, lambda: new_run(99_999), 5),
-    Statement("lock thread", create.LOCK_THREAD, lambda: new_run(RESTING), 5),
-    Statement("lock later head", create.LOCK_LATER_HEAD, lambda: new_run(RESTING), 5),
-    Statement("lock later head of many", create.LOCK_LATER_HEAD, lambda: new_run(BUSY), 5),
-    Statement("insert", create.INSERT_RUN, lambda: new_run(RESTING), 10),
-    Statement("insert behind many", create.INSERT_RUN, lambda: new_run(BUSY), 10),
-    Statement("mark busy", create.MARK_BUSY, lambda: {**new_run(RESTING), "run_id": run_at(RESTING, 1)}, 5),
+    Statement("create thread", create.CREATE_THREADS, lambda: new_run(99_999), 5),
+    Statement("lock thread", create.LOCK_OPEN_THREADS, lambda: new_run(RESTING), 5),
+    Statement("lock later head", create.LOCK_LATER_HEADS, lambda: new_run(RESTING), 5),
+    Statement("lock later head of many", create.LOCK_LATER_HEADS, lambda: new_run(BUSY), 5),
+    Statement("insert", create.INSERT_RUNS, lambda: new_run(RESTING), 10, (ADD_ASSISTANT, known_assistant)),
+    Statement("insert behind many", create.INSERT_RUNS, lambda: new_run(BUSY), 10, (ADD_ASSISTANT, known_assistant)),
+    Statement("mark busy", create.MARK_BUSY, lambda: {**new_run(RESTING), "run_ids": [run_at(RESTING, 1)]}, 5),
     # Of a tenant with limits.
     Statement("measure", quota.MEASURE, lambda: {"tenant_id": "acme", "max_queued": 10, "spend_per_day_usd": 1.0}, 12),
     # A batch of ten runs.

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
@@ -73,7 +73,7 @@ async def cron(database: Database, *, thread_id: UUID | None = None, strategy: s
 async def thread(database: Database) -> UUID:
     thread_id = uuid4()
     async with database.connection() as connection:
-        await create_thread(connection, thread_id, {})
+        await create_thread(connection, NewThread(thread_id, {}))
     return thread_id
 
 

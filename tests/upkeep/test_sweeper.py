@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import create_thread
+from holdfast.engine.create import NewThread, create_thread
 from holdfast.errors import NotFound
 from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.resources.runs import delete_run, get_run, list_runs
@@ -210,7 +210,7 @@ async def test_only_the_latest_state_is_kept_if_that_was_asked_for(settings: Set
 async def test_a_project_says_how_often_and_how_many_threads_expire(database: Database) -> None:
     async with database.transaction() as connection:
         for _ in range(3):
-            await create_thread(connection, uuid4(), {}, ttl=(10, "delete"))
+            await create_thread(connection, NewThread(uuid4(), {}, (10, "delete")))
         await connection.execute(
             "UPDATE thread SET expires_at = now() - interval '1 hour', updated_at = now() - interval '1 day'"
         )
@@ -297,7 +297,7 @@ async def test_a_thread_at_rest_goes_unless_it_was_given_another_time(settings: 
             active = (await ended(database, await post(database, "steps", {"seconds": 0})))["thread_id"]
         cron = uuid4()
         async with database.transaction() as connection:
-            await create_thread(connection, cron, {})
+            await create_thread(connection, NewThread(cron, {}))
             await connection.execute(
                 "INSERT INTO assistant (assistant_id, graph_id, name) VALUES (%(id)s, 'steps', 'steps')", {"id": cron}
             )
@@ -330,7 +330,7 @@ async def test_a_run_created_while_resting_threads_are_swept_keeps_its_thread(
     """The sweeper finds the thread at rest, waits for its row, and must look again."""
     thread_id = uuid4()
     async with database.transaction() as connection:
-        await create_thread(connection, thread_id, {})
+        await create_thread(connection, NewThread(thread_id, {}))
         await connection.execute("UPDATE thread SET updated_at = now() - interval '2 days'")
     waiting = SWEEP_RESTING.replace("SKIP LOCKED", "")
     async with database.transaction() as creating:
@@ -412,7 +412,7 @@ async def test_a_dry_run_counts_what_goes_and_changes_nothing(settings: Settings
 async def test_what_others_hold_is_passed_over_and_comes_later(settings: Settings, database: Database) -> None:
     async with database.transaction() as connection:
         for _ in range(5):
-            await create_thread(connection, uuid4(), {}, temporary=True)
+            await create_thread(connection, NewThread(uuid4(), {}, temporary=True))
         await connection.execute("UPDATE thread SET hidden_at = now() - interval '1 day'")
     async with database.transaction() as connection:
         await connection.execute("SELECT FROM thread ORDER BY thread_id LIMIT 2 FOR UPDATE")
@@ -427,7 +427,7 @@ async def test_everything_has_its_turn_however_much_there_is_of_one_thing(databa
     """A sweep that is out of time goes on with what it did not reach."""
     async with database.transaction() as connection:
         for _ in range(3):
-            await create_thread(connection, uuid4(), {}, temporary=True)
+            await create_thread(connection, NewThread(uuid4(), {}, temporary=True))
         await connection.execute("UPDATE thread SET hidden_at = now() - interval '1 day'")
         await connection.execute(
             "INSERT INTO webhook_delivery (run_id, thread_id, url, run, state, delivered_at, settled_at) "

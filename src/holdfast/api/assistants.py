@@ -331,11 +331,14 @@ async def _assistant(
     return row
 
 
-async def runnable_assistant(web: WebContext, assistant: str) -> DictRow:
+async def runnable_assistant(web: WebContext, assistant: str, *, remembered: bool = False) -> DictRow:
     """The assistant a run is to be of. A graph's own is for everybody who may create runs; another must be the
-    caller's to read."""
-    async with web.database.connection() as connection:
-        row = await resolve_assistant_row(connection, web.catalog, assistant)
+    caller's to read. `remembered`: as it was when it was last looked up will do."""
+    row = web.assistants.get(assistant) if remembered else None
+    if row is None:
+        async with web.database.connection() as connection:
+            row = await resolve_assistant_row(connection, web.catalog, assistant)
+        web.assistants.keep(assistant, row)
     if web.auth is not None and not _is_system(web.catalog, row):
         asked = {"assistant_id": row["assistant_id"], "metadata": {}}
         await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", "read", asked))

@@ -21,6 +21,7 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.children import cancel_children
+from holdfast.engine.intake import Intake
 from holdfast.engine.quota import Quota
 from holdfast.engine.states import CancelAction
 from holdfast.errors import InvalidRequest, NotFound
@@ -30,6 +31,7 @@ from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.activity import recent_activity
 from holdfast.resources.fleet import queue_figures
 from holdfast.resources.gauge import Gauge
+from holdfast.resources.known_assistants import KnownAssistants
 from holdfast.resources.tenant_store import TenantStore
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
 from holdfast.settings import Settings
@@ -57,6 +59,9 @@ class WebContext:
     caller: Caller = ANYONE
     queue: Gauge = field(default_factory=partial(Gauge, queue_figures))
     roster: Roster | None = None
+    # None for a request that is answered in one transaction: what it creates is part of that.
+    intake: Intake | None = None
+    assistants: KnownAssistants = field(default_factory=KnownAssistants)
     activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 

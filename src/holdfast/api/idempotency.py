@@ -93,7 +93,7 @@ async def answer_once(request: Request, handler: Handler) -> Response:
         first = await first_answer(connection, asked, ttl=web.settings.idempotency_ttl)
         if first is None:
             database = OneTransaction(web.database, connection)
-            request.scope[WEB] = replace(process_context(request), database=database, signals=signals)
+            request.scope[WEB] = replace(process_context(request), database=database, signals=signals, intake=None)
             try:
                 response = await handler(request)
             finally:

@@ -18,6 +18,7 @@ from holdfast.auth.custom import CustomAuth
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
+from holdfast.engine.intake import Intake
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
@@ -76,7 +77,8 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     signals = signals_for(database)
     store = PooledStore(database, catalog.project)
     catalog.lend(store)
-    web = WebContext(settings, catalog, database, signals, Hub(database, signals), store, auth, roster=roster)
+    hub, intake = Hub(database, signals), Intake(database)
+    web = WebContext(settings, catalog, database, signals, hub, store, auth, roster=roster, intake=intake)
     sweep_interval = store_section(catalog.project).sweep_interval
     threads = checkpointer_section(catalog.project)
     upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks_section(catalog.project))

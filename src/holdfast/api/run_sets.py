@@ -14,7 +14,7 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.runs import announce_created, described_run
 from holdfast.api.shapes import Run, answers, refusals
-from holdfast.engine.create import create_run_within
+from holdfast.engine.create import create_runs_within
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.runs import delete_run, present_run, unfinished_by_thread
 
@@ -34,7 +34,7 @@ async def create_batch(web: Web, body: Annotated[list[RunCreate], Body(min_lengt
     """All of them, or none."""
     described = [await described_run(web, one, None) for one in body]
     async with web.database.transaction() as connection:
-        created = [await create_run_within(connection, new) for new in described]
+        created = await create_runs_within(connection, described)
     return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
 
 

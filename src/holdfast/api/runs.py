@@ -25,7 +25,7 @@ from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, streamed_run
 from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
@@ -49,19 +49,34 @@ async def create_from(
     protocol: bool = False,
     answers_run: UUID | None = None,
     kept: Mapping[str, Any] = MappingProxyType({}),
+    watched: bool = False,
 ) -> DictRow:
     """Create the run that a request describes, and tell the workers. `answers_run`: it answers what that run asked;
-    `kept`: what it keeps of it."""
-    new = await described_run(web, body, thread_id, protocol=protocol)
-    new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept})
-    return announce_created(web, new, await create_run(web.database, new))
+    `kept`: what it keeps of it; `watched`: it is going to be, by whoever asked for it."""
+
+    async def create(remembered: bool) -> DictRow:
+        new = await described_run(web, body, thread_id, protocol=protocol, remembered=remembered)
+        new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept})
+        if watched:
+            web.hub.expect(new.thread_id)
+        created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
+        if watched:
+            web.hub.begin(new.thread_id, created.run["first_seq"] - 1)
+        return announce_created(web, new, created)
+
+    try:
+        return await create(remembered=True)
+    except AssistantChanged:
+        return await create(remembered=False)
 
 
-async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False) -> NewRun:
+async def described_run(
+    web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False, remembered: bool = False
+) -> NewRun:
     """The run that a request describes. `protocol`: for the thread-centric protocol, whose events are more than the
-    modes a client of v1 can ask for."""
+    modes a client of v1 can ask for. `remembered`: made of the assistant as it was when it was last looked up."""
     web.check_webhook(body.webhook)
-    assistant = await runnable_assistant(web, body.assistant_id)
+    assistant = await runnable_assistant(web, body.assistant_id, remembered=remembered)
     graph_id = assistant["graph_id"]
     if graph_id not in web.catalog.graph_ids:
         raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
@@ -113,6 +128,7 @@ async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None
         visible=EVERYTHING if thread_id is None else visible,
         tenant_id=web.caller.tenant or "",
         quota=web.quota,
+        assistant_seen=assistant["updated_at"] if remembered else None,
     )
 
 
@@ -137,7 +153,7 @@ async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     responses=streamed_run(400, 404, 409),
 )
 async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
-    run = await create_from(web, body, thread_id)
+    run = await create_from(web, body, thread_id, watched=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, follow=follow)
 
@@ -146,7 +162,7 @@ async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = Fa
     "/threads/{thread_id}/runs/wait", summary="Create a run and wait for it", responses=awaited_run(400, 404, 409)
 )
 async def wait(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
-    run = await create_from(web, body, thread_id)
+    run = await create_from(web, body, thread_id, watched=True)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel", follow=follow)
 
 
@@ -163,14 +179,14 @@ async def create_stateless(web: Web, body: RunCreate) -> Response:
     responses=streamed_run(400, 404),
 )
 async def stream_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None)
+    run = await create_from(web, body, None, watched=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 
 
 @router.post("/runs/wait", summary="Create a stateless run and wait for it", responses=awaited_run(400, 404))
 async def wait_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None)
+    run = await create_from(web, body, None, watched=True)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 

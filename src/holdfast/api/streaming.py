@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from urllib.parse import urlencode
 from uuid import UUID
 
+import orjson
 import psycopg
 from psycopg.rows import DictRow
 from starlette.responses import StreamingResponse
@@ -140,6 +141,7 @@ def wait_response(
     """A run's result as JSON once it has ended; a newline now and then until it has. `follow`: that of the run that
     brings its work to an end."""
     chain = _chain(web, run) if follow else None
+    heard = _Heard()
 
     async def body() -> AsyncIterator[bytes]:
         done = False
@@ -148,6 +150,7 @@ def wait_response(
             tick = web.settings.stream_heartbeat
             followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, None)
             async for events in followed:
+                heard.hear(events)
                 if not events:
                     yield b"\n"
             done = True
@@ -158,6 +161,9 @@ def wait_response(
             if cancel_on_disconnect and not done:
                 current = run["run_id"] if chain is None else chain.current
                 web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
+        if (answer := heard.result()) is not None:
+            yield answer
+            return
         backoff = Backoff("stream.outage", "stream.recovered")
         while True:
             try:
@@ -175,6 +181,28 @@ def wait_response(
     place = "join?follow=true" if follow else "join"
     headers = {"cache-control": "no-store"} | locations(run, place, stateless=stateless)
     return Breakable(body(), media_type="application/json", headers=headers)
+
+
+class _Heard:
+    """What a run has said about its result, to whoever has listened from its beginning."""
+
+    def __init__(self) -> None:
+        self._output: bytes | None = None
+        self._end: bytes | None = None
+
+    def hear(self, events: Sequence[LogEvent]) -> None:
+        for event in events:
+            if event.kind == "end":
+                self._end = event.data
+            elif not event.namespace and (event.kind == "values" or event.kind == "output"):
+                self._output = event.data
+
+    def result(self) -> bytes | None:
+        """The same as what the database would tell; None when that has to be asked."""
+        end = {} if self._end is None else orjson.loads(self._end)
+        if end.get("status") in ("error", "timeout"):
+            return to_json({"__error__": end["error"]})
+        return self._output if end.get("status") in ("success", "interrupted") else None
 
 
 def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> AsyncIterator[list[LogEvent]]:

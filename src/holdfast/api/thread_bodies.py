@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from holdfast.api.bodies import Body, Checkpoint, Command, Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.listing import Search
-from holdfast.resources.threads import COLUMNS, Filters, TtlStrategy
+from holdfast.engine.create import THREAD_COLUMNS
+from holdfast.resources.threads import Filters, TtlStrategy
 
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 ThreadField = Literal[
@@ -95,7 +96,7 @@ class ThreadSearch(ThreadCount, Search):
     @classmethod
     def _names_places(cls, given: dict[str, str]) -> dict[str, str]:
         for alias, path in given.items():
-            if ALIAS.fullmatch(alias) is None or alias in COLUMNS:
+            if ALIAS.fullmatch(alias) is None or alias in THREAD_COLUMNS:
                 raise ValueError(f"the alias '{alias}' must be an identifier that is no field of threads")
             if len(path) > 1000 or PATH.fullmatch(path) is None:
                 raise ValueError(

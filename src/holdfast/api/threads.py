@@ -11,6 +11,7 @@ import psycopg
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Body as FromBody
 from langgraph.types import Command, Send, StateUpdate
+from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.api.context import Web, WebContext
@@ -29,12 +30,11 @@ from holdfast.api.thread_bodies import (
 )
 from holdfast.db.visibility import is_visible
 from holdfast.engine.cancel import CancelledRuns
-from holdfast.engine.create import create_thread
+from holdfast.engine.create import THREAD_COLUMNS, NewThread, create_thread
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.resources.pruning import keep_latest
 from holdfast.resources.state import update_state
 from holdfast.resources.threads import (
-    COLUMNS,
     Filters,
     change_thread,
     copy_thread,
@@ -70,14 +70,14 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     }
     visible = await web.caller.may("threads", "create", asked)
     metadata = asked["metadata"] or {}
-    async with web.database.transaction() as connection:
-        ttl = web.thread_ttl if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
-        created = await create_thread(connection, thread_id, metadata, ttl=ttl, tenant_id=web.caller.tenant or "")
-        seen = created or await is_visible(connection, "thread", thread_id, visible)
-        if not created and (body.if_exists == "raise" or not seen):
-            raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
-        thread = await get_thread(connection, thread_id)
-    if created and supersteps:
+    ttl = web.thread_ttl if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
+    thread = await _create(web, NewThread(thread_id, metadata, ttl, web.caller.tenant or ""))
+    if thread is None:
+        async with web.database.connection() as connection:
+            if body.if_exists == "raise" or not await is_visible(connection, "thread", thread_id, visible):
+                raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
+            thread = await get_thread(connection, thread_id)
+    elif supersteps:
         try:
             await update_state(web.database, web.catalog, thread_id, supersteps, {})
         except (RequestError, psycopg.DataError) as error:
@@ -86,6 +86,13 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
         async with web.database.connection() as connection:
             thread = await get_thread(connection, thread_id)
     return Json(present(thread))
+
+
+async def _create(web: WebContext, new: NewThread) -> DictRow | None:
+    if web.intake is not None:
+        return await web.intake.create_thread(new)
+    async with web.database.connection() as connection:
+        return await create_thread(connection, new)
 
 
 def _require_graph(web: WebContext, metadata: dict[str, Any]) -> None:
@@ -114,7 +121,7 @@ def _values(update: Update) -> Any:
 async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = None) -> Response:
     body = body or ThreadSearch()
     filters = await _visible(web, body)
-    columns = COLUMNS if body.select is None else [column for column in COLUMNS if column in body.select]
+    columns = THREAD_COLUMNS if body.select is None else [column for column in THREAD_COLUMNS if column in body.select]
     async with web.database.connection() as connection:
         rows = await search_threads(
             connection,

@@ -150,6 +150,17 @@ class Database:
                     yield connection
 
     @asynccontextmanager
+    async def pipelined(self) -> AsyncIterator[AsyncConnection[DictRow]]:
+        """A transaction that costs one round trip, its beginning and its end included, and commits at the end of the
+        block. What the statements have said can be read after that. Rolls back on any exception."""
+        async with self._pool.connection() as connection, connection.pipeline():
+            await connection.execute("BEGIN")
+            if self._scope is not None:
+                await connection.execute(self._scope)
+            yield connection
+            await connection.execute("COMMIT")
+
+    @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
         """A connection inside a transaction: commits at the end, rolls back on any exception."""
         async with self._pool.connection() as connection, connection.transaction():

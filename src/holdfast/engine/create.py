@@ -7,11 +7,14 @@ that the whole transaction costs one round trip.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
 import orjson
+import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
@@ -30,62 +33,94 @@ RUN_COLUMNS = (
     "multitask_strategy, attempt, error, first_seq, priority, usage, parent_run_id"
 )
 
+THREAD_COLUMNS = (
+    "thread_id",
+    "created_at",
+    "updated_at",
+    "state_updated_at",
+    "metadata",
+    "config",
+    "status",
+    "values",
+    "interrupts",
+    "error",
+    "usage",
+)
+
 # `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
-CREATE_THREAD = """
+CREATE_THREADS = f"""
 INSERT INTO thread (thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
-VALUES (%(thread_id)s, %(tenant_id)s, %(metadata)s::jsonb, %(temporary)s, %(ttl_minutes)s::float8,
-        %(ttl_strategy)s::text, now() + %(ttl_minutes)s::float8 * interval '1 minute',
-        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = %(thread_id)s::uuid::text))
+SELECT asked.thread_id, asked.tenant_id, asked.metadata::jsonb, asked.temporary, asked.ttl_minutes, asked.ttl_strategy,
+       now() + asked.ttl_minutes * interval '1 minute',
+       EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = asked.thread_id::text)
+FROM unnest(%(thread_ids)b::uuid[], %(tenant_ids)b::text[], %(metadatas)b::text[], %(temporaries)b::boolean[],
+            %(ttl_minutes)b::float8[], %(ttl_strategies)b::text[])
+     AS asked(thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy)
+ORDER BY asked.thread_id
 ON CONFLICT (thread_id) DO NOTHING
-RETURNING thread_id
+RETURNING {", ".join(f'"{column}"' for column in THREAD_COLUMNS)}
 """
 
-LOCK_THREAD = """
-SELECT thread_id, last_seq FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE
+LOCK_OPEN_THREADS = """
+SELECT thread_id, last_seq FROM thread WHERE thread_id = ANY(%(thread_ids)s) AND hidden_at IS NULL
+ORDER BY thread_id FOR NO KEY UPDATE
 """
 
-# The thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
+# A thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
 # waited for, and seen to be running by the statement after this one; any other is out of the claim's reach from here.
 # The clock is read in a subquery, once: an index cannot look for something that changes from row to row.
-LOCK_LATER_HEAD = """
-SELECT run_id FROM run
-WHERE thread_id = %(thread_id)s AND status = 'pending' AND ready_at IS NOT NULL
-  AND created_at > (SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s))
-FOR NO KEY UPDATE
+LOCK_LATER_HEADS = """
+SELECT run.run_id
+FROM unnest(%(thread_ids)b::uuid[], %(afters)b::float8[]) AS asked(thread_id, after_seconds)
+JOIN run ON run.thread_id = asked.thread_id AND run.status = 'pending' AND run.ready_at IS NOT NULL
+        AND run.created_at > (SELECT clock_timestamp()) + make_interval(secs => asked.after_seconds)
+ORDER BY run.run_id FOR NO KEY UPDATE OF run
 """
 
 # A head that is due later than the new run steps back for it. Both are decided by one reading of the clock: with two,
 # a head due between them would step back for a run that then waits for it, and the thread would stand still.
-INSERT_RUN = f"""
+# `seen` is how the creator knows the assistant, from an earlier look: a run is made of no other than there is now, and
+# everything fails, by a division by zero, if there is another.
+INSERT_RUNS = f"""
 WITH due AS MATERIALIZED (
-    SELECT clock_timestamp() + make_interval(secs => %(after_seconds)s) AS at
+    SELECT asked.*, clock_timestamp() + make_interval(secs => asked.after_seconds) AS at,
+           1 / (asked.seen IS NULL OR EXISTS (
+               SELECT 1 FROM assistant
+               WHERE assistant.assistant_id = asked.assistant_id AND assistant.updated_at = asked.seen
+           ))::integer AS current
+    FROM unnest(%(run_ids)b::uuid[], %(thread_ids)b::uuid[], %(assistant_ids)b::uuid[], %(seens)b::timestamptz[],
+                %(graph_ids)b::text[], %(afters)b::float8[], %(priorities)b::integer[], %(strategies)b::text[],
+                %(metadatas)b::text[], %(assistant_metadatas)b::text[], %(kwargs)b::text[], %(webhooks)b::text[])
+         AS asked(run_id, thread_id, assistant_id, seen, graph_id, after_seconds, priority, strategy, metadata,
+                  assistant_metadata, kwargs, webhook)
 ), demoted AS (
     UPDATE run SET ready_at = NULL FROM due
-    WHERE run.thread_id = %(thread_id)s AND run.status = 'pending' AND run.ready_at IS NOT NULL
+    WHERE run.thread_id = due.thread_id AND run.status = 'pending' AND run.ready_at IS NOT NULL
       AND run.created_at > due.at
 )
 INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
                  metadata, kwargs, webhook, parent_run_id, depth, tenant_id)
-SELECT %(run_id)s, thread.thread_id, %(assistant_id)s, %(graph_id)s, due.at,
+SELECT due.run_id, thread.thread_id, due.assistant_id, due.graph_id, due.at,
        CASE WHEN NOT EXISTS (
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
              AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
        ) THEN due.at END,
-       %(priority)s, %(multitask_strategy)s,
-       %(assistant_metadata)s::jsonb || thread.metadata || %(metadata)s::jsonb, %(kwargs)s::json,
-       %(webhook)s::text, thread.parent_run_id, thread.depth, thread.tenant_id
-FROM thread, due
-WHERE thread.thread_id = %(thread_id)s AND thread.hidden_at IS NULL
-  AND NOT (%(multitask_strategy)s = 'reject' AND EXISTS (
+       due.priority, due.strategy,
+       due.assistant_metadata::jsonb || thread.metadata || due.metadata::jsonb, due.kwargs::json,
+       due.webhook, thread.parent_run_id, thread.depth, thread.tenant_id
+FROM due JOIN thread ON thread.thread_id = due.thread_id AND thread.hidden_at IS NULL
+WHERE NOT (due.strategy = 'reject' AND EXISTS (
            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
              AND other.status IN ('pending', 'running')))
+  AND due.current = 1
 RETURNING {RUN_COLUMNS}, ready_at IS NOT NULL AS is_head
 """
 
 MARK_BUSY = """
 UPDATE thread SET status = 'busy', updated_at = clock_timestamp(),
-       metadata = CASE WHEN metadata @> %(stamp)s::jsonb THEN metadata ELSE metadata || %(stamp)s::jsonb END
-WHERE thread_id = %(thread_id)s AND EXISTS (SELECT 1 FROM run WHERE run_id = %(run_id)s)
+       metadata = CASE WHEN metadata @> stamp::jsonb THEN metadata ELSE metadata || stamp::jsonb END
+FROM unnest(%(thread_ids)b::uuid[], %(run_ids)b::uuid[], %(stamps)b::text[]) AS entered(thread_id, run_id, stamp)
+WHERE thread.thread_id = entered.thread_id AND EXISTS (SELECT 1 FROM run WHERE run.run_id = entered.run_id)
 """
 
 
@@ -122,7 +157,36 @@ class NewRun:
     tenant_id: str = ""
     # Looked at for tenants that may have limits.
     quota: Quota | None = None
+    # When the assistant that the run was made of had last been changed, if it was not looked up just now.
+    assistant_seen: datetime | None = None
     run_id: UUID = field(default_factory=uuid7)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its thread alone decides about it. Such runs can be created together."""
+        return (
+            self.multitask_strategy in ("enqueue", "reject")
+            and self.quota is None
+            and not self.visible.restricted
+            and answer_of(self.kwargs) is None
+        )
+
+    @property
+    def thread(self) -> NewThread:
+        """The thread that is created with it, unless it is there already."""
+        ttl = None if self.temporary else self.thread_ttl
+        return NewThread(self.thread_id, self.thread_metadata, ttl, self.tenant_id, self.temporary)
+
+
+@dataclass(frozen=True)
+class NewThread:
+    """`ttl`: minutes without activity, and what happens then."""
+
+    thread_id: UUID
+    metadata: dict[str, Any]
+    ttl: tuple[float, str] | None = None
+    tenant_id: str = ""
+    temporary: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,29 +198,28 @@ class Created:
     cancelled: CancelledRuns
 
 
-async def create_thread(
-    connection: AsyncConnection[DictRow],
-    thread_id: UUID,
-    metadata: dict[str, Any],
-    *,
-    temporary: bool = False,
-    ttl: tuple[float, str] | None = None,
-    tenant_id: str = "",
-) -> bool:
-    """Create a thread; False when it exists already."""
-    minutes, strategy = ttl or (None, None)
-    cursor = await connection.execute(
-        CREATE_THREAD,
+class AssistantChanged(Exception):
+    """The assistant is not any more what the run was made of. Nothing has been created: look it up, and try again."""
+
+
+async def create_threads(connection: AsyncConnection[DictRow], threads: Sequence[NewThread]) -> AsyncCursor[DictRow]:
+    """Create threads. Says which, as they are now; those that exist already are left out. May be pipelined."""
+    return await connection.execute(
+        CREATE_THREADS,
         {
-            "thread_id": thread_id,
-            "tenant_id": tenant_id,
-            "metadata": orjson.dumps(metadata).decode(),
-            "temporary": temporary,
-            "ttl_minutes": minutes,
-            "ttl_strategy": strategy,
+            "thread_ids": [new.thread_id for new in threads],
+            "tenant_ids": [new.tenant_id for new in threads],
+            "metadatas": [orjson.dumps(new.metadata).decode() for new in threads],
+            "temporaries": [new.temporary for new in threads],
+            "ttl_minutes": [None if new.ttl is None else float(new.ttl[0]) for new in threads],
+            "ttl_strategies": [None if new.ttl is None else new.ttl[1] for new in threads],
         },
     )
-    return await cursor.fetchone() is not None
+
+
+async def create_thread(connection: AsyncConnection[DictRow], new: NewThread) -> DictRow | None:
+    """Create a thread; None when it exists already."""
+    return await (await create_threads(connection, [new])).fetchone()
 
 
 async def create_run(database: Database, new: NewRun) -> Created:
@@ -164,53 +227,119 @@ async def create_run(database: Database, new: NewRun) -> Created:
 
     Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
     `reject` and the thread has an unfinished run, AlreadyAnswered when the run answers what another has answered
-    before, OverLimit when the tenant has used up its quota; in all cases nothing has changed.
+    before, OverLimit when the tenant has used up its quota, AssistantChanged when the assistant is not what it was; in
+    all cases nothing has changed.
     """
-    async with database.transaction() as connection:
-        return await create_run_within(connection, new)
+    try:
+        async with database.transaction() as connection:
+            return await create_run_within(connection, new)
+    except psycopg.errors.DivisionByZero:
+        raise AssistantChanged from None
 
 
 async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
     """The same as part of the caller's transaction, which must be rolled back when this raises."""
-    parameters = {
-        "run_id": new.run_id,
-        "thread_id": new.thread_id,
-        "assistant_id": new.assistant_id,
-        "graph_id": new.graph_id,
-        "after_seconds": new.after_seconds,
-        "priority": new.priority,
-        "multitask_strategy": new.multitask_strategy,
-        "metadata": to_json(new.metadata).decode(),
-        "assistant_metadata": to_json(new.assistant_metadata).decode(),
-        "kwargs": to_json(new.kwargs).decode(),
-        "webhook": new.kwargs.get("webhook"),
-        "stamp": orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode(),
-    }
-    cancelled = CancelledRuns()
     async with connection.pipeline():
-        created = await create_thread_pipelined(connection, new) if new.create_thread else None
-        locked = await _lock_thread(connection, new, parameters)
+        if new.plain:
+            return await (await write_runs(connection, [new])).created(new)
+        parameters = _parameters([new])
+        opened = await create_threads(connection, [new.thread]) if new.create_thread else None
+        locked = await _lock_thread(connection, new)
+        cancelled = CancelledRuns()
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
         thread = await _answer_questions(connection, new, locked, cancelled)
         measured = None if new.quota is None else await measure(connection, new.tenant_id, new.quota)
-        await connection.execute(LOCK_LATER_HEAD, parameters)
-        inserted = await connection.execute(INSERT_RUN, parameters)
-        await connection.execute(MARK_BUSY, parameters)
-        thread = thread or await locked.fetchone()
-        row = await inserted.fetchone()
-        if thread is None and (created is None or await created.fetchone() is None):
+        written = await _insert(connection, parameters, opened, locked)
+        if thread is not None:
+            written.threads = {new.thread_id: thread}
+        created = await written.created(new)
+        if measured is not None:
+            await refuse_over_limit(new.tenant_id, measured)
+    return replace(created, cancelled=cancelled)
+
+
+async def create_runs_within(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> list[Created]:
+    """Runs of one thread each, all of them or none."""
+    if not all(new.plain for new in runs):
+        return [await create_run_within(connection, new) for new in runs]
+    async with connection.pipeline():
+        written = await write_runs(connection, runs)
+        return [await written.created(new) for new in runs]
+
+
+class Written:
+    """What the statements that create runs have said, once the answers are in."""
+
+    def __init__(
+        self, opened: AsyncCursor[DictRow] | None, locked: AsyncCursor[DictRow], inserted: AsyncCursor[DictRow]
+    ) -> None:
+        self.threads: dict[UUID, DictRow] | None = None
+        self._opened, self._locked, self._inserted = opened, locked, inserted
+        self._created: set[UUID] = set()
+        self._runs: dict[UUID, DictRow] | None = None
+
+    async def created(self, new: NewRun) -> Created:
+        """What became of one of them. Raises as `create_run` does."""
+        if self._runs is None:
+            if self.threads is None:
+                self.threads = {row["thread_id"]: row for row in await self._locked.fetchall()}
+            self._runs = {row["run_id"]: row for row in await self._inserted.fetchall()}
+            if self._opened is not None:
+                self._created = {row["thread_id"] for row in await self._opened.fetchall()}
+        thread, row = (self.threads or {}).get(new.thread_id), self._runs.get(new.run_id)
+        if thread is None and new.thread_id not in self._created:
             raise NotFound(f"Thread {new.thread_id} does not exist.")
         if row is None:
             raise Conflict(
                 f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "
                 "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
             )
-        if measured is not None:
-            await refuse_over_limit(new.tenant_id, measured)
-    # Not where its events begin, but a place that they come after: who watches it need not read what is older.
-    row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
-    return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=cancelled)
+        # Not where its events begin, but a place that they come after: who watches it need not read what is older.
+        row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
+        return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=CancelledRuns())
+
+
+async def write_runs(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> Written:
+    """Create plain runs, of one thread each, in the caller's transaction and pipeline. Those that cannot be created
+    leave nothing behind, and do not concern the others."""
+    threads = [new.thread for new in runs if new.create_thread]
+    opened = await create_threads(connection, threads) if threads else None
+    parameters = _parameters(runs)
+    locked = await connection.execute(LOCK_OPEN_THREADS, parameters)
+    return await _insert(connection, parameters, opened, locked)
+
+
+async def _insert(
+    connection: AsyncConnection[DictRow],
+    parameters: dict[str, Any],
+    opened: AsyncCursor[DictRow] | None,
+    locked: AsyncCursor[DictRow],
+) -> Written:
+    await connection.execute(LOCK_LATER_HEADS, parameters)
+    inserted = await connection.execute(INSERT_RUNS, parameters)
+    await connection.execute(MARK_BUSY, parameters)
+    return Written(opened, locked, inserted)
+
+
+def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
+    return {
+        "run_ids": [new.run_id for new in runs],
+        "thread_ids": [new.thread_id for new in runs],
+        "assistant_ids": [new.assistant_id for new in runs],
+        "seens": [new.assistant_seen for new in runs],
+        "graph_ids": [new.graph_id for new in runs],
+        "afters": [float(new.after_seconds) for new in runs],
+        "priorities": [new.priority for new in runs],
+        "strategies": [str(new.multitask_strategy) for new in runs],
+        "metadatas": [to_json(new.metadata).decode() for new in runs],
+        "assistant_metadatas": [to_json(new.assistant_metadata).decode() for new in runs],
+        "kwargs": [to_json(new.kwargs).decode() for new in runs],
+        "webhooks": [new.kwargs.get("webhook") for new in runs],
+        "stamps": [
+            orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode() for new in runs
+        ],
+    }
 
 
 async def _answer_questions(
@@ -228,28 +357,11 @@ async def _answer_questions(
     return thread
 
 
-async def _lock_thread(
-    connection: AsyncConnection[DictRow], new: NewRun, parameters: dict[str, Any]
-) -> AsyncCursor[DictRow]:
+async def _lock_thread(connection: AsyncConnection[DictRow], new: NewRun) -> AsyncCursor[DictRow]:
+    locked: dict[str, Any] = {"thread_ids": [new.thread_id]}
     if not new.visible.restricted:
-        return await connection.execute(LOCK_THREAD, parameters)
+        return await connection.execute(LOCK_OPEN_THREADS, locked)
     # Under the lock, and not before: the thread may be created by somebody else at this moment.
     condition, more = new.visible.condition()
-    statement = LOCK_THREAD.replace(" FOR NO KEY", f" AND {condition} FOR NO KEY")
-    return await connection.execute(statement.encode(), {**parameters, **more})
-
-
-async def create_thread_pipelined(connection: AsyncConnection[DictRow], new: NewRun) -> AsyncCursor[DictRow]:
-    """Part of `create_run`: the thread, unless it is there already."""
-    minutes, strategy = (None, None) if new.temporary or new.thread_ttl is None else new.thread_ttl
-    return await connection.execute(
-        CREATE_THREAD,
-        {
-            "thread_id": new.thread_id,
-            "tenant_id": new.tenant_id,
-            "metadata": orjson.dumps(new.thread_metadata).decode(),
-            "temporary": new.temporary,
-            "ttl_minutes": minutes,
-            "ttl_strategy": strategy,
-        },
-    )
+    statement = LOCK_OPEN_THREADS.replace("hidden_at IS NULL", f"hidden_at IS NULL AND {condition}")
+    return await connection.execute(statement.encode(), {**locked, **more})

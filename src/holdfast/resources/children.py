@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import Visibility, is_visible
-from holdfast.engine.create import Created, NewRun, create_run_within, create_thread
+from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
 from holdfast.errors import Cancelled, ChildRefused, LeaseLost, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
@@ -137,9 +137,7 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
                 "which this worker does not have."
             )
         new = _new_run(parent, row, assistant, request)
-        await create_thread(
-            connection, new.thread_id, new.thread_metadata, ttl=new.thread_ttl, tenant_id=row["tenant_id"]
-        )
+        await create_thread(connection, NewThread(new.thread_id, new.thread_metadata, new.thread_ttl, row["tenant_id"]))
         await connection.execute(
             ADOPT_THREAD, {"run_id": parent.run_id, "depth": row["depth"] + 1, "thread_id": new.thread_id}
         )

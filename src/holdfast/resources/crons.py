@@ -20,7 +20,7 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
+from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.quota import Quota
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.assistants import get_assistant, inherit
@@ -270,7 +270,7 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
     async with database.transaction() as connection:
         if due["thread_id"] is not None:
             # Before the cron: whoever deletes a thread has it locked when its crons go.
-            await connection.execute(LOCK_THREAD, {"thread_id": due["thread_id"]})
+            await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
         cron = await _one(connection, ADVANCE, parameters)
         if cron is None:
             return None

@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.create import LOCK_THREAD, Created, NewRun, create_run_within
+from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.outbox import RUN_FIELDS
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.runs import get_run
@@ -169,7 +169,7 @@ async def serve_deadline(database: Database, due: DictRow) -> Served | None:
     comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more."""
     async with database.transaction() as connection:
         # Before the question, as everybody who answers it does.
-        await connection.execute(LOCK_THREAD, {"thread_id": due["thread_id"]})
+        await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
         question = await (await connection.execute(DUE, due)).fetchone()
         if question is None:
             return None

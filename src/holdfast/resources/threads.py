@@ -15,26 +15,14 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.create import THREAD_COLUMNS
 from holdfast.engine.usage import usage_totals
 from holdfast.engine.waking import LOCK_FAMILY
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
 
-COLUMNS = (
-    "thread_id",
-    "created_at",
-    "updated_at",
-    "state_updated_at",
-    "metadata",
-    "config",
-    "status",
-    "values",
-    "interrupts",
-    "error",
-    "usage",
-)
-ALL_COLUMNS = ", ".join(f'"{column}"' for column in COLUMNS)
+ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
 GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
 

@@ -28,6 +28,8 @@ from holdfast.telemetry.backoff import Backoff
 log = structlog.get_logger(__name__)
 
 RECENT = 1000
+# Seconds for which a watcher is waited for.
+EXPECTED = 2.0
 # Threads asked for at once by the slow poll.
 POLL_BATCH = 2000
 
@@ -46,14 +48,31 @@ class Feed:
     def __init__(self, database: Database, thread_id: UUID, after: int) -> None:
         self.thread_id = thread_id
         self.watchers = 0
+        # Those, and whoever expects to be one.
+        self.holders = 0
         self.head = after
         self.stale = True
         # How often something about the thread was said to have changed that the log does not tell.
         self.touches = 0
+        # Of a thread where a run is being created: what has been said before it is known where its events begin.
+        self._early: list[tuple[int | None, Sequence[LogEvent]]] | None = None
         self._database = database
         self._recent: deque[LogEvent] = deque(maxlen=RECENT)
         self._changed = Change()
         self._reading = asyncio.Lock()
+
+    def expect(self) -> None:
+        """Keep what is said until `begin`."""
+        self._early = []
+
+    def begin(self, head: int) -> None:
+        """The log goes on after `head`, as far as is known, and nothing that has come since was missed. If it had gone
+        further before, a gap in what comes will show that."""
+        if self._early is not None:
+            early, self._early = self._early, None
+            self.head, self.stale = head, False
+            for seq, events in early:
+                self.hint(seq, events)
 
     def hint(self, seq: int | None, events: Sequence[LogEvent] = ()) -> None:
         """The log has grown to `seq`, or (None) may have. `events`: the last of it, consecutive.
@@ -61,6 +80,9 @@ class Feed:
         Events that go on where we are need not be read. After a gap, or when others are being read already, the log
         has the last word.
         """
+        if self._early is not None:
+            self._early.append((seq, events))
+            return
         if seq is None or seq > self.head:
             if events and not self.stale and events[0].seq <= self.head + 1:
                 self._append(events)
@@ -149,18 +171,42 @@ class Hub:
     @contextmanager
     def watch(self, thread_id: UUID, after: int) -> Iterator[Feed]:
         """Follow a thread for the length of the block."""
-        feed = self._feeds.get(thread_id)
-        if feed is None:
-            feed = self._feeds[thread_id] = Feed(self._database, thread_id, after)
-            self._signals.follow(thread_id, partial(feed.hint, None))
+        feed = self._hold(thread_id, after)
+        feed.begin(after)
         feed.watchers += 1
         try:
             yield feed
         finally:
             feed.watchers -= 1
-            if feed.watchers == 0:
-                del self._feeds[thread_id]
-                self._signals.unfollow(thread_id)
+            self._let_go(feed)
+
+    def expect(self, thread_id: UUID) -> None:
+        """A run is about to be created in a thread, and to be watched from here: what is said of it from now on is
+        kept for a moment, and whoever watches it need not look into the log first. To be followed by `begin`."""
+        if thread_id not in self._feeds:
+            self._hold(thread_id, 0).expect()
+        else:
+            self._hold(thread_id, 0)
+        asyncio.get_running_loop().call_later(EXPECTED, self._let_go, self._feeds[thread_id])
+
+    def begin(self, thread_id: UUID, head: int) -> None:
+        """The run that was expected is there, and its events come after `head`."""
+        if (feed := self._feeds.get(thread_id)) is not None:
+            feed.begin(head)
+
+    def _hold(self, thread_id: UUID, after: int) -> Feed:
+        feed = self._feeds.get(thread_id)
+        if feed is None:
+            feed = self._feeds[thread_id] = Feed(self._database, thread_id, after)
+            self._signals.follow(thread_id, partial(feed.hint, None))
+        feed.holders += 1
+        return feed
+
+    def _let_go(self, feed: Feed) -> None:
+        feed.holders -= 1
+        if feed.holders == 0:
+            del self._feeds[feed.thread_id]
+            self._signals.unfollow(feed.thread_id)
 
     async def thread_events(
         self, thread_id: UUID, after: int, *, tick: float | None, touches: bool = False

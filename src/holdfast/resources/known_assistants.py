@@ -1,0 +1,32 @@
+"""Assistants as they were when they were last looked up.
+
+A run is made of its assistant's configuration, and assistants hardly ever change. So they are not read for each run:
+whoever uses one from here says when it had last been changed, and is refused if that is not so any more.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+from psycopg.rows import DictRow
+
+MOST = 1000
+
+
+class KnownAssistants:
+    """Those of one process, by the name that requests use."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, DictRow] = {}
+
+    def get(self, name: str) -> DictRow | None:
+        """An assistant that may have changed since. The caller's to alter."""
+        row = self._rows.get(name)
+        return None if row is None else {key: deepcopy(value) if value else value for key, value in row.items()}
+
+    def keep(self, name: str, row: DictRow) -> None:
+        """Remember an assistant that was just looked up."""
+        self._rows.pop(name, None)
+        self._rows[name] = deepcopy(row)
+        if len(self._rows) > MOST:
+            del self._rows[next(iter(self._rows))]
