@@ -109,7 +109,7 @@ class Intake:
         except Exception as error:
             if isinstance(error, OUTAGE) and not isinstance(error, CONTENTION):
                 raise
-            # One of them is at fault, or has to wait for somebody. That is nothing to the others, or to whoever is next.
+            # One of them is at fault, or has to wait for somebody. That is nothing to the others and the next.
             for arrival in group:
                 task = asyncio.create_task(self._create_alone(arrival))
                 self._alone.add(task)
