@@ -163,9 +163,12 @@ CHECKPOINT_WRITES = {
     "blobs": ten(b"1"),
 }
 
+CLAIMS = [claim.CLAIM, claim.CLAIM_FAIRLY]
+
 STATEMENTS = [
     # Claiming ten.
     Statement("claim", claim.CLAIM, lambda: CLAIM_TEN, 120),
+    Statement("claim fairly", claim.CLAIM_FAIRLY, lambda: CLAIM_TEN, 120),
     Statement("next due", claim.NEXT_DUE, dict, 10),
     Statement("strays", claim.RETURN_STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
@@ -295,23 +298,25 @@ def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], 
 # --- claiming, which must cost the same whatever waits --------------------------------------------------------------
 
 
-def test_claiming_reads_the_same_with_and_without_a_backlog(filled: Connection[DictRow]) -> None:
+@pytest.mark.parametrize("statement", CLAIMS, ids=["plain", "fairly"])
+def test_claiming_reads_the_same_with_and_without_a_backlog(filled: Connection[DictRow], statement: str) -> None:
     """Ten due runs cost as much in front of thousands that are not due, or wait behind another, as they do alone."""
-    busy = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    busy = [reading.rows for reading in readings(filled, statement, CLAIM_TEN)]
     filled.execute("DELETE FROM run WHERE ready_at > now() OR status = 'pending' AND ready_at IS NULL")
-    alone = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    alone = [reading.rows for reading in readings(filled, statement, CLAIM_TEN)]
     # A priority at which nothing is due costs a look.
     assert all(with_backlog <= without + 5 for with_backlog, without in zip(busy, alone, strict=True))
 
 
 @pytest.mark.parametrize("priorities", [1, 5])
-def test_claiming_when_nothing_is_due(filled: Connection[DictRow], priorities: int) -> None:
+@pytest.mark.parametrize("statement", CLAIMS, ids=["plain", "fairly"])
+def test_claiming_when_nothing_is_due(filled: Connection[DictRow], statement: str, priorities: int) -> None:
     filled.execute(
         "UPDATE run SET ready_at = now() + interval '1 day', priority = abs(hashtext(run_id::text)) %% %s "
         "WHERE status = 'pending' AND ready_at IS NOT NULL",
         (priorities,),
     )
-    for reading in readings(filled, claim.CLAIM, CLAIM_TEN):
+    for reading in readings(filled, statement, CLAIM_TEN):
         assert reading.rows <= 2 * priorities + 2, json.dumps(reading.plan, indent=1)
 
 
@@ -353,7 +358,7 @@ def test_claiming_after_many_have_finished(database_url: str) -> None:
 
 def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connection[DictRow]) -> None:
     """Nor the backlog of a tenant whose turn it is not, nor one behind its limit."""
-    before = [reading.rows for reading in readings(filled, claim.CLAIM, CLAIM_TEN)]
+    before = [reading.rows for reading in readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN)]
     filled.execute("INSERT INTO tenant (tenant_id, max_running) VALUES ('full', 0)")
     for tenant, graph in (("", "gone"), ("acme", "gone"), ("acme", GRAPH), ("full", GRAPH)):
         filled.execute(
@@ -369,6 +374,15 @@ def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connectio
             """,
             (tenant, graph),
         )
-    for reading, alone in zip(readings(filled, claim.CLAIM, CLAIM_TEN), before, strict=True):
+    for reading, alone in zip(readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN), before, strict=True):
         assert not set(reading.whole_tables) & set(TABLES), json.dumps(reading.plan, indent=1)
         assert reading.rows <= alone + 60, json.dumps(reading.plan, indent=1)
+
+
+def test_claiming_without_tenants_takes_nothing_when_there_are_some(filled: Connection[DictRow]) -> None:
+    filled.execute(
+        "UPDATE run SET tenant_id = 'acme' "
+        "WHERE run_id = (SELECT run_id FROM run WHERE status = 'pending' AND ready_at < now() LIMIT 1)"
+    )
+    rows = filled.execute(claim.CLAIM, CLAIM_TEN).fetchall()
+    assert [(row["run_id"], row["fairly"]) for row in rows] == [(None, True)]

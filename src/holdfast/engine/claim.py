@@ -7,7 +7,8 @@ and time would wade through every high-priority run that is due tomorrow, throug
 through the ten thousand runs of one tenant before it came to the first of another.
 
 Priority comes first. Within a priority tenants take turns, beginning after the one that this worker served last, and
-share the free slots; within a tenant the longest ready run is first. With one tenant, or none, that is all there is.
+share the free slots; within a tenant the longest ready run is first. While nothing is queued that is a tenant's, there
+are no turns to take and no limits to keep, and a much shorter statement does.
 """
 
 from __future__ import annotations
@@ -31,15 +32,56 @@ _DUE = """
     SELECT due.run_id, due.ready_at FROM unnest((SELECT %(graphs)s::text[])) AS known(graph_id) CROSS JOIN LATERAL (
         SELECT run.run_id, run.ready_at FROM run
         WHERE run.status = 'pending' AND run.ready_at IS NOT NULL AND run.priority = {of}.priority
-          AND (run.tenant_id, run.graph_id, run.ready_at) >= ({of}.tenant_id, known.graph_id, '-infinity'::timestamptz)
-          AND (run.tenant_id, run.graph_id, run.ready_at) <= ({of}.tenant_id, known.graph_id, now())
+          AND (run.tenant_id, run.graph_id, run.ready_at) >= ({tenant}, known.graph_id, '-infinity'::timestamptz)
+          AND (run.tenant_id, run.graph_id, run.ready_at) <= ({tenant}, known.graph_id, now())
         ORDER BY run.tenant_id, run.graph_id, run.ready_at {part}
     ) AS due
 """
 # What a tenant may be given, with a margin for what others are taking at this moment, and whether there is more.
 _REACH = "offered.share + (SELECT %(margin)s::bigint)"
-_CANDIDATES = _DUE.format(of="offered", part=f"LIMIT {_REACH}")
-_BEYOND = _DUE.format(of="offered", part=f"OFFSET {_REACH} - 1 LIMIT 1")
+_CANDIDATES = _DUE.format(of="offered", tenant="offered.tenant_id", part=f"LIMIT {_REACH}")
+_BEYOND = _DUE.format(of="offered", tenant="offered.tenant_id", part=f"OFFSET {_REACH} - 1 LIMIT 1")
+
+# The priorities at which something is queued, highest first.
+_LEVELS = """
+    (SELECT priority FROM run WHERE status = 'pending' AND ready_at IS NOT NULL ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT lower.priority FROM run lower
+            WHERE lower.status = 'pending' AND lower.ready_at IS NOT NULL AND lower.priority < level.priority
+            ORDER BY lower.priority DESC LIMIT 1)
+    FROM level WHERE level.priority IS NOT NULL
+"""
+_ONLINE = "EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')"
+# Rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
+_TAKEN = """
+    SELECT run.run_id, run.thread_id FROM run
+    WHERE run.run_id = candidate.run_id AND run.status = 'pending' AND run.ready_at <= now()
+    FOR NO KEY UPDATE SKIP LOCKED
+"""
+# What is few for sure is not known to be so by the planner: it must not come to read a whole table instead.
+# `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
+# or behind it (its events have expired).
+_CLAIMED = """
+    UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
+                   started_at = coalesce(run.started_at, now()), updated_at = now(),
+                   first_seq = coalesce(run.first_seq, numbered.next_seq)
+    FROM picked
+    CROSS JOIN LATERAL (
+        SELECT has_state, interrupts, last_seq FROM thread WHERE thread.thread_id = picked.thread_id OFFSET 0
+    ) AS thread
+    CROSS JOIN LATERAL (
+        SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = picked.thread_id
+                                          ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
+    ) AS numbered
+    WHERE run.run_id = ANY(ARRAY(SELECT run_id FROM picked)) AND run.run_id = picked.run_id
+    RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.tenant_id, run.fence, run.attempt,
+              run.retries, run.progress, run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id,
+              run.crashes, run.worker_id,
+              numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
+              thread.interrupts <> '{}'::jsonb AS asking,
+              extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
+              extract(epoch FROM now() - run.ready_at)::float8 AS waited, picked.position
+"""
 
 # `turn`: the tenants that have something due, priority by priority, no more than there are slots. Whatever is above a
 # LIMIT asks for no more rows than that, so the scans below it end there.
@@ -48,22 +90,12 @@ _BEYOND = _DUE.format(of="offered", part=f"OFFSET {_REACH} - 1 LIMIT 1")
 # what it was when they counted leaves the tenant for the next look.
 # `offered`: what each may have. A lower priority has to wait for the next look while tenants share a higher one, for
 # one of them may have more than its share.
-# `picked`: rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
 # `more`: whether another look may find something, although this one did not fill the slots.
 # Parameters stand in subqueries, where the planner does not look at them. To plan this takes longer than to do it, and
 # Postgres keeps a plan for all parameters only if one for those at hand does not look better.
 # A worker that was declared lost between two renewals must not take new runs.
-# `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
-# or behind it (its events have expired).
-CLAIM = f"""
-WITH RECURSIVE level(priority) AS (
-    (SELECT priority FROM run WHERE status = 'pending' AND ready_at IS NOT NULL ORDER BY priority DESC LIMIT 1)
-    UNION ALL
-    SELECT (SELECT lower.priority FROM run lower
-            WHERE lower.status = 'pending' AND lower.ready_at IS NOT NULL AND lower.priority < level.priority
-            ORDER BY lower.priority DESC LIMIT 1)
-    FROM level WHERE level.priority IS NOT NULL
-), turn AS MATERIALIZED (
+CLAIM_FAIRLY = f"""
+WITH RECURSIVE level(priority) AS ({_LEVELS}), turn AS MATERIALIZED (
     SELECT row_number() OVER () AS place, level.priority, queued.tenant_id, room.left, room.claims
     FROM level
     CROSS JOIN LATERAL (
@@ -101,8 +133,9 @@ WITH RECURSIVE level(priority) AS (
         ) AS limited
         WHERE tenant.tenant_id = queued.tenant_id AND limited.most < 2147483647
     ) AS room ON true
-    WHERE EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')
-      AND EXISTS ({_DUE.format(of="queued", part="LIMIT 1")}) AND (room.left IS NULL OR room.left > 0)
+    WHERE {_ONLINE}
+      AND EXISTS ({_DUE.format(of="queued", tenant="queued.tenant_id", part="LIMIT 1")})
+      AND (room.left IS NULL OR room.left > 0)
     LIMIT (SELECT %(slots)s::bigint)
 ), held AS MATERIALIZED (
     SELECT tenant.tenant_id FROM (SELECT DISTINCT tenant_id, claims FROM turn WHERE turn.left IS NOT NULL) AS counted
@@ -118,41 +151,18 @@ WITH RECURSIVE level(priority) AS (
     WHERE NOT EXISTS (SELECT 1 FROM shared above WHERE above.tenants > 1 AND above.priority > shared.priority)
       AND (shared.left IS NULL OR time = 1 AND tenant_id IN (SELECT tenant_id FROM held))
 ), picked AS MATERIALIZED (
-    SELECT due.run_id, offered.place, row_number() OVER () AS position
+    SELECT due.run_id, due.thread_id, offered.place, row_number() OVER () AS position
     FROM (SELECT * FROM offered ORDER BY place) AS offered CROSS JOIN LATERAL (
-        SELECT taken.run_id
+        SELECT taken.run_id, taken.thread_id
         FROM (
             SELECT * FROM ({_CANDIDATES}) AS first
             ORDER BY ready_at
         ) AS candidate
-        CROSS JOIN LATERAL (
-            SELECT run.run_id FROM run
-            WHERE run.run_id = candidate.run_id AND run.status = 'pending' AND run.ready_at <= now()
-            FOR NO KEY UPDATE SKIP LOCKED
-        ) AS taken
+        CROSS JOIN LATERAL ({_TAKEN}) AS taken
         LIMIT offered.share
     ) AS due
     LIMIT (SELECT %(slots)s::bigint)
-), claimed AS (
-    UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
-                   started_at = coalesce(run.started_at, now()), updated_at = now(),
-                   first_seq = coalesce(run.first_seq, numbered.next_seq)
-    FROM picked
-    JOIN run claimed USING (run_id)
-    JOIN thread ON thread.thread_id = claimed.thread_id
-    CROSS JOIN LATERAL (
-        SELECT greatest(thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = claimed.thread_id
-                                          ORDER BY seq DESC LIMIT 1)) + 1 AS next_seq
-    ) AS numbered
-    WHERE run.run_id = picked.run_id
-    RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.tenant_id, run.fence, run.attempt,
-              run.retries, run.progress, run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id,
-              run.crashes, run.worker_id,
-              numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
-              thread.interrupts <> '{{}}'::jsonb AS asking,
-              extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
-              extract(epoch FROM now() - run.ready_at)::float8 AS waited, picked.position
-), counted AS (
+), claimed AS ({_CLAIMED}), counted AS (
     UPDATE tenant SET claims = tenant.claims + 1
     FROM held WHERE tenant.tenant_id = held.tenant_id
 ), outcome AS (
@@ -164,11 +174,40 @@ WITH RECURSIVE level(priority) AS (
                 EXISTS ({_BEYOND}) END
         ) END AS more
 )
-SELECT claimed.*, outcome.more FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
+SELECT claimed.*, outcome.more, true AS fairly FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
+"""
+
+# The same without tenants. It takes nothing when something is queued that is a tenant's, and says so.
+_HERE = "(SELECT %(slots)s::bigint + %(margin)s::bigint)"
+CLAIM = f"""
+WITH RECURSIVE level(priority) AS ({_LEVELS}), company AS MATERIALIZED (
+    SELECT coalesce(bool_or((
+        SELECT run.tenant_id FROM run WHERE {_QUEUED} ORDER BY run.tenant_id DESC LIMIT 1
+    ) > ''), false) AS any FROM level
+), picked AS MATERIALIZED (
+    SELECT due.run_id, due.thread_id, row_number() OVER () AS position
+    FROM level CROSS JOIN LATERAL (
+        SELECT taken.run_id, taken.thread_id
+        FROM (
+            SELECT * FROM ({_DUE.format(of="level", tenant="''", part=f"LIMIT {_HERE}")}) AS first ORDER BY ready_at
+        ) AS candidate
+        CROSS JOIN LATERAL ({_TAKEN}) AS taken
+    ) AS due
+    WHERE {_ONLINE} AND NOT (SELECT company.any FROM company)
+    LIMIT (SELECT %(slots)s::bigint)
+), claimed AS ({_CLAIMED}), outcome AS (
+    SELECT company.any AS fairly,
+        CASE WHEN company.any OR (SELECT count(*) FROM picked) >= %(slots)s THEN false ELSE
+        EXISTS (SELECT 1 FROM level
+                WHERE EXISTS ({_DUE.format(of="level", tenant="''", part=f"OFFSET {_HERE} - 1 LIMIT 1")})) END AS more
+    FROM company
+)
+SELECT claimed.*, outcome.more, outcome.fairly FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
 """
 
 # How far to look in each tenant past the runs that other workers are claiming at this moment: further with every look,
 # when others were in the way or a tenant had less than its share.
+BOOKKEEPING = ("position", "more", "fairly")
 MARGINS = (20, 20, 200, 2_000, 20_000)
 
 # A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
@@ -216,20 +255,30 @@ async def claim(
         "max_running": max_running,
     }
     claimed: list[DictRow] = []
-    for margin in MARGINS:
-        cursor = await connection.execute(CLAIM, {**asked, "margin": margin, "slots": slots - len(claimed)})
+    # Of the tenant that was served last there may be more.
+    statement = CLAIM_FAIRLY if after else CLAIM
+    looks = iter(MARGINS)
+    margin: int | None = next(looks)
+    while margin is not None:
+        cursor = await connection.execute(statement, {**asked, "margin": margin, "slots": slots - len(claimed)})
         rows = await cursor.fetchall()
-        more = rows[0]["more"]
+        more, fairly = rows[0]["more"], rows[0]["fairly"]
         claimed += [_without_bookkeeping(row) for row in rows if row["run_id"] is not None]
+        if statement is CLAIM and fairly:
+            statement = CLAIM_FAIRLY
+            continue
         if not more or len(claimed) >= slots:
             break
         if claimed:
             asked["after"] = claimed[-1]["tenant_id"]
+        margin = next(looks, None)
     return claimed
 
 
 def _without_bookkeeping(row: DictRow) -> DictRow:
-    return {name: value for name, value in row.items() if name not in ("position", "more")}
+    for name in BOOKKEEPING:
+        del row[name]
+    return row
 
 
 async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[UUID]:
