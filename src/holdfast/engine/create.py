@@ -62,7 +62,7 @@ RETURNING {", ".join(f'"{column}"' for column in THREAD_COLUMNS)}
 """
 
 LOCK_OPEN_THREADS = """
-SELECT thread_id, last_seq FROM thread WHERE thread_id = ANY(%(thread_ids)s) AND hidden_at IS NULL
+SELECT thread_id, last_seq FROM thread WHERE thread_id = ANY(%(thread_ids)b::uuid[]) AND hidden_at IS NULL
 ORDER BY thread_id FOR NO KEY UPDATE
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.engine.queue import UNFINISHED, settled
 from holdfast.engine.states import DeadLetter, EndedStatus
 
 
@@ -54,21 +55,24 @@ Outcome = Ended | Released | RolledBack | Waiting
 END_RUNS = """
 UPDATE run SET status = o.status, worker_id = NULL, ready_at = NULL, finished_at = now(), updated_at = now(),
                error = o.error::jsonb, traceback = o.traceback, dead_letter = o.dead_letter
-FROM unnest(%(run_ids)s::uuid[], %(statuses)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
-            %(dead_letters)s::text[]) AS o(run_id, status, error, traceback, dead_letter)
+FROM unnest(%(run_ids)b::uuid[], %(statuses)b::text[], %(errors)b::text[], %(tracebacks)b::text[],
+            %(dead_letters)b::text[]) AS o(run_id, status, error, traceback, dead_letter)
 WHERE run.run_id = o.run_id AND run.status = 'running'
 """
 
-END_THREADS = """
-UPDATE thread SET resting_status = coalesce(o.resting, thread.resting_status),
+# What a run leaves behind, and whether its thread rests now.
+END_THREADS = f"""
+UPDATE thread SET {settled("coalesce(o.resting, thread.resting_status)")},
+                  resting_status = coalesce(o.resting, thread.resting_status),
                   "values" = coalesce(CASE WHEN o.resting IS NOT NULL THEN o.values::jsonb END, thread.values),
                   interrupts = CASE WHEN o.resting IS NULL THEN thread.interrupts ELSE o.interrupts::jsonb END,
                   error = CASE WHEN o.resting IS NULL THEN thread.error ELSE o.error::jsonb END,
                   last_seq = greatest(thread.last_seq, o.last_seq),
                   has_state = true,
                   state_updated_at = CASE WHEN o.resting IS NULL THEN thread.state_updated_at ELSE now() END
-FROM unnest(%(thread_ids)s::uuid[], %(restings)s::text[], %(values)s::text[], %(interrupts)s::text[],
-            %(errors)s::text[], %(last_seqs)s::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)
+FROM unnest(%(thread_ids)b::uuid[], %(restings)b::text[], %(values)b::text[], %(interrupts)b::text[],
+            %(errors)b::text[], %(last_seqs)b::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)
+CROSS JOIN LATERAL ({UNFINISHED.format(thread_id="o.thread_id")}) AS unfinished
 WHERE thread.thread_id = o.thread_id
 """
 
@@ -77,6 +81,6 @@ RELEASE_RUNS = """
 UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(),
                ready_at = CASE WHEN o.after IS NULL THEN run.ready_at ELSE now() + make_interval(secs => o.after) END,
                retries = run.retries + (o.after IS NOT NULL)::integer
-FROM unnest(%(run_ids)s::uuid[], %(afters)s::float8[]) AS o(run_id, after)
+FROM unnest(%(run_ids)b::uuid[], %(afters)b::float8[]) AS o(run_id, after)
 WHERE run.run_id = o.run_id AND run.status = 'running'
 """

@@ -17,7 +17,7 @@ from psycopg.rows import DictRow
 # The `ready_at` of a run that waits for its children. The migration says why it is no 'infinity'.
 NEVER = "'9999-01-01 00:00:00+00'::timestamptz"
 
-LOCK_RUNS = "SELECT run_id FROM run WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE"
+LOCK_RUNS = "SELECT run_id FROM run WHERE run_id = ANY(%(run_ids)b::uuid[]) ORDER BY run_id FOR NO KEY UPDATE"
 
 # The unfinished runs of a child's thread and the parent, for whoever knows the thread.
 LOCK_FAMILY = """

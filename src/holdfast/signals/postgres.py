@@ -20,7 +20,7 @@ from holdfast.db.connect import Database, open_session
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 
-NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%s::text[], %s::text[]) AS hint(channel, payload)"
+NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%b::text[], %b::text[]) AS hint(channel, payload)"
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 

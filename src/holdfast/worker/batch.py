@@ -41,7 +41,7 @@ from holdfast.streams.serialize import to_jsonb
 VERIFY = """
 WITH held AS (
     SELECT run.run_id FROM run
-    JOIN unnest(%(run_ids)s::uuid[], %(fences)s::bigint[], %(finals)s::boolean[]) AS claim(run_id, fence, final)
+    JOIN unnest(%(run_ids)b::uuid[], %(fences)b::bigint[], %(finals)b::boolean[]) AS claim(run_id, fence, final)
       ON run.run_id = claim.run_id AND run.fence = claim.fence AND run.status = 'running'
      AND NOT (claim.final AND run.cancel_action IS NOT DISTINCT FROM 'rollback')
     ORDER BY run.run_id FOR NO KEY UPDATE OF run
@@ -103,7 +103,7 @@ WHERE checkpoint_writes.thread_id = taken.thread_id AND checkpoint_writes.checkp
 """
 
 MARK_PROGRESS = """
-UPDATE run SET progress = p.progress FROM unnest(%(run_ids)s::uuid[], %(progress)s::smallint[]) AS p(run_id, progress)
+UPDATE run SET progress = p.progress FROM unnest(%(run_ids)b::uuid[], %(progress)b::smallint[]) AS p(run_id, progress)
 WHERE run.run_id = p.run_id AND run.progress < p.progress
 """
 
@@ -361,7 +361,8 @@ async def _write_outcomes(
     if not ended and not rolled_back:
         return promoted
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
-    await connection.execute(SETTLE_THREAD, {"thread_ids": thread_ids})
+    if rolled_back:
+        await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
     if told := [parent for portion in outcomes if (parent := portion.parent_to_tell) is not None]:
         promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
     return promoted
