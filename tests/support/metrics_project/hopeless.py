@@ -1,12 +1,15 @@
 """A graph that fails for a reason which may pass, and never does."""
 
-from typing import Any
-
 from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
 
 
-async def fail(state: dict[str, Any]) -> dict[str, Any]:
+class Nothing(TypedDict, total=False):
+    done: bool
+
+
+async def fail(state: Nothing) -> Nothing:
     raise ConnectionError("refused")
 
 
-hopeless = StateGraph(dict).add_node(fail).add_edge(START, "fail")
+hopeless = StateGraph(Nothing).add_node(fail).add_edge(START, "fail")
