@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams clean
+.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams bench-observability clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -69,6 +69,9 @@ bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 
 bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes)
 	$(BIN)/python -m bench streams
+
+bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (two minutes)
+	$(BIN)/python -m bench observability
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

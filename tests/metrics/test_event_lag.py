@@ -93,3 +93,11 @@ async def test_the_databases_clock_is_the_one_that_counts(scene: Scene) -> None:
     count, lag = scene.lags
     assert count == 1
     assert 5 <= lag < 60
+
+
+async def test_who_only_looks_is_sent_nothing(scene: Scene) -> None:
+    await scene.write(1, 2)
+    looking = scene.hub.thread_events(scene.thread_id, 0, tick=None, counted=False)
+    assert [event.seq for event in await anext(looking)] == [1, 2]
+    await looking.aclose()  # type: ignore[attr-defined]
+    assert scene.database.metrics.events_delivered.values() == {(): 0}
