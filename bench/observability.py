@@ -26,7 +26,7 @@ from bench.streams.fleet import Fleet
 AT_ONCE = 20
 EVENTS = 10
 RUNS_EACH = 25
-REPETITIONS = 12
+REPETITIONS = 20
 # Seconds between two scrapes.
 SCRAPE_INTERVAL = 1.0
 

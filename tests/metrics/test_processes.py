@@ -13,7 +13,7 @@ from holdfast.db.connect import Database
 from holdfast.db.pool_readings import pool_readings
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
-from holdfast.settings import Settings
+from holdfast.settings import Settings, load_settings
 from holdfast.signals.choose import mode_of
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import metrics as declared
@@ -101,7 +101,7 @@ def test_every_end_of_an_attempt_has_its_word(outcome: Outcome | None, word: str
 
 
 async def test_a_worker_counts_that_it_was_lost(settings: Settings) -> None:
-    watched = settings.model_copy(update={"health_port": free_port()})
+    watched = settings.model_copy(update={"health_port": free_port(), "poll_interval": 0.2})
     url = f"http://127.0.0.1:{watched.health_port}"
     async with working(watched) as worker, httpx.AsyncClient() as client:
         await waiting.until_true(lambda: worker.ready().well, "the worker is ready")
@@ -153,5 +153,6 @@ async def test_who_waits_for_a_connection_is_seen(database: Database) -> None:
         (False, {"pgbouncer": True, "direct_database_url": "postgresql://localhost"}, "postgres"),
     ],
 )
-def test_how_hints_travel(settings: Settings, degraded: bool, changed: dict[str, object], mode: str) -> None:
+def test_how_hints_travel(degraded: bool, changed: dict[str, object], mode: str) -> None:
+    settings = load_settings({}, database_url="postgresql://elsewhere/holdfast")
     assert mode_of(Mock(degraded=degraded), settings.model_copy(update=changed)) == mode
