@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams clean
+.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams bench-observability clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -31,13 +31,15 @@ demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch
 test: $(DEV_STAMP) services node-modules ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-# These are in no package index: PgBouncer, a browser, and a Redis that knows sharded pub/sub. Without them, and without
-# the right to install them, their tests are skipped with a line that says so; in CI they fail.
+# These are in no package index: PgBouncer, a browser, a Redis that knows sharded pub/sub, and promtool, which comes with
+# Prometheus. Without them, and without the right to install them, their tests are skipped with a line that says so; in CI
+# they fail.
 services:
-	@for program in pgbouncer redis-server chromium; do \
+	@for program in pgbouncer redis-server chromium prometheus; do \
 		command -v $$program >/dev/null || test -x /usr/sbin/$$program || test "$$(id -u)" != 0 || { \
 		echo "Installing $$program, which some tests need"; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$program >/dev/null; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+		$$(test $$program != prometheus || echo --no-install-recommends) $$program >/dev/null; \
 		service $$program stop >/dev/null 2>&1 || true; }; done
 
 # The packages of the JavaScript tests. Where Node is not found, one line says that those tests will be skipped; in CI
@@ -55,8 +57,9 @@ format: $(DEV_STAMP) ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
+docs: $(DEV_STAMP) ## write docs/configuration.md and docs/metrics.md from the code
 	$(BIN)/python -m holdfast.settings.reference > docs/configuration.md
+	$(BIN)/python -m holdfast.telemetry.reference > docs/metrics.md
 
 torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
 	$(BIN)/python -m tests.torture
@@ -66,6 +69,9 @@ bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 
 bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes)
 	$(BIN)/python -m bench streams
+
+bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (two minutes)
+	$(BIN)/python -m bench observability
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

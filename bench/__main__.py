@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bench import engine as engine_figures
+from bench import observability as observability_figures
 from bench import streams as stream_figures
 
 ONLY = typer.Option(help="Only this figure; may be repeated.")
@@ -37,6 +38,12 @@ def streams(
 ) -> None:
     """The four figures of the streams. Exits with 1 when one misses its target."""
     sys.exit(0 if stream_figures.run(only or list(stream_figures.Figure), quick=quick) else 1)
+
+
+@app.command()
+def observability(quick: Annotated[bool, QUICK] = False) -> None:
+    """What logs and metrics cost. Exits with 1 when that is more than 5 %."""
+    sys.exit(0 if observability_figures.run(quick=quick) else 1)
 
 
 if __name__ == "__main__":

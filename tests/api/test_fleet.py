@@ -120,6 +120,7 @@ async def test_metrics_are_for_machines(client: httpx.AsyncClient) -> None:
     assert values["holdfast_workers_online"] == 1
     assert values["holdfast_queue_ready"] == 0
     found = (await client.get("/metrics", params={"format": "json"})).json()
-    assert set(found) == {"queue", "workers", "api"}
+    assert set(found) == {"queue", "workers", "api", "metrics"}
+    assert found["metrics"]["holdfast_workers_online"] == [{"labels": {}, "value": 1}]
     assert found["workers"]["online"] == 1
     assert (await client.get("/metrics", params={"format": "xml"})).status_code == 422

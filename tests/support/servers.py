@@ -17,11 +17,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 
-def required(program: str) -> str:
-    """A program's path. Missing, it fails the test in CI and skips it elsewhere."""
+def required(program: str, package: str | None = None) -> str:
+    """A program's path. Missing, it fails the test in CI and skips it elsewhere. `package` has it, if not one of its
+    own name."""
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if found is None:
-        message = f"{program} is not installed (apt-get install {program}); `make test` installs it when run by root"
+        install = f"apt-get install {package or program}"
+        message = f"{program} is not installed ({install}); `make test` installs it when run by root"
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)

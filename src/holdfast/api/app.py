@@ -17,6 +17,7 @@ from holdfast.api import (
     events,
     fleet,
     interrupts,
+    metrics,
     run_sets,
     runs,
     state,
@@ -77,7 +78,7 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     app.include_router(meta_router(section))
     denials = {} if web.auth is None else refusals(401, 403, 429)
     if "meta" not in section.disabled:
-        app.include_router(fleet.metrics_router, responses=denials)
+        app.include_router(metrics.router, responses=denials)
     for switches, router in ROUTERS:
         if section.disabled.isdisjoint(switches.split()):
             app.include_router(router, responses=denials)

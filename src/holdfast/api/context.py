@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.activity import recent_activity
+from holdfast.resources.figures import FleetFigures
 from holdfast.resources.fleet import queue_figures
 from holdfast.resources.gauge import Gauge
 from holdfast.resources.known_assistants import KnownAssistants
@@ -63,6 +64,9 @@ class WebContext:
     intake: Intake | None = None
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
     activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
+    figures: FleetFigures = field(default_factory=FleetFigures)
+    # Whether this process leads the upkeep.
+    leads: Callable[[], bool] = lambda: False
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

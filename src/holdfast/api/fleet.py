@@ -1,4 +1,4 @@
-"""/workers, /queue and /metrics: what the fleet is doing. Holdfast's own, not part of the LangGraph API."""
+"""/workers and /queue: what the fleet is doing. Holdfast's own, not part of the LangGraph API."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
-from holdfast.api.context import Web, WebContext, admitted
+from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.shapes import answers, refusals
-from holdfast.auth.keys import KeyAuth
 from holdfast.errors import Denied
 from holdfast.resources.fleet import drain_worker, list_workers
 from holdfast.resources.threads import present
 
 router = APIRouter(tags=["fleet"], route_class=JsonRoute)
-# Scraped by machines, like the other meta routes: not authenticated, unless there are API keys.
-metrics_router = APIRouter(tags=["meta"])
 
 WorkerStatus = Literal["online", "draining", "offline", "lost"]
 
@@ -101,56 +96,3 @@ async def drain(web: Web, worker_id: UUID) -> Response:
 async def queue(web: Web) -> Response:
     await may_fleet(web, "queue", "read")
     return Json(await web.queue.figures(web.database))
-
-
-@metrics_router.get(
-    "/metrics",
-    summary="Metrics",
-    response_class=Response,
-    responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {}}},
-        **refusals(422, 503),
-    },
-)
-async def metrics(request: Request, format: Literal["prometheus", "json"] = "prometheus") -> Response:
-    web: WebContext = request.app.state.holdfast
-    if isinstance(web.auth, KeyAuth) and web.auth.guarded:
-        caller = await admitted(web, request)
-        await caller.may("queue", "read", {})
-    figures = await web.queue.figures(web.database)
-    if format == "json":
-        streams = {"watchers": web.hub.watchers, "threads": web.hub.threads}
-        return Json({"queue": figures, "workers": _workers(figures), "api": streams})
-    registry = CollectorRegistry()
-    for name, what, value in _gauges(web, figures):
-        Gauge(f"holdfast_{name}", what, registry=registry).set(value)
-    what = "Ready runs of a graph that no online worker has"
-    unserved = Gauge("holdfast_queue_unserved", what, ["graph"], registry=registry)
-    for graph_id, ready in figures["unserved"].items():
-        unserved.labels(graph_id).set(ready)
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def _workers(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "online": figures["workers_online"],
-        "draining": figures["workers_draining"],
-        "capacity": figures["capacity"],
-        "active": figures["running"],
-    }
-
-
-def _gauges(web: WebContext, figures: dict[str, Any]) -> list[tuple[str, str, float]]:
-    return [
-        ("queue_ready", "Runs that a worker could claim now", figures["ready"]),
-        ("queue_scheduled", "Runs whose time has not come", figures["scheduled"]),
-        ("queue_waiting", "Runs behind another run of their thread", figures["waiting"]),
-        ("queue_oldest_seconds", "How long the first ready run has been ready", figures["oldest_seconds"]),
-        ("runs_running", "Runs that a worker executes", figures["running"]),
-        ("claims_per_second", "Claims of all workers, over the last minute", figures["claims_per_second"]),
-        ("workers_online", "Workers that claim runs", figures["workers_online"]),
-        ("workers_draining", "Workers that finish what they hold", figures["workers_draining"]),
-        ("workers_capacity", "Runs that all online workers can execute at once", figures["capacity"]),
-        ("stream_watchers", "Open streams of this process", web.hub.watchers),
-        ("stream_threads", "Threads that this process follows", web.hub.threads),
-    ]

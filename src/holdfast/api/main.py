@@ -32,6 +32,7 @@ from holdfast.signals.choose import signals_for
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.upkeep.leader import Upkeep
 
 log = structlog.get_logger(__name__)
@@ -82,6 +83,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     sweep_interval = store_section(catalog.project).sweep_interval
     threads = checkpointer_section(catalog.project)
     upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks_section(catalog.project))
+    web.leads = lambda: upkeep.leading
     application = Application(web)
     await database.open()
     server = _Server(
@@ -111,6 +113,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
                 tasks.create_task(web.hub.run(), name="hub"),
                 tasks.create_task(upkeep.run(), name="upkeep"),
                 tasks.create_task(roster.run(), name="roster"),
+                tasks.create_task(watch_loop(database.metrics), name="loop_delay"),
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))

@@ -134,6 +134,7 @@ async def described_run(
 
 def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     """Tell the workers of a run that is committed."""
+    web.database.metrics.runs_created.add(1, new.graph_id)
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
         announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])

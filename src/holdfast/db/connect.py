@@ -23,6 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings
+from holdfast.telemetry.metrics import Metrics
 
 MINIMUM_SERVER = 140000
 
@@ -98,6 +99,8 @@ class Database:
 
     def __init__(self, settings: Settings, role: str) -> None:
         self.settings = settings
+        # What the process counts. Here because every part of a process has its database at hand, and there is one.
+        self.metrics = Metrics(enabled=settings.metrics)
         self._pool: AsyncConnectionPool[AsyncConnection[DictRow]] = AsyncConnectionPool(
             connection_parameters(settings, role),
             min_size=settings.pool_min,

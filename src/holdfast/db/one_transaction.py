@@ -21,6 +21,7 @@ class OneTransaction(Database):
     def __init__(self, database: Database, connection: AsyncConnection[DictRow]) -> None:
         # Not the parent's: there is a pool already.
         self.settings = database.settings
+        self.metrics = database.metrics
         self._pool = database.pool
         self._scope = database._scope
         self._within: AsyncConnection[DictRow] | None = connection

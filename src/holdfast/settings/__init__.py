@@ -19,6 +19,7 @@ from holdfast.settings.children import ChildSettings
 from holdfast.settings.database import DatabaseSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.letters import LetterSettings
+from holdfast.settings.metrics import MetricsSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.tenants import TenantSettings
@@ -38,6 +39,7 @@ SECTIONS: tuple[type[Section], ...] = (
     LetterSettings,
     TenantSettings,
     TelemetrySettings,
+    MetricsSettings,
 )
 
 
@@ -52,6 +54,7 @@ class Settings(
     LetterSettings,
     TenantSettings,
     TelemetrySettings,
+    MetricsSettings,
 ):
     """Every setting of every section."""
 

@@ -98,7 +98,8 @@ class Chain:
         run will."""
         with self._hub.watch(self._thread_id, after) as feed:
             touched, ticks = feed.touches, 0
-            async for events in self._hub.thread_events(self._thread_id, after, tick=tick, touches=True):
+            waiting = self._hub.thread_events(self._thread_id, after, tick=tick, touches=True, counted=False)
+            async for events in waiting:
                 for event in events:
                     if event.kind == "metadata" and event.run_id != self.current:
                         await self._see(event)

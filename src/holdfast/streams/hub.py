@@ -7,9 +7,11 @@ otherwise: after a gap, after a pause, or because it only just came. The log is 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from uuid import UUID
@@ -40,6 +42,14 @@ class HubClosed(Exception):
 
 class Expired(HubClosed):
     """What comes next for a watcher has expired while it was on its way. It has to come back, and will be told."""
+
+
+@dataclass(slots=True)
+class Eagerness:
+    """Whether a watcher has come to the end once and waits for what is new. Until then it is told of the past, which
+    is late by nobody's fault."""
+
+    waits: bool = False
 
 
 class Feed:
@@ -148,6 +158,7 @@ class Hub:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._settings = database.settings
+        self._metrics = database.metrics
         self._feeds: dict[UUID, Feed] = {}
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}
         self._run_watchers: dict[UUID, int] = {}
@@ -209,7 +220,7 @@ class Hub:
             self._signals.unfollow(feed.thread_id)
 
     async def thread_events(
-        self, thread_id: UUID, after: int, *, tick: float | None, touches: bool = False
+        self, thread_id: UUID, after: int, *, tick: float | None, touches: bool = False, counted: bool = True
     ) -> AsyncIterator[list[LogEvent]]:
         """A thread's events after a cursor, as they become visible, run after run; never ends by itself.
 
@@ -220,14 +231,18 @@ class Hub:
         With `touches`, an empty list also comes when the thread was changed or deleted otherwise since it is being
         watched: look for yourself.
 
-        Raises Expired when the next events are gone. From the beginning (0), what is left is all there is.
+        Raises Expired when the next events are gone. From the beginning (0), what is left is all there is. Not
+        `counted`: nobody is sent them.
         """
         with self.watch(thread_id, after) as feed:
-            async for events in self._follow(feed, after, tick, lambda: False, touches=touches):
+            eager = Eagerness()
+            async for events in self._follow(feed, after, tick, lambda: False, eager, touches=touches):
                 if events:
                     if events[-1].seq != (after or events[0].seq - 1) + len(events):
                         raise Expired(f"The events after {after} have expired. Subscribe anew, and read the state.")
                     after = events[-1].seq
+                    if counted:
+                        self._count(events, eager)
                 yield events
 
     async def run_events(
@@ -238,15 +253,25 @@ class Hub:
         with self.watch(thread_id, after) as feed, self._watch_run(run_id, feed) as ended:
             if over:
                 ended.set()
-            async for events in self._follow(feed, after, tick, ended.is_set):
+            eager = Eagerness()
+            async for events in self._follow(feed, after, tick, ended.is_set, eager):
                 mine = [event for event in events if event.run_id == run_id]
+                if mine:
+                    self._count(mine, eager)
                 if mine or not events:
                     yield mine
                 if mine and mine[-1].kind == "end":
                     return
 
     async def _follow(
-        self, feed: Feed, after: int, tick: float | None, over: Callable[[], bool], *, touches: bool = False
+        self,
+        feed: Feed,
+        after: int,
+        tick: float | None,
+        over: Callable[[], bool],
+        eager: Eagerness,
+        *,
+        touches: bool = False,
     ) -> AsyncIterator[list[LogEvent]]:
         loop = asyncio.get_running_loop()
         touched = 0
@@ -268,6 +293,7 @@ class Hub:
             elif finished:
                 return
             else:
+                eager.waits = True
                 await changed.wait(self._alarms, next_tick)
             if tick is not None and next_tick is not None and loop.time() >= next_tick:
                 next_tick += tick
@@ -275,6 +301,13 @@ class Hub:
             elif touches and feed.touches != touched:
                 touched = feed.touches
                 yield []
+
+    def _count(self, events: list[LogEvent], eager: Eagerness) -> None:
+        """Events are about to be sent."""
+        self._metrics.events_delivered.add(len(events))
+        if eager.waits:
+            now = time.time() + self._metrics.clock_ahead
+            self._metrics.event_lag.observe(max(0.0, now - events[0].created_at.timestamp()))
 
     @property
     def closing(self) -> bool:

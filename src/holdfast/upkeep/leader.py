@@ -58,6 +58,8 @@ class Upkeep:
         self._letters = Letters(database, signals)
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
         self._sending: asyncio.Task[None] | None = None
+        # Whether this process does the duties. Read by other threads, too.
+        self.leading = False
 
     async def run(self) -> None:
         try:
@@ -76,6 +78,7 @@ class Upkeep:
                     pause = self._settings.reaper_interval * random.uniform(5, 10)  # noqa: S311
                     await asyncio.sleep(pause if wanted is None else min(pause, max(0.0, wanted) + 0.01))
                     wanted = None
+                    self.leading = True
                     self._keep_sending()
                     async with self._database.connection() as connection:
                         wanted = await self._pass(connection)
@@ -84,6 +87,7 @@ class Upkeep:
                         try:
                             await self._lead(session, backoff)
                         finally:
+                            self.leading = False
                             await self._stop_sending()
             except (psycopg.Error, OSError, TimeoutError) as error:
                 await backoff.failed(error)
@@ -99,7 +103,7 @@ class Upkeep:
             if not leads:
                 async with asyncio.timeout(self._settings.database_timeout):
                     row = await (await session.execute(TRY_LOCK, (self._settings.db_schema,))).fetchone()
-                leads = row is not None and row["leads"]
+                leads = self.leading = row is not None and row["leads"]
                 if leads:
                     log.info("upkeep.leading")
             if leads:

@@ -50,6 +50,7 @@ class Letters:
         for run in ended:
             log.warning("run.graph_gone", run_id=str(run["run_id"]), graph_id=run["graph_id"])
         if ended:
+            self._database.metrics.dead_letters.add(len(ended), "graph_gone")
             # There may be more, and the next runs of the same threads may be of the same graph.
             self._look_due = 0.0
             for hint in tell_ended([run["run_id"] for run in ended]):

@@ -46,6 +46,7 @@ class Reaper:
                 reason="its lease expired" if worker["expired"] else "its session is gone",
             )
         if gone:
+            self._database.metrics.workers_lost.add(len(gone))
             self._release_due = 0.0
         if time.monotonic() >= self._release_due:
             await self._release()
@@ -64,8 +65,10 @@ class Reaper:
                     crashes=run["crashes"],
                 )
             ready = [ReadyRun(run["run_id"], run["graph_id"]) for run in released if run["status"] == "pending"]
+            self._database.metrics.takeovers.add(len(ready))
             announce_ready(self._signals, ready)
             if poisoned := [run for run in released if run["status"] == "error"]:
+                self._database.metrics.dead_letters.add(len(poisoned), "poison")
                 for hint in tell_ended([run["run_id"] for run in poisoned]):
                     self._signals.publish("events", hint)
                 for run in poisoned:

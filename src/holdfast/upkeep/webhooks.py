@@ -102,6 +102,8 @@ class Webhooks:
         finally:
             self._sending -= 1
             self._wake.set()
+        result = state if state in ("delivered", "failed") else "postponed"
+        self._database.metrics.webhook_deliveries.add(1, result)
         told = {"attempt": delivery.attempts, "status": answer.status, "error": answer.error, **about}
         if state == "delivered":
             log.info("webhook.delivered", **told)

@@ -57,6 +57,7 @@ from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
 from holdfast.worker.meter import UsageMeter
+from holdfast.worker.pace import Pace
 from holdfast.worker.progress import Progress
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
 from holdfast.worker.resume import waits_at_breakpoint
@@ -79,6 +80,7 @@ class Attempt:
         if run.cancel_action is not None:
             self.stop(Cancelled(run.cancel_action))
         self.meter = UsageMeter(run, self._used, self.stop)
+        self.pace = Pace()
         if self.meter.exceeded is not None:
             self.stop(self.meter.exceeded)
 
@@ -244,8 +246,11 @@ class Executor:
             stream = transformers.transform(progress.watch(stream))
         else:
             stream = progress.watch(stream_graph(graph, config, run, requested))
+        attempt.pace.start(self._database.metrics)
         try:
             async for namespace, mode, chunk in stream:
+                if attempt.pace.silent:
+                    attempt.pace.first_event(self._database.metrics, run.graph_id)
                 for place, kind, data in modes.events(namespace, mode, chunk):
                     lane.event(kind, to_json(data), place)
                 await lane.room()

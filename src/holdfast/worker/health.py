@@ -3,22 +3,22 @@
 /live    whether the process can still do its work at all. Not whether it is busy: a probe must not kill a worker for
          what its graphs do, nor because the database is away.
 /ready   whether it takes runs: its lease is held and it is not draining.
-/metrics what it is doing, for Prometheus.
+/metrics what it is doing, for Prometheus; as JSON with ?format=json or `Accept: application/json`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
+from urllib.parse import parse_qs
 
+import orjson
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from holdfast.errors import SettingsError
+from holdfast.telemetry.exposition import CONTENT_TYPE, wanted_format
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +31,14 @@ class Verdict:
     reason: str = "ok"
 
 
+class Figures(Protocol):
+    """Metrics, in both forms."""
+
+    def text(self) -> bytes: ...
+
+    def json(self) -> dict[str, Any]: ...
+
+
 class Patient(Protocol):
     """What is asked, from another thread than the one that works."""
 
@@ -38,9 +46,7 @@ class Patient(Protocol):
 
     def ready(self) -> Verdict: ...
 
-    def gauges(self) -> Mapping[str, tuple[str, float]]:
-        """Names, what they mean, and values."""
-        ...
+    def metrics(self) -> Figures: ...
 
 
 class HealthServer:
@@ -80,17 +86,26 @@ class _Probe(BaseHTTPRequestHandler):
     timeout = 5
 
     def do_GET(self) -> None:
-        match self.path.partition("?")[0]:
+        path, _, query = self.path.partition("?")
+        match path:
             case "/live":
                 self._verdict(self.patient.live())
             case "/ready":
                 self._verdict(self.patient.ready())
             case "/metrics":
-                self._answer(200, CONTENT_TYPE_LATEST, _exposition(self.patient.gauges()))
+                self._metrics(parse_qs(query).get("format", [None])[-1])
             case _:
                 self._answer(404, "text/plain", b"There are /live, /ready and /metrics.\n")
 
     do_HEAD = do_GET  # noqa: N815
+
+    def _metrics(self, asked: str | None) -> None:
+        if asked not in (None, "prometheus", "json"):
+            self._answer(422, "text/plain", b"format is prometheus or json.\n")
+        elif wanted_format(asked, self.headers.get("accept")) == "json":
+            self._answer(200, "application/json", orjson.dumps(self.patient.metrics().json()))
+        else:
+            self._answer(200, CONTENT_TYPE, self.patient.metrics().text())
 
     def _verdict(self, verdict: Verdict) -> None:
         self._answer(200 if verdict.well else 503, "text/plain", f"{verdict.reason}\n".encode())
@@ -105,10 +120,3 @@ class _Probe(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Probes come every few seconds, and say nothing worth a line."""
-
-
-def _exposition(gauges: Mapping[str, tuple[str, float]]) -> bytes:
-    registry = CollectorRegistry()
-    for name, (meaning, value) in gauges.items():
-        Gauge(f"holdfast_{name}", meaning, registry=registry).set(value)
-    return generate_latest(registry)

@@ -35,6 +35,7 @@ from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
 from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.metrics import Metrics
 from holdfast.worker.batch import (
     INSPECT,
     NO_TIES,
@@ -211,10 +212,18 @@ class Lane:
 class Journal:
     """Writes for all runs of one worker. `failed_callback` is told of a lane that can write no more."""
 
-    def __init__(self, settings: Settings, announce: Announce, failed: Callable[[Lane], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        announce: Announce,
+        failed: Callable[[Lane], None],
+        metrics: Metrics | None = None,
+    ) -> None:
         self.settings = settings
         self.in_flight: set[Lane] = set()
         self.commits = 0
+        self._metrics = metrics or Metrics(enabled=False)
+        self._began = 0.0
         self._announce = announce
         self._on_failed = failed
         self._dirty: dict[Lane, None] = {}
@@ -302,6 +311,7 @@ class Journal:
 
     def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:
         self.commits += 1
+        self._measure(group)
         visible = []
         ready = list(promoted)
         for lane, (portion, waiters, size) in group.items():
@@ -358,7 +368,15 @@ class Journal:
             lane._fail(verdict, group[lane][1])
         self._done({**held, **settled}, promoted, None)
 
+    def _measure(self, group: Group) -> None:
+        """One commit, as the metrics have it."""
+        portions = [item[0] for item in group.values()]
+        self._metrics.journal_commit.observe(time.monotonic() - self._began)
+        self._metrics.journal_batch.observe(sum(len(portion.entries) for portion in portions))
+        self._metrics.events_written.add(sum(portion.last_seq - portion.first_seq + 1 for portion in portions))
+
     async def _begin(self, connection: AsyncConnection[DictRow]) -> None:
+        self._began = time.monotonic()
         await connection.execute("BEGIN")
         if self.settings.session_url is None:
             await connection.execute(f"SET LOCAL search_path TO {self.settings.db_schema}".encode())

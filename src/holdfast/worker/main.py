@@ -41,9 +41,11 @@ from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
+from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
@@ -70,7 +72,7 @@ class Worker:
         self._catalog = catalog
         self.database = Database(settings, "worker")
         self.signals = signals_for(self.database)
-        self.journal = Journal(settings, self._announce, self._lane_failed)
+        self.journal = Journal(settings, self._announce, self._lane_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
         self.executor.signals = self.signals
         items = store_section(catalog.project)
@@ -110,6 +112,7 @@ class Worker:
             "signals": self.signals.run(),
             "lease": self._watch_lease(),
             "stats": self._report(),
+            "loop_delay": watch_loop(self.database.metrics),
             "journal_watch": _outlive(journal),
             "serving": self._serve(journal),
         }
@@ -240,6 +243,7 @@ class Worker:
         self._attempts[run.run_id] = attempt
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
+        count_claim(self.database.metrics, run)
         log.info(
             "run.claimed",
             run_id=str(run.run_id),
@@ -265,6 +269,7 @@ class Worker:
                 del self._attempts[run.run_id]
             self.finished += 1
             self._wake.set()
+        count_end(self.database.metrics, run, outcome, time.monotonic() - started)
         match outcome:
             case Ended(status=status):
                 ended = str(status)
@@ -314,6 +319,7 @@ class Worker:
         if worker_id != self._worker_id:
             return
         log.warning("worker.lost", worker_id=str(worker_id), runs=len(self._attempts))
+        self.database.metrics.leases_lost.add()
         self._worker_id = None
         for attempt in list(self._attempts.values()):
             attempt.stop(LeaseLost("the worker was declared lost"))
@@ -348,17 +354,15 @@ class Worker:
             return Verdict(False, "the database does not know this worker: no lease")
         return Verdict(True)
 
-    def gauges(self) -> dict[str, tuple[str, float]]:
-        left = max(0.0, self._heartbeat.deadline - time.monotonic())
-        return {
-            "worker_active": ("Runs that this worker executes", len(self._attempts)),
-            "worker_capacity": ("Runs that it can execute at once", self._settings.jobs),
-            "worker_finished": ("Attempts that have ended since it started", self.finished),
-            "worker_claims_last_minute": ("Runs claimed in the last minute", self.claims.count()),
-            "worker_journal_commits": ("Commits of the journal since it started", self.journal.commits),
-            "worker_lease_seconds": ("Seconds until the lease ends if it is not renewed", left),
-            "worker_ready": ("Whether it takes runs", float(self.ready().well)),
-        }
+    def metrics(self) -> WorkerFigures:
+        return WorkerFigures(
+            database=self.database,
+            signals=self.signals,
+            leading=self._upkeep is not None and self._upkeep.leading,
+            active=len(self._attempts),
+            ready=self.ready().well,
+            deadline=self._heartbeat.deadline,
+        )
 
     # --- what we tell others ----------------------------------------------------------------------
 

@@ -1,0 +1,24 @@
+"""Metrics: what is counted, and how old a count may be."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from holdfast.settings.fields import Seconds, Section, only_ours
+
+
+class MetricsSettings(Section):
+    metrics: bool = Field(
+        True,
+        validation_alias=only_ours("METRICS"),
+        description="Whether the process counts what it does. Without, `/metrics` has only what is read at the moment "
+        "it is asked for: the queue, the workers, the pool.",
+    )
+    metrics_cache: Seconds = Field(
+        5.0,
+        ge=0.1,
+        le=300,
+        validation_alias=only_ours("METRICS_CACHE_SECONDS"),
+        description="Seconds a web process keeps the figures of `/metrics` that it counts in the database; longer when "
+        "counting takes its time. Less than the scrape interval, or two scrapes see the same.",
+    )

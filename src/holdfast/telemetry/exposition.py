@@ -1,0 +1,79 @@
+"""Metrics as they are served: Prometheus' text, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from holdfast.telemetry.instruments import Counter, Declared, Histogram, Role
+from holdfast.telemetry.metrics import Metrics, Reading, Readings
+
+# The version that every scraper understands.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+Format = Literal["prometheus", "json"]
+
+
+def wanted_format(asked: str | None, accept: str | None) -> Format:
+    """By what was asked for, else by what is accepted; Prometheus' text when that says nothing."""
+    if asked is not None:
+        return "json" if asked == "json" else "prometheus"
+    kinds = [kind.partition(";")[0].strip().lower() for kind in (accept or "").split(",")]
+    return "json" if "application/json" in kinds and "text/plain" not in kinds else "prometheus"
+
+
+def as_text(metrics: Metrics, role: Role, readings: Readings) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(metrics, role, readings))
+    return generate_latest(registry)
+
+
+def as_json(metrics: Metrics, role: Role, readings: Readings) -> dict[str, list[dict[str, Any]]]:
+    """Samples by name, each with its labels and its value."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for family in _families(metrics, role, readings):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append({"labels": dict(sample.labels), "value": sample.value})
+    return found
+
+
+class _Once(Collector):
+    def __init__(self, metrics: Metrics, role: Role, readings: Readings) -> None:
+        self._families = list(_families(metrics, role, readings))
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def _families(metrics: Metrics, role: Role, readings: Readings) -> Iterator[Metric]:
+    for instrument in metrics.instruments(role):
+        yield _histogram(instrument) if isinstance(instrument, Histogram) else _counter(instrument)
+    for declared, reading in readings.items():
+        yield _reading(declared, reading)
+
+
+def _counter(counter: Counter) -> Metric:
+    return _reading(counter.declared, counter.values())
+
+
+def _reading(declared: Declared, reading: Reading) -> Metric:
+    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+    family = kind(declared.name, declared.what, labels=declared.labels)
+    for labels, value in ({(): reading} if isinstance(reading, int | float) else reading).items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(histogram: Histogram) -> Metric:
+    declared = histogram.declared
+    family = HistogramMetricFamily(declared.name, declared.what, labels=declared.labels)
+    bounds = [*map(str, declared.buckets), "+Inf"]
+    for labels, counts, total in histogram.tallies():
+        family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), total)
+    return family

@@ -1,0 +1,83 @@
+"""Prints docs/metrics.md from the declarations: `python -m holdfast.telemetry.reference`."""
+
+from __future__ import annotations
+
+from holdfast.telemetry.instruments import Declared
+from holdfast.telemetry.metrics import DECLARED, MODES, OUTCOMES, REASONS, RESULTS
+
+INTRODUCTION = """# Metrics
+
+Every web process answers `GET /metrics`, and so does every worker with `HOLDFAST_HEALTH_PORT`. The answer is
+Prometheus' text; with `?format=json` or `Accept: application/json` it is JSON, where `metrics` has every sample with
+its labels and its value, and the web process also says in short what `queue`, `workers` and `api` do.
+
+    curl -s http://127.0.0.1:8123/metrics
+    curl -s http://127.0.0.1:8123/metrics?format=json
+
+[Operations](operations.md#metrics) has the configuration of a scraper, `deploy/grafana/holdfast.json` is a dashboard,
+and `deploy/prometheus/alerts.yml` has alert rules.
+
+- **What a process has done** is counted in that process, from its start on, and dies with it: `sum(rate(…))` over all
+  of them is what the fleet does. Nothing is counted twice: what the upkeep does, whoever leads counts.
+- **What the fleet is** is counted in the database, and every web process says the same: take `max`, not `sum`. It is
+  counted at most every `HOLDFAST_METRICS_CACHE_SECONDS` (5) in each web process, and where counting takes long for at
+  most a twentieth of the time. Workers do not serve it: there are many, and they would all count the same.
+- **A scrape does not fail** because the database is away. The metrics of the fleet are missing then, and
+  `holdfast_database_up` is 0.
+- **Labels have few values**: graphs, outcomes, reasons. Never the id of a run or a thread, and no tenants.
+- A run that is cancelled before a worker had it is in no `holdfast_attempts_ended_total`: there was no attempt.
+- `HOLDFAST_METRICS=false` turns the counting off; what is read at the moment of asking (gauges, the pool) stays.
+
+`tests/metrics/` asks a fleet of real processes for every metric on this page, after runs, a retry, a worker killed with
+SIGKILL, a dead letter, watched streams and a webhook that nobody takes, and compares the counts.
+
+[`examples/autoscale.py`](../examples/autoscale.py) decides by the JSON form how many workers there should be.
+
+What it costs is in [performance](performance.md#logs-and-metrics).
+
+This page is generated from the declarations (`make docs`).
+"""
+
+TITLES = {
+    "fleet": "The fleet, from any web process",
+    "both": "Every process",
+    "web": "Web processes",
+    "worker": "Workers",
+}
+
+VALUES = f"""## Values of labels
+
+| label | values |
+| --- | --- |
+| `graph` | the graphs of `langgraph.json` |
+| `outcome` | {", ".join(OUTCOMES)} |
+| `reason` | {", ".join(REASONS)} |
+| `result` | {", ".join(RESULTS)} |
+| `mode` | {", ".join(MODES)} |
+| `status` | pending, running |
+"""
+
+
+def _place(metric: Declared) -> str:
+    if metric.fleet:
+        return "fleet"
+    return "both" if len(metric.roles) > 1 else next(iter(metric.roles))
+
+
+def _row(metric: Declared) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    buckets = f" Buckets: {', '.join(f'{bound:g}' for bound in metric.buckets)}." if metric.buckets else ""
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.what}.{buckets} |"
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for place, title in TITLES.items():
+        rows = "\n".join(_row(metric) for metric in DECLARED.values() if _place(metric) == place)
+        parts.append(f"## {title}\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
+    return "\n".join([*parts, VALUES])
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
