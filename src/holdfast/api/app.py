@@ -43,13 +43,14 @@ from holdfast.graphs.http import HttpSection, http_section, load_app
 log = structlog.get_logger(__name__)
 
 # Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
+# In the order in which they are asked, for each request anew: what is used most comes first.
 ROUTERS = (
-    ("assistants", assistants.router),
     ("threads", threads.router),
-    ("threads", state.router),
     ("runs crons", crons.router),
     ("runs", runs.router),
     ("runs", run_sets.router),
+    ("assistants", assistants.router),
+    ("threads", state.router),
     ("threads", usage.router),
     ("runs", children.router),
     ("runs", interrupts.router),

@@ -25,6 +25,8 @@ from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 from holdfast.telemetry.backoff import Backoff
 
+# White space before JSON means nothing, and shows that somebody is there.
+WAITING = b"\n"
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -35,6 +37,16 @@ class Breakable(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         with suppress(HubClosed):
             await super().stream_response(send)
+
+
+class Awaited(Breakable):
+    """JSON whose last part is the answer: what is sent with it is the end of it."""
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with suppress(HubClosed):
+            async for chunk in self.body_iterator:
+                await send({"type": "http.response.body", "body": chunk, "more_body": chunk == WAITING})
 
 
 class EventStream(Breakable):
@@ -152,7 +164,7 @@ def wait_response(
             async for events in followed:
                 heard.hear(events)
                 if not events:
-                    yield b"\n"
+                    yield WAITING
             done = True
         except HubClosed:
             done = True
@@ -161,7 +173,7 @@ def wait_response(
             if cancel_on_disconnect and not done:
                 current = run["run_id"] if chain is None else chain.current
                 web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
-        if (answer := heard.result()) is not None:
+        if chain is None and (answer := heard.result()) is not None:
             yield answer
             return
         backoff = Backoff("stream.outage", "stream.recovered")
@@ -174,13 +186,13 @@ def wait_response(
                 if web.hub.closing:
                     raise HubClosed from error
                 await backoff.failed(error)
-                yield b"\n"
+                yield WAITING
         backoff.succeeded()
         yield answer
 
     place = "join?follow=true" if follow else "join"
     headers = {"cache-control": "no-store"} | locations(run, place, stateless=stateless)
-    return Breakable(body(), media_type="application/json", headers=headers)
+    return Awaited(body(), media_type="application/json", headers=headers)
 
 
 class _Heard:

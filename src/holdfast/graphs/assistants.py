@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from uuid import UUID, uuid5
 
 _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 
 
+@cache
 def assistant_id(graph_id: str) -> UUID:
     """Clients may have it hard-coded, so it never changes."""
     return uuid5(_NAMESPACE, graph_id)

@@ -22,7 +22,9 @@ class KnownAssistants:
     def get(self, name: str) -> DictRow | None:
         """An assistant that may have changed since. The caller's to alter."""
         row = self._rows.get(name)
-        return None if row is None else {key: deepcopy(value) if value else value for key, value in row.items()}
+        if row is None:
+            return None
+        return {key: deepcopy(value) if value and isinstance(value, dict) else value for key, value in row.items()}
 
     def keep(self, name: str, row: DictRow) -> None:
         """Remember an assistant that was just looked up."""
