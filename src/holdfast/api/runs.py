@@ -26,6 +26,7 @@ from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, c
 from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
@@ -118,6 +119,7 @@ async def described_run(web: WebContext, body: RunCreate, thread_id: UUID | None
 
 def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     """Tell the workers of a run that is committed."""
+    say_created(new, created, by="request")
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
         announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])

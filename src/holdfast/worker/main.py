@@ -42,6 +42,7 @@ from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.rates import Rate
+from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.graph_stream import Claimed
@@ -82,6 +83,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
         self._journal_task: asyncio.Task[None] | None = None
+        self._watchdog: LoopWatchdog | None = None
         self._wake = asyncio.Event()
         self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
@@ -104,7 +106,7 @@ class Worker:
         store = await self._open_store()
         self.signals.listen("work", self._wakes.hint)
         self.signals.listen("cancel", self._cancel_hint)
-        watchdog = LoopWatchdog(self._settings.blocked_loop)
+        watchdog = self._watchdog = LoopWatchdog(self._settings.blocked_loop)
         journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
         work = {
             "signals": self.signals.run(),
@@ -136,6 +138,7 @@ class Worker:
         self.journal.close()
         await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
         await self._heartbeat.resign(CLEANUP_TIMEOUT)
+        log.info("worker.offline", finished=self.finished)
 
     async def _told_to_stop(self) -> None:
         await self._stopping.wait()
@@ -240,26 +243,34 @@ class Worker:
         self._attempts[run.run_id] = attempt
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
-        log.info(
-            "run.claimed",
-            run_id=str(run.run_id),
-            graph=run.graph_id,
-            attempt=run.attempt,
-            waited=round(run.waited, 3),
-        )
         task = asyncio.create_task(self._execute(attempt), name=f"attempt {run.run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, attempt: Attempt) -> None:
         run = attempt.run
+        # Once for the whole attempt, its task being its own: on all lines of ours and of the graph's code.
+        with logging_run(
+            run_id=str(run.run_id),
+            thread_id=str(run.thread_id),
+            assistant_id=str(run.assistant_id),
+            graph_id=run.graph_id,
+            tenant=run.tenant_id,
+            attempt=run.attempt,
+            worker_id=str(run.worker_id),
+        ):
+            await self._attempt(attempt)
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        run = attempt.run
+        log.info("run.claimed", waited=round(run.waited, 3))
         started = time.monotonic()
         outcome: Outcome | None = None
         try:
             outcome = await self.executor.execute(attempt)
         except Exception:
             # The run goes back with the next strays: nothing is lost, but it must be seen.
-            log.exception("run.crashed", run_id=str(run.run_id))
+            log.exception("run.crashed")
         finally:
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
@@ -281,7 +292,7 @@ class Worker:
                 ended = "waiting for its children"
             case None:
                 return
-        log.info("run.finished", run_id=str(run.run_id), outcome=ended, seconds=round(time.monotonic() - started, 3))
+        log.info("run.finished", outcome=ended, seconds=round(time.monotonic() - started, 3))
 
     # --- what others tell us ----------------------------------------------------------------------
 
@@ -313,7 +324,7 @@ class Worker:
         come back as somebody new."""
         if worker_id != self._worker_id:
             return
-        log.warning("worker.lost", worker_id=str(worker_id), runs=len(self._attempts))
+        log.warning("worker.lease_lost", worker_id=str(worker_id), runs=len(self._attempts))
         self._worker_id = None
         for attempt in list(self._attempts.values()):
             attempt.stop(LeaseLost("the worker was declared lost"))
@@ -350,6 +361,8 @@ class Worker:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         left = max(0.0, self._heartbeat.deadline - time.monotonic())
+        watchdog = self._watchdog
+        blocked, seconds = (0, 0.0) if watchdog is None else (watchdog.blocked_total, watchdog.blocked_seconds_total)
         return {
             "worker_active": ("Runs that this worker executes", len(self._attempts)),
             "worker_capacity": ("Runs that it can execute at once", self._settings.jobs),
@@ -358,6 +371,8 @@ class Worker:
             "worker_journal_commits": ("Commits of the journal since it started", self.journal.commits),
             "worker_lease_seconds": ("Seconds until the lease ends if it is not renewed", left),
             "worker_ready": ("Whether it takes runs", float(self.ready().well)),
+            "loop_blocked_total": ("How often code has blocked the event loop", blocked),
+            "loop_blocked_seconds_total": ("Seconds for which it was blocked", seconds),
         }
 
     # --- what we tell others ----------------------------------------------------------------------
@@ -432,6 +447,7 @@ def run_worker(settings: Settings, project: ProjectConfig) -> int:
     """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
     configure_logging(settings, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
+    configure_logging(settings, role="worker", pid=os.getpid())
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
     gc.collect()
