@@ -80,7 +80,12 @@ def test_what_does_not_agree_is_found(code: str, complaint: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["logger = structlog.get_logger(__name__)", 'log.info(f"run.{what}")', 'log.bind(a=1).info("x")', 'log.info("a", 1)'],
+    [
+        "logger = structlog.get_logger(__name__)",
+        'log.info(f"run.{what}")',
+        'log.bind(a=1).info("x")',
+        'log.info("a", 1)',
+    ],
     ids=["another name", "computed", "bound", "positional"],
 )
 def test_what_cannot_be_read_is_refused(code: str) -> None:

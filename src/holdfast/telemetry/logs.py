@@ -48,11 +48,12 @@ _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warni
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t"}
 
 
-def configure_logging(settings: Settings, **process: Any) -> None:
+def configure_logging(settings: Settings, *, importing: bool = False, **process: Any) -> None:
     """Set up the logging of this process. `process` is on every line.
 
-    To be called before graphs are imported, so that what they log is seen, and again after that: code that is imported
-    may set up a logging of its own, for itself and for us.
+    To be called before the project is imported, so that what it logs then is seen, and again after that: what is
+    imported may set up a logging of its own, for itself and for us. `importing`: the first of both, after which no
+    logger remembers how it was set up. (Just building a graph uses the loggers that its nodes name.)
     """
     terminal = sys.stderr.isatty()
     console = settings.log_format == "console" or (settings.log_format == "auto" and terminal)
@@ -84,7 +85,7 @@ def configure_logging(settings: Settings, **process: Any) -> None:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=factory,
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=not importing,
     )
     _take_standard(StandardLines(processors, factory()), level)
 

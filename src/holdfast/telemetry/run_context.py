@@ -2,7 +2,8 @@
 
 One context variable, set once for each attempt. Tasks and the threads of plain nodes have copies of the context, so the
 lines of graph code are covered however deep it is; and neighbours on the same worker have contexts of their own. It is
-not one of structlog's own variables: graph code may clear those.
+not one of structlog's own variables, for graph code may clear those; they are bound as well, for loggers that graph code
+has set up in its own way.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from typing import Any
+
+import structlog
 
 # In this order on a line.
 RUN_FIELDS = ("run_id", "thread_id", "assistant_id", "graph_id", "tenant", "attempt", "worker_id")
@@ -23,7 +26,8 @@ def logging_run(**fields: Any) -> Iterator[None]:
     """All lines of this block, and of the tasks and threads that it starts, are a run's."""
     token = _run.set({name: fields[name] for name in RUN_FIELDS})
     try:
-        yield
+        with structlog.contextvars.bound_contextvars(**fields):
+            yield
     finally:
         _run.reset(token)
 
@@ -31,6 +35,7 @@ def logging_run(**fields: Any) -> Iterator[None]:
 def leave_run() -> None:
     """What this task does from here on is done for several runs at once, and said of none."""
     _run.set(None)
+    structlog.contextvars.unbind_contextvars(*RUN_FIELDS)
 
 
 def add_run(logger: object, method: str, line: Any) -> Any:

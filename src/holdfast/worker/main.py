@@ -445,7 +445,7 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
 
 def run_worker(settings: Settings, project: ProjectConfig) -> int:
     """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
-    configure_logging(settings, role="worker", pid=os.getpid())
+    configure_logging(settings, importing=True, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="worker", pid=os.getpid())
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
