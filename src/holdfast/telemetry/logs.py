@@ -33,6 +33,8 @@ QUIET = {
     "google_genai": logging.WARNING,
     "httpcore": logging.WARNING,
     "httpx": logging.WARNING,
+    # It tells of each retry of a node, with the message of what went wrong.
+    "langgraph": logging.WARNING,
     "langsmith": logging.WARNING,
     "openai": logging.WARNING,
     "psycopg": logging.ERROR,
@@ -45,7 +47,8 @@ QUIET = {
 # What a record of `logging` has of itself; everything else was given by `extra`.
 _OF_RECORDS = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t"}
+# Control characters as the pictures that Unicode has of them.
+_CONTROL = {**{code: 0x2400 + code for code in range(32)}, **dict.fromkeys(range(127, 160), 0xFFFD)}
 
 
 def configure_logging(settings: Settings, *, importing: bool = False, **process: Any) -> None:
@@ -66,8 +69,8 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
         return line
 
     processors: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         add_run,
+        structlog.contextvars.merge_contextvars,
         add_process,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
@@ -75,7 +78,10 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
     ]
     if console:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=terminal, pad_event_to=24, exception_formatter=_trace_printer(redactor, colours=terminal)
+            colors=terminal,
+            sort_keys=False,
+            pad_event_to=24,
+            exception_formatter=_trace_printer(redactor, colours=terminal),
         )
         processors += [redactor, _one_line, renderer]
     else:

@@ -2,8 +2,8 @@
 
 One context variable, set once for each attempt. Tasks and the threads of plain nodes have copies of the context, so the
 lines of graph code are covered however deep it is; and neighbours on the same worker have contexts of their own. It is
-not one of structlog's own variables, for graph code may clear those; they are bound as well, for loggers that graph code
-has set up in its own way.
+not one of structlog's own variables, for graph code may clear those; they are bound as well, for loggers that it has
+set up in its own way.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ talking = _graph(in_tasks, in_threads, _graph(deeper))
 failing = _graph(fail)
 flaky = _graph(break_off)
 # No database has room for a name like this.
-refused = _graph(unstorable, schema=TypedDict("Odd", {"text": str, "o\0dd": str}))
+Odd: Any = TypedDict("Odd", {"text": str, "o\0dd": str})
+refused = _graph(unstorable, schema=Odd)
 held = _graph(hold)
 blocking = _graph(block)
