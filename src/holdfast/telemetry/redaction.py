@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import psycopg
 
 from holdfast.settings import Settings
+from holdfast.telemetry.run_context import RUN_FIELDS
 
 REDACTED = "[redacted]"
 # Names of fields whose values are never shown, in lower case and with underscores.
@@ -73,6 +74,8 @@ _SUSPECT = re.compile(
     r"|authorization",
     re.I,
 )
+# Ids and the like, which Holdfast puts on nearly every line. Looking at them would cost more than all the rest.
+_OURS = frozenset({*RUN_FIELDS, "role", "level", "timestamp", "request_id", "method"})
 
 
 class Redactor:
@@ -84,9 +87,8 @@ class Redactor:
 
     def __call__(self, logger: object, method: str, line: Any) -> Any:
         for name, value in line.items():
-            if value.__class__ is int or value.__class__ is float:
-                continue
-            line[name] = self._value(name, value, 0)
+            if name not in _OURS and value.__class__ is not int and value.__class__ is not float:
+                line[name] = self._value(name, value, 0)
         return line
 
     def text(self, text: str) -> str:
