@@ -301,3 +301,8 @@ def test_a_line_that_names_a_run_itself_is_about_that_run() -> None:
         assert add_run(None, "info", {}) == {}
         assert "run_id" not in structlog.contextvars.get_contextvars()
     assert add_run(None, "info", {}) == {}
+
+
+def test_code_that_clears_structlogs_variables_keeps_its_ids() -> None:
+    [line] = lines('with run("r1"):\n    structlog.contextvars.clear_contextvars()\n    log.info("theirs")')
+    assert (line["run_id"], line["tenant"]) == ("r1", "acme")
