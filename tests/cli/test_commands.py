@@ -39,6 +39,7 @@ COMMANDS = [
     ["webhooks", "redeliver"],
     ["doctor"],
     ["top"],
+    ["events"],
     ["run"],
     ["runs"],
     ["runs", "list"],

@@ -103,7 +103,7 @@ async def test_an_outage_longer_than_the_lease_is_nobodys_crash(
         await fleet.held(run, "s3")
 
     async def all_lost() -> bool:
-        return all(worker.logged("worker.lost") for worker in workers)
+        return all(worker.logged("worker.lease_lost") for worker in workers)
 
     os.kill(private_server.guard, signal.SIGSTOP)
     try:

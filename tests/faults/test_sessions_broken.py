@@ -85,7 +85,7 @@ async def test_a_worker_that_is_cut_off_stops_its_runs_by_its_own_clock(
         return bool(row["count"] == 1)
 
     await until(one_executes_it, "the worker that is cut off has stopped the run")
-    assert [entry["runs"] for entry in alone.logged("worker.lost")] == [1]
+    assert [entry["runs"] for entry in alone.logged("worker.lease_lost")] == [1]
 
     proxy.restore()
 

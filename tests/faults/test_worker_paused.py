@@ -57,7 +57,7 @@ async def test_a_zombie_writes_nothing(fleet: Fleet) -> None:
     zombie.signal(signal.SIGCONT)
     await back_under_a_new_id(fleet, zombie)
 
-    (lost,) = zombie.logged("worker.lost")
+    (lost,) = zombie.logged("worker.lease_lost")
     assert lost["runs"] == 1, "the zombie was not holding the run when it woke"
     # As somebody new it is as good as any: the only one left, it executes the next run.
     heir.kill()

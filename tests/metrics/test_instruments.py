@@ -76,14 +76,6 @@ def test_nothing_is_counted_when_that_is_not_wanted() -> None:
     assert read(metrics, "worker", {declared.WORKER_ACTIVE: 2}).names == {"holdfast_worker_active"}
 
 
-def test_a_loop_that_was_blocked_is_counted_with_its_time() -> None:
-    metrics = Metrics()
-    metrics.blocked(1.5)
-    metrics.blocked(0.5)
-    seen = read(metrics, "worker")
-    assert (seen.value("loop_blocked_total"), seen.value("loop_blocked_seconds_total")) == (2, 2.0)
-
-
 @pytest.mark.parametrize(
     ("asked", "accept", "expected"),
     [

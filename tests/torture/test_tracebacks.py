@@ -59,9 +59,11 @@ def test_what_a_fault_explains_is_told_apart(tmp_path: Path, name: str) -> None:
     assert found.explained, found
 
 
-def test_tracebacks_in_log_lines_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("structured", [True, False], ids=["object", "text"])
+def test_tracebacks_in_log_lines_are_found(tmp_path: Path, structured: bool) -> None:
     trace = "Traceback (most recent call last):\n  File \"x.py\", line 1, in x\n    {}['run']\nKeyError: 'run'"
-    lines = [{"event": "run.crashed", "exception": trace}, {"event": "run.finished"}]
+    exception: object = {"type": "KeyError", "message": "'run'", "traceback": trace} if structured else trace
+    lines = [{"event": "run.crashed", "exception": exception}, {"event": "run.finished"}]
     (tmp_path / "p1_worker.log").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     [found] = tracebacks(tmp_path)
     assert str(found) == "p1_worker: run.crashed: KeyError: 'run'"

@@ -77,8 +77,13 @@ def _in_lines(log: str, lines: Iterable[str]) -> Iterator[Traceback]:
             yield Traceback(log, block[0] or "on its own", tuple(_errors(block[1:])))
             block = []
         before = ""
-        if BEGINNING in (told := str(entry.get("exception", ""))):
+        if BEGINNING in (told := _traceback(entry.get("exception"))):
             yield Traceback(log, str(entry.get("event")), tuple(_errors(told.splitlines())))
+
+
+def _traceback(exception: object) -> str:
+    """Of a log line's field, whoever wrote it: ours is an object."""
+    return str(exception.get("traceback", "")) if isinstance(exception, dict) else str(exception or "")
 
 
 def _errors(lines: list[str]) -> list[str]:

@@ -156,7 +156,7 @@ async def test_a_worker_declared_lost_drops_its_runs_and_comes_back_as_another(
 
     assert (run["status"], run["attempt"]) == ("success", 2)
     assert attempts_told(await run_events(database, run["thread_id"], run["run_id"])) == [1, 2]
-    assert [entry["event"] for entry in logged].count("worker.lost") == 1
+    assert [entry["event"] for entry in logged].count("worker.lease_lost") == 1
 
 
 class Wall:
@@ -195,7 +195,7 @@ async def test_a_worker_that_is_cut_off_stops_by_its_own_clock(
         try:
             # Nobody can tell it anything: only its clock says that the lease is over.
             await until(lambda: asyncio.sleep(0, gate.stopped), "the run is stopped")
-            assert [entry["event"] for entry in logged].count("worker.lost") == 1
+            assert [entry["event"] for entry in logged].count("worker.lease_lost") == 1
         finally:
             await asyncio.to_thread(wall.take_down)
         gate.opened.set()

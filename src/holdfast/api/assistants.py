@@ -56,6 +56,7 @@ from holdfast.resources.assistants import (
     unfinished_runs,
 )
 from holdfast.resources.threads import delete_thread, present
+from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["assistants"], route_class=JsonRoute)
@@ -412,7 +413,7 @@ def _first(*ways: Callable[[], Any]) -> Any:
         try:
             return way()
         except Exception as error:
-            log.debug("graph.schema_failed", error=repr(error))
+            log.debug("graph.schema_failed", error=kind_and_place(error))
     return None
 
 

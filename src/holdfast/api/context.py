@@ -39,6 +39,7 @@ from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_touched
 from holdfast.streams.hub import Hub
+from holdfast.telemetry.exceptions import in_words
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +115,7 @@ class WebContext:
         try:
             await cancel_children(self.database, self.signals, parents)
         except (psycopg.Error, OSError) as error:
-            log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=repr(error))
+            log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=in_words(error))
 
     async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:
         """Raise NotFound for a row that the caller may not see, as if it were not there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg_pool import PoolTimeout
@@ -12,8 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from holdfast.errors import AlreadyAnswered, RequestError
+from holdfast.errors import AlreadyAnswered, OverLimit, RequestError
 from holdfast.streams.serialize import to_json
+
+log = structlog.get_logger(__name__)
 
 FAILED = "Something went wrong on the server; its log says what."
 
@@ -60,6 +63,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def request_error(request: Request, error: RequestError) -> Json:
         if isinstance(error, AlreadyAnswered):
             return Json({"detail": str(error), **error.details}, status_code=error.status)
+        if isinstance(error, OverLimit):
+            log.info("quota.refused", reason=str(error))
         return _answer(error.status, str(error), dict(error.headers))
 
     @app.exception_handler(RequestValidationError)

@@ -48,6 +48,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for server in getattr(self, "servers", ()):
+            for listener in server.sockets:
+                log.info("web.listening", host=self.config.host, port=listener.getsockname()[1])
         # A client that stops reading fills its connection and then holds up whoever writes to it, for ever. The kernel
         # knows for how long nothing has got through; connections have this from the socket they were accepted on.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -128,12 +131,14 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     finally:
         await store.close()
         await database.close()
+        log.info("web.stopped")
 
 
 def run_web(settings: Settings, project: ProjectConfig) -> int:
     """Serve until told to stop. Streams are closed; their clients resume where they were."""
-    configure_logging(settings, role="web", pid=os.getpid())
+    configure_logging(settings, importing=True, role="web", pid=os.getpid())
     catalog = GraphCatalog.load(project)
+    configure_logging(settings, role="web", pid=os.getpid())
     # What is loaded now stays, so the collector need not walk it again; and every stream keeps hundreds of objects,
     # which it would walk time and again with its default of 700 new ones: a fifth of the CPU of idle streams.
     gc.collect()

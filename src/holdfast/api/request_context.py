@@ -139,7 +139,9 @@ class RequestContextLayer:
         token = _current.set(RequestContext(request_id, headers, self._forwarded))
         began = time.monotonic()
         try:
-            with structlog.contextvars.bound_contextvars(request_id=request_id):
+            with structlog.contextvars.bound_contextvars(
+                request_id=request_id, method=scope.get("method", "SOCKET"), path=scope["path"]
+            ):
                 await self._answered(scope, receive, answer)
                 if self._logged is not None and scope["type"] == "http":
                     shown = {name: text for name, text in headers.items() if self._shows(name)}

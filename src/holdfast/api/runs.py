@@ -26,6 +26,7 @@ from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, c
 from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
+from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
@@ -135,6 +136,7 @@ async def described_run(
 def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     """Tell the workers of a run that is committed."""
     web.database.metrics.runs_created.add(1, new.graph_id)
+    say_created(new, created, by="request")
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
         announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])

@@ -27,6 +27,7 @@ from holdfast.resources.threads import state_moments
 from holdfast.streams.log import LogEvent, heads, read_after
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
+from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -163,7 +164,7 @@ class Follower:
             raise
         except Exception as error:
             # The thread's graph is not here any more, or its factory fails. The runs can be watched all the same.
-            log.warning("state.unreadable", thread_id=str(self._thread_id), error=repr(error))
+            log.warning("state.unreadable", thread_id=str(self._thread_id), error=kind_and_place(error))
             return None
 
 

@@ -23,6 +23,7 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
+from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +153,7 @@ class CustomAuth:
         except HTTPException as error:
             raise _denied(error) from None
         except Exception as error:
-            log.warning("auth.failed", path=connection.url.path, error=repr(error))
+            log.warning("auth.failed", path=connection.url.path, error=kind_and_place(error))
             raise Denied(403, "Authentication failed.") from error
         try:
             if isinstance(answer, StudioUser):

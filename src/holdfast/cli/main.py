@@ -17,6 +17,7 @@ from holdfast.cli import (
     demo,
     dev,
     doctor,
+    events,
     interrupts,
     keys,
     migrate,
@@ -91,6 +92,7 @@ app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATE)
 app.command(epilog=sweep.EPILOG, rich_help_panel=_OPERATE)(sweep.sweep)
 app.command(epilog=doctor.EPILOG, rich_help_panel=_OPERATE)(doctor.doctor)
 app.command(epilog=top.EPILOG, rich_help_panel=_OPERATE)(top.top)
+app.command(epilog=events.EPILOG, rich_help_panel=_OPERATE)(events.events)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import orjson
+import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
@@ -24,6 +25,8 @@ from holdfast.engine.states import CancelAction
 from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
+
+log = structlog.get_logger(__name__)
 
 # As the owner of a running run would put it.
 USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."}'
@@ -140,7 +143,10 @@ def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: Cance
     """Tell the owners of runs to stop, the watchers of runs that ended already, and the workers of those that may
     start."""
     for run in cancelled.requested:
+        log.info("run.cancel_requested", run_id=str(run["run_id"]), action=action)
         signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
+    for run_id in cancelled.ended:
+        log.info("run.cancelled", run_id=str(run_id), action=action)
     for hint in tell_ended(cancelled.ended):
         signals.publish("events", hint)
     for thread_id in dict.fromkeys(cancelled.told):

@@ -168,21 +168,23 @@ class GraphCatalog:
         # Subgraphs are shared: they take the checkpointer and store from the run's config, not from here.
         bound = copy.copy(graph)
         # `True` means "the parent's" and is what compile() offers for subgraphs; there is nothing to replace.
-        if graph.checkpointer is not None and graph.checkpointer is not True:
-            self._warn_once("graph.checkpointer_replaced", graph_id, graph.checkpointer)
+        own = graph.checkpointer
+        if own is not None and own is not True and self._first_time("checkpointer", graph_id):
+            named = "off" if own is False else type(own).__name__
+            log.warning("graph.checkpointer_replaced", graph_id=graph_id, own=named)
         bound.checkpointer = checkpointer
         if self._transformers[graph_id]:
             bound.stream_transformers = (*graph.stream_transformers, *self._transformers[graph_id])
         if store is not None:
-            if graph.store is not None and graph.store is not store:
-                self._warn_once("graph.store_replaced", graph_id, graph.store)
+            if graph.store is not None and graph.store is not store and self._first_time("store", graph_id):
+                log.warning("graph.store_replaced", graph_id=graph_id, own=type(graph.store).__name__)
             bound.store = store
         return bound
 
-    def _warn_once(self, event: str, graph_id: str, own: object) -> None:
-        if (event, graph_id) not in self._replaced:
-            self._replaced.add((event, graph_id))
-            log.warning(event, graph_id=graph_id, own="off" if own is False else type(own).__name__)
+    def _first_time(self, what: str, graph_id: str) -> bool:
+        first = (what, graph_id) not in self._replaced
+        self._replaced.add((what, graph_id))
+        return first
 
     def _store(self) -> InMemoryStore:
         if self._fallback_store is None:

@@ -26,6 +26,7 @@ from langgraph_sdk.runtime import (
 from pydantic import BaseModel
 
 from holdfast.errors import RunSignal
+from holdfast.telemetry.exceptions import kind_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -192,7 +193,7 @@ async def _leave(manager: AbstractAsyncContextManager[Any], error: BaseException
         if not isinstance(error, RunSignal):
             raise
         if other is not error:
-            log.warning("graph.teardown_failed", error=repr(other), while_handling=repr(error))
+            log.warning("graph.teardown_failed", error=kind_and_place(other), while_handling=type(error).__name__)
 
 
 class _AsAsync(AbstractAsyncContextManager[Any]):

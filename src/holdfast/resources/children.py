@@ -199,6 +199,7 @@ def _new_run(parent: Parent, row: DictRow, assistant: DictRow, request: ChildReq
     ttl = None if row["ttl_minutes"] is None else (row["ttl_minutes"], row["ttl_strategy"])
     return NewRun(
         thread_id=uuid7(),
+        tenant_id=row["tenant_id"],
         assistant_id=assistant["assistant_id"],
         graph_id=assistant["graph_id"],
         kwargs=kwargs,

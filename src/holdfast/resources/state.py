@@ -28,6 +28,7 @@ from holdfast.graphs.catalog import Graph, GraphCatalog
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
 from holdfast.resources.threads import get_thread
 from holdfast.streams.serialize import to_json, to_jsonb
+from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -311,7 +312,8 @@ def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
 
 
 def _log_unreadable(opened: Opened, error: Exception) -> None:
-    log.info("state.unreadable", thread_id=str(opened.thread_id), graph_id=opened.graph_id, error=repr(error))
+    about = {"thread_id": str(opened.thread_id), "graph_id": opened.graph_id}
+    log.warning("state.unreadable", **about, error=kind_and_place(error))
 
 
 def _said(error: Exception) -> str:

@@ -37,6 +37,7 @@ from holdfast.db.connect import Database
 from holdfast.db.migrate import LOCK
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import StoreSection, load_embeddings, store_section
+from holdfast.telemetry.run_context import leave_run
 
 # How long `close` waits for what is under way.
 CLOSE_PATIENCE = 5.0
@@ -92,9 +93,13 @@ class _Turn:
     def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
         for first in range(0, len(waiting), MOST_AT_ONCE):
-            task = asyncio.create_task(self._run(waiting[first : first + MOST_AT_ONCE]), name="store")
+            task = asyncio.create_task(self._for_all(waiting[first : first + MOST_AT_ONCE]), name="store")
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
+
+    async def _for_all(self, waiting: list[Waiting]) -> None:
+        leave_run()
+        await self._run(waiting)
 
 
 class PooledStore(AsyncPostgresStore):

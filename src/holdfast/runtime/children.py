@@ -16,6 +16,7 @@ from uuid import UUID
 from langgraph.errors import GraphDrained
 from langsmith.run_helpers import get_current_run_tree
 
+from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun
 from holdfast.resources.children import ChildRequest, Parent, read_children, spawn_child
@@ -122,6 +123,8 @@ def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
 async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
     parent = Parent(run_id=run.run_id, fence=run.fence)
     spawned = await spawn_child(run.database, run.catalog, parent, request)
+    if spawned.new is not None and spawned.created is not None:
+        say_created(spawned.new, spawned.created, by="parent")
     if spawned.new is not None and run.signals is not None:
         announce_ready(run.signals, [ReadyRun(spawned.run_id, spawned.new.graph_id, spawned.new.after_seconds)])
     return Child(spawned.key, spawned.run_id, spawned.thread_id)

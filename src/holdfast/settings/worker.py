@@ -143,5 +143,5 @@ class WorkerSettings(Section):
         ge=0.05,
         le=600,
         validation_alias=names("BLOCKED_LOOP_SECONDS"),
-        description="Seconds graph code may block the worker's event loop before its stack is logged.",
+        description="Seconds graph code may block the worker's event loop before that is reported, with line and run.",
     )

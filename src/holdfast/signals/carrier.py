@@ -23,6 +23,7 @@ from holdfast.settings import Settings
 from holdfast.signals import Listener, Topic
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import run_together
+from holdfast.telemetry.exceptions import in_words
 
 log = structlog.get_logger(__name__)
 
@@ -218,9 +219,7 @@ class Carrier(ABC):
     def _degrade(self, error: BaseException) -> None:
         if self._degraded_since is None:
             self._degraded_since = time.monotonic()
-            log.warning(
-                "signals.degraded", error=f"{type(error).__name__}: {error}".strip(), remedy="polling", **self._place
-            )
+            log.warning("signals.degraded", error=in_words(error), remedy="polling", **self._place)
             self._missed()
 
     def _restore(self) -> None:

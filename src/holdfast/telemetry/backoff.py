@@ -9,6 +9,8 @@ import time
 
 import structlog
 
+from holdfast.telemetry.exceptions import in_words
+
 log = structlog.get_logger(__name__)
 
 
@@ -28,7 +30,7 @@ class Backoff:
         if self._failures == 0:
             self._since = time.monotonic()
             if self._outage is not None:
-                log.warning(self._outage, error=f"{type(error).__name__}: {error}".strip())
+                log.warning(self._outage, error=in_words(error))
         self._failures += 1
         pause = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311

@@ -262,15 +262,8 @@ class Metrics:
         self.events_delivered = counter(EVENTS_DELIVERED)
         self.event_lag = histogram(EVENT_LAG)
         self.leases_lost = counter(LEASES_LOST)
-        self.loop_blocked = counter(LOOP_BLOCKED)
-        self.loop_blocked_seconds = counter(LOOP_BLOCKED_SECONDS)
         self.webhook_deliveries = counter(WEBHOOK_DELIVERIES, [(result,) for result in RESULTS])
         self.loop_delay = histogram(LOOP_DELAY)
-
-    def blocked(self, seconds: float) -> None:
-        """The event loop was blocked; for the thread that watches it."""
-        self.loop_blocked.add()
-        self.loop_blocked_seconds.add(seconds)
 
     def instruments(self, role: Role) -> list[Counter | Histogram]:
         """Those that a process of this role serves."""

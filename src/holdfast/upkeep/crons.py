@@ -11,6 +11,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import announce_cancelled
+from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.resources.crons import fire, postpone, upcoming_crons
 from holdfast.signals import Signals
@@ -58,6 +59,7 @@ class CronFirer:
             return
         strategy, delay = firing.new.multitask_strategy, firing.new.after_seconds
         log.info("cron.fired", run_id=str(firing.new.run_id), **about)
+        say_created(firing.new, firing.created, by="cron")
         announce_cancelled(
             self._signals, firing.created.cancelled, "rollback" if strategy == "rollback" else "interrupt"
         )

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.created import say_created
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.resources.interrupts import postpone_deadline, serve_deadline, upcoming_deadlines
@@ -59,6 +60,7 @@ class Deadlines:
             log.warning("interrupt.deadline_skipped", reason=served.skipped, **about)
         else:
             log.info("interrupt.defaulted", run_id=str(served.new.run_id), **about)
+            say_created(served.new, served.created, by="deadline")
             if served.created.ready:
                 announce_ready(self._signals, [ReadyRun(served.new.run_id, served.new.graph_id)])
         if served.told:

@@ -48,7 +48,8 @@ class Letters:
             return
         ended = await put_aside(self._database, gone, after=after, batch=BATCH)
         for run in ended:
-            log.warning("run.graph_gone", run_id=str(run["run_id"]), graph_id=run["graph_id"])
+            about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
+            log.warning("run.dead_letter", reason="graph_gone", **about)
         if ended:
             self._database.metrics.dead_letters.add(len(ended), "graph_gone")
             # There may be more, and the next runs of the same threads may be of the same graph.

@@ -39,10 +39,10 @@ class Reaper:
         ]
         for worker in gone:
             log.warning(
-                "worker.declared_lost",
+                "worker.lost",
                 worker_id=str(worker["worker_id"]),
                 host=worker["host"],
-                pid=worker["pid"],
+                worker_pid=worker["pid"],
                 reason="its lease expired" if worker["expired"] else "its session is gone",
             )
         if gone:
@@ -57,13 +57,11 @@ class Reaper:
     async def _release(self) -> None:
         while released := await release_orphans(self._database, max_crashes=self._settings.max_crashes):
             for run in released:
-                log.warning(
-                    "run.released",
-                    run_id=str(run["run_id"]),
-                    status=run["status"],
-                    attempt=run["attempt"],
-                    crashes=run["crashes"],
-                )
+                about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
+                if run["status"] == "error":
+                    log.warning("run.dead_letter", reason="poison", attempt=run["attempt"], **about)
+                else:
+                    log.warning("run.released", attempt=run["attempt"], crashes=run["crashes"], **about)
             ready = [ReadyRun(run["run_id"], run["graph_id"]) for run in released if run["status"] == "pending"]
             self._database.metrics.takeovers.add(len(ready))
             announce_ready(self._signals, ready)

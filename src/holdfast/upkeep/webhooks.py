@@ -17,6 +17,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.resources.webhooks import Delivery, claim_deliveries, mark_delivered, mark_failed, next_due
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.exceptions import in_words
 from holdfast.upkeep.webhook_sender import Answer, WebhookSender
 
 log = structlog.get_logger(__name__)
@@ -97,7 +98,7 @@ class Webhooks:
             state = await self._note(delivery, answer)
         except (psycopg.Error, OSError, TimeoutError) as error:
             # Nobody will know what came of it, so it is sent again when the claim is over.
-            log.warning("webhook.not_noted", error=f"{type(error).__name__}: {error}".strip(), **about)
+            log.warning("webhook.not_noted", error=in_words(error), **about)
             return
         finally:
             self._sending -= 1

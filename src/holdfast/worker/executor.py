@@ -51,6 +51,7 @@ from holdfast.runtime.current import CurrentRun, enter_run
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.serialize import to_json
+from holdfast.telemetry.exceptions import kind_and_place
 from holdfast.worker.batch import Ties
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
@@ -144,7 +145,7 @@ class Executor:
                     attempt.settle()
                     await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=_ties(run))
                 except LeaseLost:
-                    log.info("run.lost", run_id=str(run.run_id), fence=run.fence)
+                    log.info("run.lost", fence=run.fence)
                     return None
                 except (Cancelled, JournalFailed) as signal:
                     # The end itself could not be written as it was: a rollback came first, or the last values cannot
@@ -308,6 +309,7 @@ class Executor:
                     attempt.lane.event("error", to_json(error))
                     return await self._ended(RunStatus.TIMEOUT, graph, config, progress, error)
                 case BudgetExceeded():
+                    log.warning("run.over_budget", limit=str(failure))
                     return self._failed(attempt, failure, await self._left(graph, config, progress))
                 case JournalFailed():
                     return self._failed(attempt, failure)
@@ -326,13 +328,8 @@ class Executor:
             run = attempt.run
             if run.retries < self._settings.max_retries:
                 pause = pause_before_retry(failure, run.retries, self._settings)
-                log.warning(
-                    "run.retrying",
-                    run_id=str(run.run_id),
-                    error=repr(failure),
-                    after=round(pause, 2),
-                    retry=run.retries + 1,
-                )
+                kind = kind_and_place(failure)
+                log.warning("run.retrying", error=kind, after=round(pause, 2), retry=run.retries + 1)
                 return Released(after=pause)
             left = await self._left(graph, config, progress)
             return self._failed(attempt, failure, left, dead_letter="retries_exhausted")
@@ -351,7 +348,7 @@ class Executor:
         except RunSignal:
             raise
         except Exception as error:
-            log.info("state.unreadable", error=repr(error))
+            log.warning("state.unreadable", error=kind_and_place(error))
             return None
         return replace(left, resting="error")
 
@@ -364,6 +361,10 @@ class Executor:
         dead_letter: DeadLetter | None = None,
     ) -> Ended:
         error = describe(failure)
+        # Not the message: that may be made of the run's input. It is kept with the run.
+        log.warning("run.failed", error=kind_and_place(failure))
+        if dead_letter is not None:
+            log.warning("run.dead_letter", reason=dead_letter)
         attempt.lane.event("error", to_json(error))
         return replace(
             left or Ended(status=RunStatus.ERROR, resting="error"),
@@ -434,7 +435,7 @@ async def _stop_task(task: asyncio.Task[None], attempt: Attempt) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=1.0)
     if not task.done():
-        log.error("run.unstoppable", run_id=str(attempt.run.run_id), seconds=STOP_PATIENCE)
+        log.error("run.unstoppable", seconds=STOP_PATIENCE)
         attempt.lane = await attempt.lane.supersede()
         # Whatever becomes of it, nobody is there any more to hear of it.
         task.add_done_callback(lambda left: None if left.cancelled() else left.exception())

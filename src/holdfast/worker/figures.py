@@ -62,6 +62,8 @@ class WorkerFigures:
     leading: bool
     active: int
     ready: bool
+    blocked: tuple[int, float]
+    """How often the event loop has been blocked, and for how many seconds in all."""
     deadline: float
     """When the lease ends, on the monotonic clock; 0 before the first."""
 
@@ -82,6 +84,8 @@ class WorkerFigures:
             metrics.WORKER_READY: int(self.ready),
             metrics.WORKER_LEASE_LEFT: max(0.0, left),
             metrics.WORKER_LEASE_AGE: settings.lease - left if self.deadline else 0.0,
+            metrics.LOOP_BLOCKED: self.blocked[0],
+            metrics.LOOP_BLOCKED_SECONDS: self.blocked[1],
             metrics.INFO: {("worker", holdfast.__version__): 1},
             metrics.UPKEEP_LEADING: int(self.leading),
             metrics.SIGNALS_MODE: {(one,): int(one == mode) for one in metrics.MODES},

@@ -229,6 +229,8 @@ class Journal:
         self._dirty: dict[Lane, None] = {}
         self._wake = asyncio.Event()
         self._closing = False
+        # Whether a line about each flush would be seen: nothing is counted for one that is not.
+        self._tells = settings.log_level == "debug"
         self._connection: AsyncConnection[DictRow] | None = None
         self._backoff = Backoff("journal.outage", "journal.recovered")
 
@@ -270,8 +272,21 @@ class Journal:
             if lane not in writing:
                 lane._committed(*item)
         self.in_flight = set(writing)
+        began = time.monotonic()
         await self._settle(writing, repeat=False)
         self.in_flight = set()
+        if self._tells and writing:
+            entries, size = (
+                sum(len(item[0].entries) for item in writing.values()),
+                sum(item[2] for item in writing.values()),
+            )
+            log.debug(
+                "journal.flushed",
+                runs=len(writing),
+                entries=entries,
+                bytes=size,
+                seconds=round(time.monotonic() - began, 6),
+            )
 
     async def _settle(self, group: Group, *, repeat: bool) -> None:
         """Bring a group to its end, whatever it takes: written, told that it is lost, or refused."""
@@ -306,7 +321,8 @@ class Journal:
                 await self._settle({lane: item}, repeat=repeat)
             return
         for lane, (_, waiters, _) in group.items():
-            log.warning("journal.refused", run_id=str(lane.run_id), error=str(error))
+            # Not its message: Postgres quotes what it refuses.
+            log.warning("journal.refused", run_id=str(lane.run_id), error=_kind(error))
             lane._fail(JournalFailed(f"The database refused what the run wrote: {error}"), waiters)
 
     def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:
@@ -400,6 +416,11 @@ class Journal:
         if connection is not None:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
+
+
+def _kind(error: Exception) -> str:
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return type(error).__name__ if state is None else f"{type(error).__name__} ({state})"
 
 
 def _is_refusal(error: Exception) -> bool:

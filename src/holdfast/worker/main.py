@@ -43,6 +43,7 @@ from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
+from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
@@ -84,6 +85,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
         self._journal_task: asyncio.Task[None] | None = None
+        self._watchdog: LoopWatchdog | None = None
         self._wake = asyncio.Event()
         self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
@@ -106,7 +108,7 @@ class Worker:
         store = await self._open_store()
         self.signals.listen("work", self._wakes.hint)
         self.signals.listen("cancel", self._cancel_hint)
-        watchdog = LoopWatchdog(self._settings.blocked_loop)
+        watchdog = self._watchdog = LoopWatchdog(self._settings.blocked_loop)
         journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
         work = {
             "signals": self.signals.run(),
@@ -139,6 +141,7 @@ class Worker:
         self.journal.close()
         await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
         await self._heartbeat.resign(CLEANUP_TIMEOUT)
+        log.info("worker.offline", finished=self.finished)
 
     async def _told_to_stop(self) -> None:
         await self._stopping.wait()
@@ -244,26 +247,34 @@ class Worker:
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
         count_claim(self.database.metrics, run)
-        log.info(
-            "run.claimed",
-            run_id=str(run.run_id),
-            graph=run.graph_id,
-            attempt=run.attempt,
-            waited=round(run.waited, 3),
-        )
         task = asyncio.create_task(self._execute(attempt), name=f"attempt {run.run_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, attempt: Attempt) -> None:
         run = attempt.run
+        # Once for the whole attempt, its task being its own: on all lines of ours and of the graph's code.
+        with logging_run(
+            run_id=str(run.run_id),
+            thread_id=str(run.thread_id),
+            assistant_id=str(run.assistant_id),
+            graph_id=run.graph_id,
+            tenant=run.tenant_id,
+            attempt=run.attempt,
+            worker_id=str(run.worker_id),
+        ):
+            await self._attempt(attempt)
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        run = attempt.run
+        log.info("run.claimed", waited=round(run.waited, 3))
         started = time.monotonic()
         outcome: Outcome | None = None
         try:
             outcome = await self.executor.execute(attempt)
         except Exception:
             # The run goes back with the next strays: nothing is lost, but it must be seen.
-            log.exception("run.crashed", run_id=str(run.run_id))
+            log.exception("run.crashed")
         finally:
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
@@ -286,7 +297,7 @@ class Worker:
                 ended = "waiting for its children"
             case None:
                 return
-        log.info("run.finished", run_id=str(run.run_id), outcome=ended, seconds=round(time.monotonic() - started, 3))
+        log.info("run.finished", outcome=ended, seconds=round(time.monotonic() - started, 3))
 
     # --- what others tell us ----------------------------------------------------------------------
 
@@ -318,7 +329,7 @@ class Worker:
         come back as somebody new."""
         if worker_id != self._worker_id:
             return
-        log.warning("worker.lost", worker_id=str(worker_id), runs=len(self._attempts))
+        log.warning("worker.lease_lost", worker_id=str(worker_id), runs=len(self._attempts))
         self.database.metrics.leases_lost.add()
         self._worker_id = None
         for attempt in list(self._attempts.values()):
@@ -355,12 +366,14 @@ class Worker:
         return Verdict(True)
 
     def metrics(self) -> WorkerFigures:
+        watchdog = self._watchdog
         return WorkerFigures(
             database=self.database,
             signals=self.signals,
             leading=self._upkeep is not None and self._upkeep.leading,
             active=len(self._attempts),
             ready=self.ready().well,
+            blocked=(0, 0.0) if watchdog is None else (watchdog.blocked_total, watchdog.blocked_seconds_total),
             deadline=self._heartbeat.deadline,
         )
 
@@ -434,8 +447,9 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
 
 def run_worker(settings: Settings, project: ProjectConfig) -> int:
     """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
-    configure_logging(settings, role="worker", pid=os.getpid())
+    configure_logging(settings, importing=True, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
+    configure_logging(settings, role="worker", pid=os.getpid())
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
     gc.collect()

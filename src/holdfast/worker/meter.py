@@ -27,6 +27,7 @@ from holdfast.engine.budget import out_of_steps, out_of_time, overspent, remaini
 from holdfast.engine.usage import Tally
 from holdfast.errors import BudgetExceeded, RunSignal, RunTimeout
 from holdfast.runtime.usage import METER
+from holdfast.telemetry.exceptions import kind_and_place
 from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.prices import count_tokens, find_model, price_of
 
@@ -106,7 +107,7 @@ class UsageMeter(BaseCallbackHandler):
             amounts["cached_tokens"] = count_tokens((usage.get("input_token_details") or {}).get("cache_read"))
             amounts["reasoning_tokens"] = count_tokens((usage.get("output_token_details") or {}).get("reasoning"))
         except Exception as error:
-            log.warning("usage.unreadable", model=str(reference), error=repr(error))
+            log.warning("usage.unreadable", model=str(reference), error=kind_and_place(error))
             return
         with self._lock:
             self._tally.add_call(model.name, amounts, price)

@@ -1,28 +1,75 @@
-"""Reports graph code that blocks the worker's event loop, with the stack it blocks in."""
+"""Reports graph code that blocks the worker's event loop: the line, the run, for how long, and what to do about it.
+
+While one node blocks, no other run of the worker goes on, no event is written and no cancel is heard. The heartbeat has
+a thread of its own, so the lease is not at stake.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import linecache
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
+from contextvars import Context
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import structlog
 
+from holdfast.telemetry.exceptions import is_package, is_project
+from holdfast.telemetry.run_context import run_in
+
 log = structlog.get_logger(__name__)
+
+REMEDY = (
+    "await an async client (or asyncio.sleep) instead, move the call into `await asyncio.to_thread(...)`, or make the "
+    "node a plain `def`: those run in threads"
+)
+# Of the stack, the frames nearest to what blocks.
+SHOWN_FRAMES = 12
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
 
 
 class LoopWatchdog:
-    """A thread that asks the loop for a sign of life and looks at its stack when none comes."""
+    """A thread that asks the loop for a sign of life and looks at its stack when none comes.
+
+    `blocked_total` and `blocked_seconds_total` may be read from any thread.
+    """
 
     def __init__(self, threshold: float) -> None:
+        self.blocked_total = 0
         self._threshold = threshold
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
         self._stop = threading.Event()
+        self._over = 0.0
+        # When the loop was asked what it has not answered yet, once that is too long ago.
+        self._blocked_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="loop-watchdog", daemon=True)
+
+    @property
+    def blocked_seconds_total(self) -> float:
+        """For how long the loop has been blocked in all, with what blocks it now."""
+        since = self._blocked_since
+        return self._over + (0.0 if since is None else time.monotonic() - since)
 
     def start(self) -> None:
         self._thread.start()
@@ -41,15 +88,52 @@ class LoopWatchdog:
                 return  # The loop is closed.
             if self._answered.wait(self._threshold * 0.9) or self._stop.is_set():
                 continue
-            log.warning(
-                "loop.blocked",
-                seconds=round(time.monotonic() - asked, 1),
-                stack=self._stack(),
-                remedy="await instead of blocking, or make the node a plain function: those run in threads",
-            )
-            self._answered.wait()
-            log.info("loop.unblocked", seconds=round(time.monotonic() - asked, 1))
+            self._blocked_since = asked
+            self.blocked_total += 1
+            about = self._look()
+            seconds = round(time.monotonic() - asked, 1)
+            log.warning("loop.blocked", seconds=seconds, remedy=REMEDY, stack=self._stack(), **about)
+            while not self._answered.wait(1.0):
+                if self._loop.is_closed():
+                    return
+            self._over, self._blocked_since = self.blocked_seconds_total, None
+            log.info("loop.unblocked", seconds=round(time.monotonic() - asked, 1), **about)
+
+    def _look(self) -> dict[str, Any]:
+        """What blocks: the line, and the run it belongs to. The loop goes on meanwhile, or does not."""
+        about: dict[str, Any] = dict(self._current_run())
+        place = blocking_place(sys._current_frames().get(self._loop_thread))
+        if place is not None:
+            about |= {"file": place.file, "line": place.line, "function": place.function, "source": place.source}
+        return about
+
+    def _current_run(self) -> Mapping[str, Any]:
+        task = asyncio.current_task(self._loop)
+        context = None if task is None else context_of(task)
+        return {} if context is None else run_in(context)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)
-        return "" if frame is None else "".join(traceback.format_stack(frame)[-12:]).rstrip()
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:]).rstrip()
+
+
+def context_of(task: asyncio.Task[Any]) -> Context | None:
+    """The context that a task runs in, which Python tells from 3.12 on."""
+    if sys.version_info >= (3, 12):
+        return task.get_context()
+    return next((held for held in gc.get_referents(task) if isinstance(held, Context)), None)
+
+
+def blocking_place(frame: FrameType | None) -> Place | None:
+    """The innermost line of the project's own code. Where graphs are installed as packages there is none: then the
+    outermost line that belongs neither to Python nor to what runs the graph."""
+    installed: Place | None = None
+    while frame is not None:
+        code = frame.f_code
+        place = Place(code.co_filename, frame.f_lineno, code.co_name)
+        if is_project(code.co_filename):
+            return place
+        if is_package(code.co_filename):
+            installed = place
+        frame = frame.f_back
+    return installed

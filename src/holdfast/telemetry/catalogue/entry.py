@@ -1,0 +1,80 @@
+"""What an entry of the catalogue of events is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+
+# One name means one thing, wherever it is. An entry says otherwise where it must.
+MEANINGS: Mapping[str, str] = {
+    "action": "`interrupt` or `rollback`.",
+    "after": "Seconds until then.",
+    "app": "The project's own application, as langgraph.json names it.",
+    "assistant_id": "The assistant that the run is of.",
+    "attempt": "Which attempt at the run it is, from 1 on.",
+    "capacity": "Runs that the worker can execute at once.",
+    "commits": "Commits of the journal since the worker started.",
+    "crashes": "Workers that have died while they executed the run.",
+    "cron_id": "The cron.",
+    "delivery_id": "The delivery; it is the `webhook-id` that the receiver sees.",
+    "due": "When it was due.",
+    "error": "What went wrong. Of an exception of graph code, the kind and the line: its message is kept with the run.",
+    "failures": "Tries that failed meanwhile.",
+    "fence": "The fence that the run was held under.",
+    "file": "The file that the line is in.",
+    "finished": "Attempts that have ended since the worker started.",
+    "function": "The function that the line is in.",
+    "graph_id": "The graph.",
+    "host": "The machine, or the address.",
+    "interrupt_id": "The question.",
+    "line": "The number of the line.",
+    "method": "The request's method.",
+    "model": "The model, as the graph's code names it.",
+    "own": "What the graph brings itself: its class, or `off`.",
+    "parents": "The runs whose children they are.",
+    "path": "The request's path.",
+    "port": "The port.",
+    "reason": "Why.",
+    "redis": "The Redis that signals travel over, without its password; only there.",
+    "remedy": "What is done about it, or what to do.",
+    "run_id": "The run.",
+    "run_ids": "The runs.",
+    "runs": "How many runs.",
+    "seconds": "How long it took or lasted.",
+    "source": "The line itself.",
+    "stack": "The stack, the innermost frame last.",
+    "tenant": "The tenant; empty without tenants.",
+    "thread_id": "The thread.",
+    "worker_id": "The worker.",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event: its name, its level, and a sentence for whoever reads it in a log.
+
+    `fields` are the line's own, beside those that are on every line of a run, a request or a process. `open`: it may
+    have more, which its sentence explains.
+    """
+
+    name: str
+    level: Level
+    meaning: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    open: bool = False
+
+
+def entry(name: str, level: Level, meaning: str, fields: str = "", *, open: bool = False, **other: str) -> Entry:
+    """`fields` are names that mean what they always mean; `other` are names with a meaning of their own here."""
+    return Entry(name, level, meaning, {**{one: MEANINGS[one] for one in fields.split()}, **other}, open)
+
+
+def outage(what: str, away: str) -> tuple[Entry, Entry]:
+    """What a loop says once when what it depends on is away, and once when that is back."""
+    return (
+        entry(f"{what}.outage", "warning", f"{away} It is tried again until it works, and said once.", "error"),
+        entry(f"{what}.recovered", "info", f"What `{what}.outage` said is over.", "seconds failures"),
+    )

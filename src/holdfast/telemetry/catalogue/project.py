@@ -1,0 +1,44 @@
+"""Graphs and the project"""
+
+from __future__ import annotations
+
+from holdfast.telemetry.catalogue.entry import Entry, entry
+
+ENTRIES: tuple[Entry, ...] = (
+    entry(
+        "config.unknown_key",
+        "warning",
+        "langgraph.json holds something that is not known here, and not used.",
+        key="Which.",
+        source="The file.",
+    ),
+    entry(
+        "graph.checkpointer_replaced",
+        "warning",
+        "A graph brings a checkpointer; Holdfast's own is used.",
+        "graph_id own",
+    ),
+    entry("graph.store_replaced", "warning", "A graph brings a store; Holdfast's own is used.", "graph_id own"),
+    entry(
+        "graph.not_built",
+        "warning",
+        "A graph's factory cannot build it for an assistant; `exception` says why.",
+        "graph_id",
+    ),
+    entry(
+        "graph.not_introspected",
+        "warning",
+        "A graph cannot be drawn or its schemas be told; `exception` says why.",
+        "graph_id",
+    ),
+    entry("graph.schema_failed", "debug", "A type of a graph has no JSON Schema; another way is tried.", "error"),
+    entry(
+        "graph.teardown_failed",
+        "warning",
+        "What a graph's factory does at the end has failed after the run was stopped.",
+        "error",
+        while_handling="What the run was stopped by.",
+    ),
+    entry("app.shutdown_failed", "error", "The project's own application failed while it shut down.", "app"),
+    entry("app.without_lifespan", "debug", "The project's own application has nothing to start.", "app"),
+)

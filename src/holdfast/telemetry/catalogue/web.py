@@ -1,0 +1,41 @@
+"""Requests, streams and authentication"""
+
+from __future__ import annotations
+
+from holdfast.telemetry.catalogue.entry import Entry, entry, outage
+
+ENTRIES: tuple[Entry, ...] = (
+    entry("web.listening", "info", "The web process answers requests.", "host port"),
+    entry("web.stopped", "info", "The web process has ended in good order."),
+    entry(
+        "http.request",
+        "info",
+        "A request was answered. Only with `http.logging_headers` in langgraph.json.",
+        "method path",
+        status="The HTTP status of the answer.",
+        milliseconds="How long it took.",
+        headers="The headers that are to be logged; credentials never are.",
+    ),
+    entry(
+        "http.failed", "error", "A request was answered with 500: a defect, or the project's own routes.", "method path"
+    ),
+    entry("quota.refused", "info", "A tenant has used up what it may use, and was answered 429.", "reason"),
+    entry("keys.required", "info", "There are API keys: from now on requests need one."),
+    entry("keys.not_required", "info", "There are no API keys any more: requests need none."),
+    entry(
+        "auth.failed",
+        "warning",
+        "The project's own authentication raised something; the request was answered 403.",
+        "path error",
+    ),
+    entry(
+        "auth.bad_answer",
+        "error",
+        "The project's own authentication returned something that is no user; the request was answered 403.",
+        answer="What it returned: its class.",
+        problem="What is wrong with it.",
+    ),
+    *outage("keys", "API keys cannot be read; those that are known go on working."),
+    *outage("hub", "The changes of threads cannot be read; streams wait."),
+    *outage("stream", "Events of a thread cannot be read; its streams wait."),
+)

@@ -1,0 +1,32 @@
+"""`holdfast events`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.telemetry.catalogue import CATALOGUE
+
+from .processes import holdfast
+
+
+def events(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(holdfast("events", *arguments), capture_output=True, text=True, timeout=60)
+
+
+def test_everything_for_programs() -> None:
+    printed = [json.loads(line) for line in events("--json").stdout.splitlines()]
+    assert [one["name"] for one in printed] == list(CATALOGUE)
+    assert printed[0]["fields"] == dict(CATALOGUE["run.created"].fields)
+
+
+def test_one_with_its_fields_and_several_by_their_beginning() -> None:
+    one = events("worker.lost").stdout
+    assert "warning" in one
+    assert "worker_pid" in one
+    several = events("worker").stdout.splitlines()
+    assert len(several) == len([name for name in CATALOGUE if name.startswith("worker")])
+    none = events("nothing")
+    assert (none.returncode, none.stdout) == (ExitCode.USAGE, "")
+    assert "There is no event 'nothing'" in none.stderr

@@ -1,0 +1,192 @@
+"""Code that blocks the event loop is named: the line, the run, for how long, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from holdfast.db.connect import Database
+from holdfast.settings import Settings
+from holdfast.telemetry.run_context import logging_run, run_in
+from holdfast.worker.watchdog import blocking_place, context_of
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import Words, line
+from tests.support.records import post_run, run_ended
+from tests.support.waiting import until
+
+BLOCKED = 0.8
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return quick_settings(database_url, blocked_loop=0.3)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield cast(Any, entries)
+
+
+def said(logged: list[Any], event: str, function: str) -> list[Any]:
+    """Of this function: on a busy machine the whole process may stand still, wherever it is."""
+    return [entry for entry in logged if entry["event"] == event and entry.get("function") == function]
+
+
+def value_of(served: dict[str, Any], name: str) -> float:
+    [sample] = served[name]
+    value: float = sample["value"]
+    return value
+
+
+def rest() -> None:
+    time.sleep(BLOCKED)  # the line that blocks
+
+
+async def sleeping(state: Words) -> dict[str, Any]:
+    rest()
+    return {"words": ["slept"]}
+
+
+async def patient(state: Words) -> dict[str, Any]:
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+    return {"words": ["waited"]}
+
+
+async def test_the_line_the_run_and_the_time_are_named(
+    settings: Settings, database: Database, logged: list[Any]
+) -> None:
+    async with running_worker(settings, catalog_of(sleeping=line(sleeping), patient=line(patient))) as worker:
+        # It is inside of its node when the other blocks, and not to blame.
+        bystander = await post_run(database, "patient", input={"words": []})
+        await until(lambda: asyncio.sleep(0, bool(worker._attempts)), "the bystander runs")
+        created = await post_run(database, "sleeping", input={"words": []})
+        for run in (created, bystander):
+            assert (await run_ended(database, run.run["run_id"]))["status"] == "success"
+
+        async def over() -> bool:
+            return bool(said(logged, "loop.unblocked", "rest"))
+
+        await until(over, "the end is told, too")
+        served = worker.metrics().json()["metrics"]
+
+    [blocked] = said(logged, "loop.blocked", "rest")
+    source = Path(__file__).read_text().splitlines()
+    number = next(index for index, text in enumerate(source, 1) if text.endswith("# the line that blocks"))
+    assert (blocked["file"], blocked["line"], blocked["function"]) == (__file__, number, "rest")
+    assert blocked["source"] == "time.sleep(BLOCKED)  # the line that blocks"
+    assert "in sleeping" in blocked["stack"]
+    assert "asyncio.to_thread" in blocked["remedy"]
+    assert (blocked["run_id"], blocked["graph_id"]) == (str(created.run["run_id"]), "sleeping")
+    assert blocked["thread_id"] == str(created.run["thread_id"])
+    assert blocked["log_level"] == "warning"
+    [ended] = said(logged, "loop.unblocked", "rest")
+    assert (ended["run_id"], ended["line"]) == (blocked["run_id"], number)
+    # Asked for the last time a tenth of the threshold before it began, at most.
+    assert ended["seconds"] >= BLOCKED - 0.1
+    assert value_of(served, "holdfast_loop_blocked_total") >= 1
+    assert value_of(served, "holdfast_loop_blocked_seconds_total") >= BLOCKED - 0.1
+
+
+async def test_a_plain_node_that_takes_its_time_is_nobodys_business(
+    settings: Settings, database: Database, logged: list[Any]
+) -> None:
+    def plain(state: Words) -> dict[str, Any]:
+        time.sleep(BLOCKED)
+        return {"words": ["slept"]}
+
+    async with running_worker(settings, catalog_of(plain=line(plain))) as worker:
+        created = await post_run(database, "plain", input={"words": []})
+        assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
+        counted = value_of(worker.metrics().json()["metrics"], "holdfast_loop_blocked_total")
+
+    assert said(logged, "loop.blocked", "plain") == []
+    assert counted == len([entry for entry in logged if entry["event"] == "loop.blocked"])
+
+
+async def test_a_block_that_goes_on_counts_already(settings: Settings, database: Database) -> None:
+    during: list[float] = []
+
+    async def looking(state: Words) -> dict[str, Any]:
+        watchdog = worker._watchdog
+        assert watchdog is not None
+        deadline = time.monotonic() + 20
+        while not watchdog.blocked_total and time.monotonic() < deadline:
+            time.sleep(0.01)
+        during.extend(watchdog.blocked_seconds_total for _ in range(2))
+        return {"words": ["looked"]}
+
+    async with running_worker(settings, catalog_of(looking=line(looking))) as worker:
+        created = await post_run(database, "looking", input={"words": []})
+        await run_ended(database, created.run["run_id"])
+
+    assert 0 < during[0] < during[1]
+
+
+FIELDS = {
+    "run_id": "r",
+    "thread_id": "t",
+    "assistant_id": "a",
+    "graph_id": "g",
+    "tenant": "",
+    "attempt": 1,
+    "worker_id": "w",
+}
+
+
+async def test_the_context_of_a_task_is_its_own_and_not_that_of_who_waits_for_it() -> None:
+    async def wait() -> None:
+        with logging_run(**FIELDS):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    with logging_run(**{**FIELDS, "run_id": "another"}):
+        task.add_done_callback(lambda _: None)
+        await asyncio.sleep(0)
+        context = context_of(task)
+    task.cancel()
+    assert context is not None
+    assert run_in(context)["run_id"] == "r"
+
+
+class Stack:
+    """Frames of code in the given files, the innermost last."""
+
+    def __init__(self, *files: str) -> None:
+        self.frame: Any = None
+        for number, file in enumerate(files, 1):
+            frame = type("Frame", (), {})()
+            frame.f_code = cast(CodeType, type("Code", (), {"co_filename": file, "co_name": f"f{number}"}))
+            frame.f_lineno, frame.f_back = number, self.frame
+            self.frame = cast(FrameType, frame)
+
+
+SITE = next(path for path in sys.path if path.endswith("site-packages"))
+OURS = str(Path(structlog.__file__).parents[1] / "langgraph" / "pregel" / "_retry.py")
+
+
+@pytest.mark.parametrize(
+    ("files", "blamed"),
+    [
+        (["<frozen runpy>", OURS, "/app/graph.py", "/app/tools.py", f"{SITE}/requests/api.py"], 4),
+        (["<frozen runpy>", OURS, "/app/graph.py", f"{SITE}/requests/api.py", asyncio.__file__], 3),
+        ([OURS, "/app/graph.py", OURS, f"{SITE}/agents/graph.py", f"{SITE}/requests/api.py"], 2),
+        (["<frozen runpy>", OURS, f"{SITE}/agents/graph.py", f"{SITE}/requests/api.py", asyncio.__file__], 3),
+        (["<frozen runpy>", OURS, asyncio.__file__], None),
+        ([], None),
+    ],
+    ids=["innermost", "project", "project above a package", "installed graph", "nobody", "nothing"],
+)
+def test_the_projects_own_line_is_blamed(files: list[str], blamed: int | None) -> None:
+    place = blocking_place(Stack(*files).frame)
+    assert (None if place is None else place.line) == blamed
