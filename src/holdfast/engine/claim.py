@@ -151,7 +151,8 @@ WITH RECURSIVE level(priority) AS (
               numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
               thread.interrupts <> '{{}}'::jsonb AS asking,
               extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
-              extract(epoch FROM now() - run.ready_at)::float8 AS waited, picked.position
+              extract(epoch FROM now() - run.ready_at)::float8 AS waited,
+              extract(epoch FROM now() - claimed.updated_at)::float8 AS untouched, picked.position
 ), counted AS (
     UPDATE tenant SET claims = tenant.claims + 1
     FROM held WHERE tenant.tenant_id = held.tenant_id

@@ -24,6 +24,7 @@ from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.serialize import to_json
+from holdfast.telemetry import tracing
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
@@ -172,6 +173,23 @@ async def create_run(database: Database, new: NewRun) -> Created:
 
 async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
     """The same as part of the caller's transaction, which must be rolled back when this raises."""
+    if tracing.recorder is None:
+        return await _create_within(connection, new)
+    with tracing.recorder.creating(_subject(new), new.kwargs, new.after_seconds) as kwargs:
+        return await _create_within(connection, replace(new, kwargs=kwargs))
+
+
+def _subject(new: NewRun) -> tracing.Subject:
+    return tracing.Subject(
+        run_id=new.run_id,
+        thread_id=new.thread_id,
+        assistant_id=new.assistant_id,
+        graph_id=new.graph_id,
+        tenant=new.tenant_id,
+    )
+
+
+async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
     parameters = {
         "run_id": new.run_id,
         "thread_id": new.thread_id,

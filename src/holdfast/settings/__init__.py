@@ -22,6 +22,7 @@ from holdfast.settings.letters import LetterSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.tenants import TenantSettings
+from holdfast.settings.traces import TraceSettings
 from holdfast.settings.web import WebSettings
 from holdfast.settings.webhooks import WebhookSettings
 from holdfast.settings.worker import WorkerSettings
@@ -38,6 +39,7 @@ SECTIONS: tuple[type[Section], ...] = (
     LetterSettings,
     TenantSettings,
     TelemetrySettings,
+    TraceSettings,
 )
 
 
@@ -52,6 +54,7 @@ class Settings(
     LetterSettings,
     TenantSettings,
     TelemetrySettings,
+    TraceSettings,
 ):
     """Every setting of every section."""
 
@@ -74,6 +77,14 @@ class Settings(
         "finished_run_ttl",
         "checkpoint_ttl",
         "thread_ttl",
+        "traces",
+        "otlp_endpoint",
+        "otlp_traces_endpoint",
+        "otlp_protocol",
+        "otel_service_name",
+        "otel_sampler",
+        "otel_sampler_arg",
+        "otel_traces_exporter",
         mode="before",
     )
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from holdfast.settings import Settings
+from holdfast.telemetry.tracing import add_trace_ids
 
 
 def configure_logging(settings: Settings, **bound: Any) -> None:
@@ -16,6 +17,7 @@ def configure_logging(settings: Settings, **bound: Any) -> None:
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
+        add_trace_ids,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
         structlog.processors.StackInfoRenderer(),

@@ -42,6 +42,7 @@ from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.rates import Rate
+from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.graph_stream import Claimed
@@ -49,6 +50,7 @@ from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.threads import NodeThreads
+from holdfast.worker.traces import trace_attempt, trace_crash, trace_end
 from holdfast.worker.wakes import Wakes
 from holdfast.worker.watchdog import LoopWatchdog
 
@@ -89,6 +91,8 @@ class Worker:
         # The tenant whose turn was last.
         self._served = ""
         self._ask_schedule = True
+        # When it last began to, for traces.
+        self._looked_at = 0
         self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
         self.claims = Rate(60.0)
@@ -198,6 +202,7 @@ class Worker:
     async def _claim(self, worker_id: UUID, free: int) -> float:
         """Take what is due and start it. Returns how long until something else is, as far as that is known."""
         looking = self._wakes.looking()
+        self._looked_at = time.time_ns()
         due = None
         async with self.database.connection() as connection:
             most = self._settings.tenant_max_running
@@ -237,6 +242,7 @@ class Worker:
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
         attempt = Attempt(run, lane)
+        attempt.trace = lane.trace = trace_attempt(run, self._looked_at)
         self._attempts[run.run_id] = attempt
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
@@ -255,12 +261,16 @@ class Worker:
         run = attempt.run
         started = time.monotonic()
         outcome: Outcome | None = None
+        if attempt.trace is not None:
+            attempt.trace.enter()
         try:
             outcome = await self.executor.execute(attempt)
-        except Exception:
+        except Exception as error:
             # The run goes back with the next strays: nothing is lost, but it must be seen.
             log.exception("run.crashed", run_id=str(run.run_id))
+            trace_crash(attempt.trace, error)
         finally:
+            trace_end(attempt.trace, outcome)
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
             self.finished += 1
@@ -421,7 +431,10 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await worker.run()
+    try:
+        await worker.run()
+    finally:
+        end_tracing()
     if busy := await threads.end(THREAD_PATIENCE):
         # The interpreter would wait for them, and the deploy with it. Their runs go on elsewhere already.
         log.warning("worker.threads_left", threads=busy)
@@ -432,6 +445,7 @@ def run_worker(settings: Settings, project: ProjectConfig) -> int:
     """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
     configure_logging(settings, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
+    configure_tracing(settings, "worker")
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
     gc.collect()
