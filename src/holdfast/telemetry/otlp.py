@@ -19,28 +19,15 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 import holdfast
 from holdfast.settings import Settings
+from holdfast.telemetry.steps import StepProvider
 
 log = structlog.get_logger(__name__)
 
 # What every span says that is begun in this context, whoever begins it.
 BOUND: ContextVar[dict[str, str | int]] = ContextVar("holdfast_span_attributes", default={})  # noqa: B039 (never changed)
-# The ids of the next span, where they are not a matter of chance; see `Recorder.attempt`.
-WANTED_TRACE: ContextVar[int | None] = ContextVar("holdfast_trace_id", default=None)
-WANTED_SPAN: ContextVar[int | None] = ContextVar("holdfast_span_id", default=None)
-
-
-class Ids(RandomIdGenerator):
-    """Random, unless somebody wants a certain one."""
-
-    def generate_trace_id(self) -> int:
-        return WANTED_TRACE.get() or super().generate_trace_id()
-
-    def generate_span_id(self) -> int:
-        return WANTED_SPAN.get() or super().generate_span_id()
 
 
 class BindAttributes(SpanProcessor):
@@ -138,7 +125,7 @@ class _LastMessage(logging.Handler):
 def open_provider(settings: Settings, role: str) -> TracerProvider:
     """The process's source of spans, with a thread that sends them. OpenTelemetry reads the sampler, the headers and
     the limits of the queue from the environment."""
-    provider = TracerProvider(resource=_resource(settings, role), id_generator=Ids(), shutdown_on_exit=False)
+    provider = StepProvider(_resource(settings, role))
     provider.add_span_processor(BindAttributes())
     losses = Losses()
     exporter = CountedExporter(OTLPSpanExporter(endpoint=settings.traces_url), losses)

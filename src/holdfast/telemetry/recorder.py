@@ -10,8 +10,8 @@
         │   └── holdfast.journal.commit
         └── holdfast.webhook                     one for each try
 
-The id of an attempt's span is computed from the run and the number of the attempt. So the next attempt can point at it,
-and whoever finds that its worker is gone can write the span that the worker could not.
+The ids of an attempt's span and of its graph's are computed from the run and the number of the attempt. So the next
+attempt can point at it, and whoever finds that its worker is gone can write the spans that the worker could not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from openinference.instrumentation.langchain import LangChainInstrumentor, get_current_span
+from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -33,13 +33,15 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import holdfast
-from holdfast.telemetry.otlp import BOUND, WANTED_SPAN, WANTED_TRACE
+from holdfast.telemetry.otlp import BOUND
+from holdfast.telemetry.steps import ATTEMPT, WANTED_SPAN, WANTED_TRACE, Place, step_here
 from holdfast.telemetry.tracing import STORED, Subject, stored_trace
 
 NANOSECONDS = 1_000_000_000
 Attributes = Mapping[str, str | int | float | bool]
 W3C = TraceContextTextMapPropagator()
 NOWHERE = Context()
+GRAPH = b"graph"
 
 
 class Recorder:
@@ -132,12 +134,14 @@ class Recorder:
         *,
         attempt: int,
         worker_id: UUID | None,
+        graph_name: str,
         given_back: float,
         looked_at: int,
     ) -> AttemptSpan:
         """The span of an attempt that begins now, with those of its wait in the queue and of its claim, which are over.
 
-        `given_back`: seconds since an earlier attempt ended; `looked_at`: when the worker began to look for work.
+        `graph_name`: what LangChain will call the graph; `given_back`: seconds since an earlier attempt ended;
+        `looked_at`: when the worker began to look for work.
         """
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.worker_id": str(worker_id or "")}
@@ -150,20 +154,39 @@ class Recorder:
         for name, begin, end in (("holdfast.queue", queued_at, looked_at), ("holdfast.claim", looked_at, now)):
             part = self._tracer.start_span(name, around, attributes=attributes, start_time=begin)
             part.end(end)
-        return AttemptSpan(self._tracer, span, attributes)
+        place = Place(span, graph_name, _attempt_id(subject.run_id, attempt, GRAPH))
+        return AttemptSpan(self._tracer, place, attributes)
 
     def lost_attempt(
-        self, subject: Subject, stored: Mapping[str, Any], *, attempt: int, held: float, poisoned: bool
+        self,
+        subject: Subject,
+        stored: Mapping[str, Any],
+        *,
+        attempt: int,
+        graph_name: str,
+        held: float,
+        poisoned: bool,
     ) -> None:
-        """The span of an attempt whose worker is gone and cannot write it. `held`: seconds since it began."""
+        """The spans of an attempt whose worker is gone and cannot write them. `held`: seconds since it began."""
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.outcome": "lost"}
         begun = now - int(held * NANOSECONDS)
         span = self._attempt_span(subject, self._place(stored), attempt, attributes, begun)
         if poisoned:
             span.set_attribute("holdfast.dead_letter", "poison")
-        span.set_status(Status(StatusCode.ERROR, "The worker was lost."))
-        span.end(now)
+        wanted = WANTED_SPAN.set(_attempt_id(subject.run_id, attempt, GRAPH))
+        try:
+            graph = self._tracer.start_span(
+                graph_name,
+                trace.set_span_in_context(span, NOWHERE),
+                attributes={**attributes, "openinference.span.kind": "CHAIN"},
+                start_time=begun,
+            )
+        finally:
+            WANTED_SPAN.reset(wanted)
+        for lost in (graph, span):
+            lost.set_status(Status(StatusCode.ERROR, "The worker was lost."))
+            lost.end(now)
 
     @contextmanager
     def delivering(self, subject: Subject, stored: Mapping[str, Any], attributes: Attributes) -> Iterator[Delivering]:
@@ -207,9 +230,8 @@ class Recorder:
 
     def _here(self) -> Context | None:
         """Where the caller is: in the step of a graph, or in a span of whatever kind."""
-        step = get_current_span() if self._langchain is not None else None
-        if step is not None:
-            return trace.set_span_in_context(step)
+        if (step := step_here()) is not None:
+            return step
         return contexts.get_current() if trace.get_current_span().get_span_context().is_valid else None
 
     def _place(self, stored: Mapping[str, Any]) -> Context | None:
@@ -252,11 +274,11 @@ class Delivering:
 class AttemptSpan:
     """An attempt while it is made. Nothing is sent of one that is not ended: that is for whoever takes the run over."""
 
-    def __init__(self, tracer: trace.Tracer, span: Span, attributes: dict[str, str | int]) -> None:
+    def __init__(self, tracer: trace.Tracer, place: Place, attributes: dict[str, str | int]) -> None:
         self._tracer = tracer
-        self._span = span
+        self._span = place.span
         self._attributes = attributes
-        self._inside = trace.set_span_in_context(span, NOWHERE)
+        self._inside = contexts.set_value(ATTEMPT, place, trace.set_span_in_context(place.span, NOWHERE))
         self._commits = 0
 
     def enter(self) -> None:
@@ -299,8 +321,8 @@ class AttemptSpan:
         span.end()
 
 
-def _attempt_id(run_id: UUID, attempt: int) -> int:
-    digest = hashlib.sha256(run_id.bytes + attempt.to_bytes(8)).digest()
+def _attempt_id(run_id: UUID, attempt: int, part: bytes = b"") -> int:
+    digest = hashlib.sha256(run_id.bytes + attempt.to_bytes(8) + part).digest()
     return int.from_bytes(digest[:8]) or 1
 
 

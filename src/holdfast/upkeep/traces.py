@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from psycopg.rows import DictRow
@@ -27,8 +28,8 @@ async def send_traced(sender: WebhookSender, delivery: Delivery) -> Answer:
         "holdfast.delivery_id": str(delivery.delivery_id),
         "holdfast.webhook.attempt": delivery.attempts,
         "http.request.method": "POST",
-        # Not all of it: what is behind the path may be a secret between the two.
-        "url.full": delivery.url.partition("?")[0].rpartition("@")[2],
+        # No more of the URL: its path may be a secret between the two.
+        "server.address": urlsplit(delivery.url).hostname or "",
     }
     with tracing.recorder.delivering(subject, tracing.stored_trace(run["kwargs"]), about) as span:
         answer = await sender.send(delivery)
@@ -52,6 +53,7 @@ def trace_lost(released: Iterable[DictRow]) -> None:
             subject,
             tracing.stored_trace(run),
             attempt=run["attempt"],
+            graph_name=run["run_name"],
             held=run["held"],
             poisoned=run["status"] == "error",
         )

@@ -31,6 +31,7 @@ def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
         tracing.stored_trace(run.kwargs),
         attempt=run.attempt,
         worker_id=run.worker_id,
+        graph_name=(run.kwargs.get("config") or {}).get("run_name") or run.graph_id,
         given_back=run.untouched,
         looked_at=looked_at,
     )

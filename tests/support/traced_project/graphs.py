@@ -1,4 +1,4 @@
-"""Graphs for the tests of traces: a model that talks, a parent, one that waits to be hurt, and some that do not end well."""
+"""Graphs for the tests of traces: a model that talks, a parent, one that waits to be hurt, and some that end badly."""
 
 import asyncio
 import operator
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages.ai import UsageMetadata
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import interrupt
@@ -16,7 +17,7 @@ from typing_extensions import TypedDict
 
 import holdfast
 
-USAGE = {"input_tokens": 12, "output_tokens": 5, "total_tokens": 17}
+USAGE = UsageMetadata(input_tokens=12, output_tokens=5, total_tokens=17)
 
 
 class State(TypedDict, total=False):
@@ -26,7 +27,7 @@ class State(TypedDict, total=False):
 
 
 def line(state: type, *nodes: Any) -> Any:
-    builder = StateGraph(state)
+    builder: Any = StateGraph(state)
     previous = START
     for node in nodes:
         builder.add_node(node.__name__, node)
@@ -37,7 +38,7 @@ def line(state: type, *nodes: Any) -> Any:
 
 async def ask(state: MessagesState) -> dict[str, Any]:
     """A model that says what it has used, as those of the integrations do."""
-    said = AIMessage("the tide turns at six", usage_metadata=USAGE, response_metadata={"model_name": "gpt-4o"})  # type: ignore[arg-type]
+    said = AIMessage("the tide turns at six", usage_metadata=USAGE, response_metadata={"model_name": "gpt-4o"})
     return {"messages": [await GenericFakeChatModel(messages=iter([said])).ainvoke(state["messages"])]}
 
 
@@ -72,7 +73,7 @@ _tried: set[str] = set()
 async def stumble(state: State) -> dict[str, Any]:
     if state["hold"] not in _tried:
         _tried.add(state["hold"])
-        raise holdfast.Retry(0.05)
+        raise holdfast.Retry("not yet", after=0.05)
     return {"done": ["up again"]}
 
 
