@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from holdfast.settings.fields import Section, only_ours
+from holdfast.settings.fields import Section, names, only_ours
 
 SAMPLERS = (
     "always_on",
@@ -29,45 +29,45 @@ class TraceSettings(Section):
     )
     otlp_endpoint: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        validation_alias=names("OTEL_EXPORTER_OTLP_ENDPOINT"),
         description="Where an OTLP collector takes requests over HTTP, without `/v1/traces`. `http://localhost:4318` "
         "when `HOLDFAST_TRACES=true` and no endpoint is named.",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         description="The same for traces alone, and as it is: with its path.",
     )
     otlp_protocol: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
         description="`http/protobuf` is what Holdfast speaks.",
     )
     otel_service_name: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_SERVICE_NAME"),
+        validation_alias=names("OTEL_SERVICE_NAME"),
         description="What the service is called in traces: `holdfast` unless this or `OTEL_RESOURCE_ATTRIBUTES` says "
         "otherwise.",
     )
     otel_sampler: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_TRACES_SAMPLER"),
+        validation_alias=names("OTEL_TRACES_SAMPLER"),
         description=f"Which traces are kept: one of {', '.join(f'`{name}`' for name in SAMPLERS)}. Unset: what the "
         "client's `traceparent` says, and all others.",
     )
     otel_sampler_arg: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_TRACES_SAMPLER_ARG"),
+        validation_alias=names("OTEL_TRACES_SAMPLER_ARG"),
         description="The share of traces that a sampler by ratio keeps, from 0 to 1.",
     )
     otel_traces_exporter: str | None = Field(
         None,
-        validation_alias=AliasChoices("OTEL_TRACES_EXPORTER"),
+        validation_alias=names("OTEL_TRACES_EXPORTER"),
         description="`none` sends no traces although an endpoint is named; `otlp` is the only other.",
     )
     otel_disabled: bool = Field(
         False,
-        validation_alias=AliasChoices("OTEL_SDK_DISABLED"),
+        validation_alias=names("OTEL_SDK_DISABLED"),
         description="`true` sends no traces although an endpoint is named.",
     )
 

@@ -19,6 +19,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
 import holdfast
 from holdfast.settings import Settings
@@ -123,14 +124,25 @@ class _LastMessage(logging.Handler):
 
 
 def open_provider(settings: Settings, role: str) -> TracerProvider:
-    """The process's source of spans, with a thread that sends them. OpenTelemetry reads the sampler, the headers and
-    the limits of the queue from the environment."""
-    provider = StepProvider(_resource(settings, role))
+    """The process's source of spans, with a thread that sends them. OpenTelemetry reads the headers, the limits of the
+    queue and whatever else is not a setting of ours from the environment."""
+    provider = StepProvider(_resource(settings, role), _sampler(settings))
     provider.add_span_processor(BindAttributes())
     losses = Losses()
     exporter = CountedExporter(OTLPSpanExporter(endpoint=settings.traces_url), losses)
     provider.add_span_processor(Outbox(exporter, losses))
     return provider
+
+
+def _sampler(settings: Settings) -> Sampler:
+    """What the client has decided about its trace counts, unless a sampler is named that does not ask."""
+    name = (settings.otel_sampler or "parentbased_always_on").lower()
+    root: Sampler
+    if name.endswith("traceidratio"):
+        root = TraceIdRatioBased(float(settings.otel_sampler_arg or 1.0))
+    else:
+        root = ALWAYS_ON if name.endswith("always_on") else ALWAYS_OFF
+    return ParentBased(root) if name.startswith("parentbased_") else root
 
 
 def _resource(settings: Settings, role: str) -> Resource:

@@ -19,6 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import Span, Tracer
 
 # The ids of the next span, where somebody wants certain ones.
@@ -86,8 +87,8 @@ class StepTracer(SdkTracer):
 class StepProvider(TracerProvider):
     """OpenTelemetry's own, whose tracers know of steps."""
 
-    def __init__(self, resource: Resource) -> None:
-        super().__init__(resource=resource, id_generator=Ids(), shutdown_on_exit=False)
+    def __init__(self, resource: Resource, sampler: Sampler | None = None) -> None:
+        super().__init__(sampler, resource, id_generator=Ids(), shutdown_on_exit=False)
 
     def get_tracer(self, *args: Any, **options: Any) -> Tracer:
         tracer = super().get_tracer(*args, **options)
