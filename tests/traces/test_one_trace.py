@@ -123,6 +123,7 @@ async def test_a_run_without_a_client_that_traces_has_a_trace_of_its_own(traced:
         roots = {span.name for span in traced.collector.of(attempt.trace_id) if not span.parent_id}
         assert roots <= {"POST /threads/{thread_id}/runs"}
     assert len(traces) == 2
+    assert not [span for span in traced.collector.spans if span.attributes.get("url.path") == "/ok"]
 
 
 async def test_a_client_decides_that_its_trace_is_not_recorded(traced: Traced) -> None:

@@ -26,6 +26,7 @@ from holdfast.telemetry import tracing
 from holdfast.telemetry.otlp import CountedExporter, Losses, Outbox
 from holdfast.telemetry.steps import StepProvider
 from holdfast.telemetry.tracing import Subject
+from holdfast.worker.traces import trace_end
 from tests.cli.processes import Program, wait_for
 from tests.support.catalogs import catalog_of
 from tests.support.collector import Collector
@@ -221,6 +222,21 @@ def test_the_sampler_decides(collector: Collector, sampler: str | None, share: s
             with tracing.recorder.serving("GET", "/", {}):
                 pass
     assert len(collector.spans) == kept
+
+
+def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collector: Collector) -> None:
+    subject = Subject(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
+        assert tracing.recorder is not None
+        begun = tracing.recorder.attempt(
+            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
+        )
+        # A worker that was only thought to be dead.
+        trace_end(begun, None)
+        tracing.recorder.lost_attempt(subject, {}, attempt=1, graph_name="line", held=1.0, poisoned=True)
+    [attempt] = collector.named("holdfast.attempt")
+    assert (attempt.attributes["holdfast.outcome"], attempt.attributes["holdfast.dead_letter"]) == ("lost", "poison")
+    assert collector.named("line")[0].parent_id == attempt.span_id
 
 
 def test_inputs_can_be_hidden(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:

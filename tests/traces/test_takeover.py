@@ -43,4 +43,7 @@ async def test_a_killed_attempt_and_the_one_after_it(server_url: str) -> None:
     assert (graph.name, graph.parent_id, graph.failed) == ("held", lost.span_id, True)
     assert lost.start <= before.start <= before.end <= lost.end
     assert before.attributes["holdfast.worker_id"] != only(spans, "wait").attributes["holdfast.worker_id"]
+    # It waited from the moment it was given back, and not since it was created.
+    [_, queue] = sorted((span for span in spans if span.name == "holdfast.queue"), key=lambda span: span.start)
+    assert before.end < queue.start <= queue.end <= second.start
     assert {span.parent_id for span in spans} <= {CLIENT, *(span.span_id for span in spans)}
