@@ -39,9 +39,12 @@ async def test_from_the_client_to_the_webhook(traced: Traced) -> None:
         )
         assert answer.json()["done"] == ["the tide turns at six"]
         [told] = await receiver.get()
-    await traced.collector.until(
-        lambda spans: {"holdfast.webhook", "POST /runs/wait"} <= {span.name for span in spans}, "webhook and request"
-    )
+
+    def whole(spans: list[Recorded]) -> bool:
+        names = [span.name for span in spans if span.trace_id == trace_id]
+        return {"holdfast.webhook", "POST /runs/wait"} <= set(names) and names.count("holdfast.attempt") == 3
+
+    await traced.collector.until(whole, "the last spans of both processes")
     spans = traced.collector.of(trace_id)
     request = only(spans, "POST /runs/wait")
     assert (request.parent_id, request.attributes["http.response.status_code"]) == (CLIENT, 200)
@@ -171,6 +174,9 @@ async def test_a_cancelled_run_and_one_that_waited_for_it(traced: Traced) -> Non
     [cancelled] = await traced.attempts(first)
     assert (cancelled.attributes["holdfast.outcome"], cancelled.failed) == ("interrupted", False)
     [attempt] = await traced.attempts(waiting)
+    await traced.collector.until(
+        lambda _: bool(traced.collector.named("holdfast.create", attempt.trace_id)), "its creation"
+    )
     spans = traced.collector.of(attempt.trace_id)
     queue, create = only(spans, "holdfast.queue"), only(spans, "holdfast.create")
     # All of it, from its creation to the end of the run before it.

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -107,6 +108,8 @@ async def test_runs_do_not_notice_a_collector_that_is_away(
     # Once, however often it was tried.
     assert len(dropped(logs)) == 1
     assert dropped(logs)[0]["error"]
+    assert logs[-1]["event"] == "traces.ended"
+    assert logs[-1]["dropped"] >= dropped(logs)[0]["spans"]
 
 
 def dropped(logs: list[Any]) -> list[Any]:
@@ -233,7 +236,9 @@ def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collecto
         )
         # A worker that was only thought to be dead.
         trace_end(begun, None)
-        tracing.recorder.lost_attempt(subject, {}, attempt=1, graph_name="line", held=1.0, poisoned=True)
+        tracing.recorder.lost_attempt(
+            subject, {}, attempt=1, graph_name="line", claimed_at=datetime.now(UTC), poisoned=True
+        )
     [attempt] = collector.named("holdfast.attempt")
     assert (attempt.attributes["holdfast.outcome"], attempt.attributes["holdfast.dead_letter"]) == ("lost", "poison")
     assert collector.named("line")[0].parent_id == attempt.span_id

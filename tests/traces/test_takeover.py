@@ -30,6 +30,9 @@ async def test_a_killed_attempt_and_the_one_after_it(server_url: str) -> None:
         await traced.fleet.taken_over(run)
         (traced.gates / gate).touch()
         lost, second = await traced.attempts(created, 2)
+        await traced.collector.until(
+            lambda _: bool(traced.collector.named("POST /threads/{thread_id}/runs")), "the request"
+        )
         spans = traced.collector.of(trace_id)
     assert lost.trace_id == second.trace_id == trace_id
     assert (lost.attributes["holdfast.outcome"], lost.failed) == ("lost", True)

@@ -83,7 +83,7 @@ FROM held WHERE run.run_id = held.run_id
 RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action,
           run.progress, run.assistant_id, run.tenant_id, run.kwargs -> 'trace' AS trace,
           coalesce(run.kwargs -> 'config' ->> 'run_name', run.graph_id) AS run_name,
-          extract(epoch FROM now() - held.claimed_at)::float8 AS held
+          held.claimed_at
 """
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The

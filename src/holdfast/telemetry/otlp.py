@@ -55,11 +55,12 @@ class Losses:
         if first:
             log.warning("traces.dropped", spans=number, error=reason)
 
-    def over(self) -> None:
+    def over(self, event: str = "traces.recovered") -> None:
+        """They arrive again, or nobody waits for that any more."""
         with self._lock:
             lost, self._since_outage = self._since_outage, 0
         if lost:
-            log.info("traces.recovered", dropped=lost)
+            log.info(event, dropped=lost)
 
 
 class CountedExporter(SpanExporter):
@@ -103,15 +104,18 @@ class Outbox(BatchSpanProcessor):
         self._room: int = options.get("max_queue_size") or BatchSpanProcessor._default_max_queue_size()  # type: ignore[no-untyped-call]
         self._given = 0
         self._overflowed = 0
+        self._counting = threading.Lock()
         # It says that for every span.
         logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.CRITICAL)
         super().__init__(exporter, **options)
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is not None and span.context.trace_flags.sampled:
-            self._given += 1
-            if self._given - self._overflowed - self._counted.taken > self._room:
-                self._overflowed += 1
+            with self._counting:
+                self._given += 1
+                full = self._given - self._overflowed - self._counted.taken > self._room
+                self._overflowed += full
+            if full:
                 self._losses.add(1, f"more than {self._room} spans wait to be sent (OTEL_BSP_MAX_QUEUE_SIZE)")
         super().on_end(span)
 
@@ -123,7 +127,7 @@ class _LastMessage(logging.Handler):
         self.message = " ".join(record.getMessage().split())[:300]
 
 
-def open_provider(settings: Settings, role: str) -> TracerProvider:
+def open_provider(settings: Settings, role: str) -> tuple[TracerProvider, Losses]:
     """The process's source of spans, with a thread that sends them. OpenTelemetry reads the headers, the limits of the
     queue and whatever else is not a setting of ours from the environment."""
     provider = StepProvider(_resource(settings, role), _sampler(settings))
@@ -131,7 +135,7 @@ def open_provider(settings: Settings, role: str) -> TracerProvider:
     losses = Losses()
     exporter = CountedExporter(OTLPSpanExporter(endpoint=settings.traces_url), losses)
     provider.add_span_processor(Outbox(exporter, losses))
-    return provider
+    return provider, losses
 
 
 def _sampler(settings: Settings) -> Sampler:

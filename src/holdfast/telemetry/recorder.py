@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -33,7 +34,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import holdfast
-from holdfast.telemetry.otlp import BOUND
+from holdfast.telemetry.otlp import BOUND, Losses
 from holdfast.telemetry.steps import ATTEMPT, WANTED_SPAN, WANTED_TRACE, Place, step_here
 from holdfast.telemetry.tracing import STORED, Subject, stored_trace
 
@@ -47,8 +48,9 @@ GRAPH = b"graph"
 class Recorder:
     """Makes the spans of one process."""
 
-    def __init__(self, provider: TracerProvider, *, langchain: bool) -> None:
+    def __init__(self, provider: TracerProvider, losses: Losses, *, langchain: bool) -> None:
         self._provider = provider
+        self.losses = losses
         self._tracer = provider.get_tracer("holdfast", holdfast.__version__)
         self._langchain = LangChainInstrumentor() if langchain else None
         if self._langchain is not None:
@@ -65,6 +67,7 @@ class Recorder:
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(patience)
+        self.losses.over("traces.ended")
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -164,13 +167,13 @@ class Recorder:
         *,
         attempt: int,
         graph_name: str,
-        held: float,
+        claimed_at: datetime,
         poisoned: bool,
     ) -> None:
-        """The spans of an attempt whose worker is gone and cannot write them. `held`: seconds since it began."""
+        """The spans of an attempt whose worker is gone and cannot write them. `claimed_at`: when it began."""
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.outcome": "lost"}
-        begun = now - int(held * NANOSECONDS)
+        begun = min(int(claimed_at.timestamp() * 1_000_000) * 1000, now)
         span = self._attempt_span(subject, self._place(stored), attempt, attributes, begun)
         if poisoned:
             span.set_attribute("holdfast.dead_letter", "poison")

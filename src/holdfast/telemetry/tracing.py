@@ -83,7 +83,7 @@ def configure_tracing(settings: Settings, role: Literal["web", "worker"]) -> Non
     from holdfast.telemetry.otlp import open_provider
     from holdfast.telemetry.recorder import Recorder
 
-    recorder = Recorder(open_provider(settings, role), langchain=role == "worker")
+    recorder = Recorder(*open_provider(settings, role), langchain=role == "worker")
     log.info("traces.sending", url=settings.traces_url.rpartition("@")[2], role=role)
 
 

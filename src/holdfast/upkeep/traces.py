@@ -54,6 +54,6 @@ def trace_lost(released: Iterable[DictRow]) -> None:
             tracing.stored_trace(run),
             attempt=run["attempt"],
             graph_name=run["run_name"],
-            held=run["held"],
+            claimed_at=run["claimed_at"],
             poisoned=run["status"] == "error",
         )
