@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import uuid4
 
+import orjson
 import pytest
+from websockets.asyncio.client import connect
 
 from tests.support.collector import Recorded, tree
 from tests.support.receiver import receiving
@@ -193,3 +195,17 @@ async def test_lines_that_are_logged_within_a_run_say_which_trace(traced: Traced
 
     await until_true(lambda: bool(finished()), "the line is logged")
     assert finished() == [attempt.trace_id]
+
+
+async def test_a_run_that_is_started_over_a_socket_is_in_the_trace_of_its_connection(traced: Traced) -> None:
+    trace_id, headers = traceparent()
+    thread = (await traced.fleet.client.post(f"{traced.fleet.urls[0]}/threads", json={})).json()["thread_id"]
+    at = f"{traced.fleet.urls[0].replace('http', 'ws', 1)}/threads/{thread}/stream/events"
+    async with connect(at, additional_headers=headers) as socket:
+        start = {"id": 1, "method": "run.start", "params": {"assistant_id": "talk", "input": {"messages": []}}}
+        await socket.send(orjson.dumps(start).decode())
+        run_id = orjson.loads(await socket.recv())["result"]["run_id"]
+    [attempt] = await traced.attempts({"run_id": run_id})
+    await traced.collector.until(lambda _: bool(traced.collector.named("holdfast.create", trace_id)), "its creation")
+    create = only(traced.collector.of(trace_id), "holdfast.create")
+    assert (create.parent_id, attempt.parent_id) == (CLIENT, create.span_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -242,6 +243,32 @@ def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collecto
     [attempt] = collector.named("holdfast.attempt")
     assert (attempt.attributes["holdfast.outcome"], attempt.attributes["holdfast.dead_letter"]) == ("lost", "poison")
     assert collector.named("line")[0].parent_id == attempt.span_id
+
+
+def test_a_run_that_nobody_asks_for_at_the_moment_goes_on_with_the_trace_of_the_one_before(
+    collector: Collector,
+) -> None:
+    subject = Subject(run_id=uuid4(), thread_id=uuid4())
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
+        assert tracing.recorder is not None
+        with tracing.recorder.creating(subject, {}, 0.0) as asking:
+            pass
+        # The answer to its question, by default.
+        with tracing.recorder.creating(subject, asking, 0.0) as answering:
+            assert tracing.stored_trace(answering) != tracing.stored_trace(asking)
+    one, two = collector.named("holdfast.create")
+    assert (two.trace_id, two.parent_id, one.parent_id) == (one.trace_id, one.span_id, "")
+
+
+def test_steps_are_recorded_where_the_graph_is_and_not_in_the_threads_of_nodes(collector: Collector) -> None:
+    async def walk() -> None:
+        with patch.object(asyncio.get_running_loop(), "run_in_executor") as elsewhere:
+            await line(first, last).ainvoke(cast(Any, GO))
+        elsewhere.assert_not_called()
+
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
+        asyncio.run(walk())
+    assert {"first", "last"} <= {span.name for span in collector.spans}
 
 
 def test_inputs_can_be_hidden(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
