@@ -37,6 +37,7 @@ from holdfast.api.meta import describe, meta_router
 from holdfast.api.perimeter import CorsLayer, MountPrefix
 from holdfast.api.request_context import RequestContextLayer
 from holdfast.api.shapes import refusals
+from holdfast.api.traces import SILENT, traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
 
@@ -72,7 +73,7 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     whoever runs it."""
     section = http_section(web.catalog.project).under(web.settings) if section is None else section
     undocumented = {"docs_url": None, "redoc_url": None, "openapi_url": None} if "meta" in section.disabled else {}
-    app = FastAPI(title="Holdfast", version=holdfast.__version__, **undocumented)  # type: ignore[arg-type]
+    app = FastAPI(title="Holdfast", version=holdfast.__version__, telemetry=SILENT, **undocumented)  # type: ignore[arg-type]
     app.state.holdfast = web
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
@@ -101,7 +102,7 @@ class Application:
         describe(api, custom, {} if web.auth is None else web.auth.openapi)
         inner = surround(custom, api, web, section)
         layers: ASGIApp = CorsLayer(MountPrefix(inner, section.mount_prefix), section.cors)
-        self._app = RequestContextLayer(layers, section)
+        self._app = traced(RequestContextLayer(layers, section))
         self._project = project
         self._spec = section.app
         self.customised = custom is not None

@@ -17,6 +17,7 @@ from holdfast.api.context import identify
 from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
+from holdfast.api.traces import SERVED
 
 # Levels of nesting in a request body.
 DEEPEST = 200
@@ -65,6 +66,8 @@ class JsonRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             parsed = JsonRequest(request.scope, request.receive)
+            if SERVED in request.scope:
+                request.scope[SERVED].routed(self.path_format)
             # Before anything of the request is looked at: a stranger is not told what is wrong with it.
             await identify(parsed)
             try:

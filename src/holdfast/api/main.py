@@ -33,6 +33,7 @@ from holdfast.streams.hub import Hub
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 
 log = structlog.get_logger(__name__)
@@ -139,6 +140,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     configure_logging(settings, importing=True, role="web", pid=os.getpid())
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="web", pid=os.getpid())
+    configure_tracing(settings, "web")
     # What is loaded now stays, so the collector need not walk it again; and every stream keeps hundreds of objects,
     # which it would walk time and again with its default of 700 new ones: a fifth of the CPU of idle streams.
     gc.collect()
@@ -148,4 +150,6 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
         uvloop.run(serve(settings, catalog))
     except* OperatorError as group:
         raise group.exceptions[0] from None
+    finally:
+        end_tracing()
     return 0

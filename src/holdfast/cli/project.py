@@ -12,6 +12,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.errors import SettingsError
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.settings import Settings, load_settings
+from holdfast.telemetry.tracing import require_packages
 
 STOP_MARGIN = 15.0
 """Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
@@ -24,6 +25,7 @@ def prepare(config: Path, **overrides: Any) -> tuple[Settings, ProjectConfig]:
     """
     project = load_config(config, os.environ)
     settings = load_settings({**project.env, **os.environ}, **overrides)
+    require_packages(settings)
     return settings, project
 
 

@@ -54,7 +54,7 @@ _LEVELS = """
 _ONLINE = "EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')"
 # Rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
 _TAKEN = """
-    SELECT run.run_id, run.thread_id FROM run
+    SELECT run.run_id, run.thread_id, run.updated_at FROM run
     WHERE run.run_id = candidate.run_id AND run.status = 'pending' AND run.ready_at <= now()
     FOR NO KEY UPDATE SKIP LOCKED
 """
@@ -80,7 +80,8 @@ _CLAIMED = """
               numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
               thread.interrupts <> '{}'::jsonb AS asking,
               extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
-              extract(epoch FROM now() - run.ready_at)::float8 AS waited, picked.position
+              extract(epoch FROM now() - run.ready_at)::float8 AS waited,
+              extract(epoch FROM now() - picked.updated_at)::float8 AS untouched, picked.position
 """
 
 # `turn`: the tenants that have something due, priority by priority, no more than there are slots. Whatever is above a
@@ -151,9 +152,9 @@ WITH RECURSIVE level(priority) AS ({_LEVELS}), turn AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT 1 FROM shared above WHERE above.tenants > 1 AND above.priority > shared.priority)
       AND (shared.left IS NULL OR time = 1 AND tenant_id IN (SELECT tenant_id FROM held))
 ), picked AS MATERIALIZED (
-    SELECT due.run_id, due.thread_id, offered.place, row_number() OVER () AS position
+    SELECT due.run_id, due.thread_id, due.updated_at, offered.place, row_number() OVER () AS position
     FROM (SELECT * FROM offered ORDER BY place) AS offered CROSS JOIN LATERAL (
-        SELECT taken.run_id, taken.thread_id
+        SELECT taken.run_id, taken.thread_id, taken.updated_at
         FROM (
             SELECT * FROM ({_CANDIDATES}) AS first
             ORDER BY ready_at
@@ -185,9 +186,9 @@ WITH RECURSIVE level(priority) AS ({_LEVELS}), company AS MATERIALIZED (
         SELECT run.tenant_id FROM run WHERE {_QUEUED} ORDER BY run.tenant_id DESC LIMIT 1
     ) > ''), false) AS any FROM level
 ), picked AS MATERIALIZED (
-    SELECT due.run_id, due.thread_id, row_number() OVER () AS position
+    SELECT due.run_id, due.thread_id, due.updated_at, row_number() OVER () AS position
     FROM level CROSS JOIN LATERAL (
-        SELECT taken.run_id, taken.thread_id
+        SELECT taken.run_id, taken.thread_id, taken.updated_at
         FROM (
             SELECT * FROM ({_DUE.format(of="level", tenant="''", part=f"LIMIT {_HERE}")}) AS first ORDER BY ready_at
         ) AS candidate

@@ -7,7 +7,8 @@ that the whole transaction costs one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, cast
@@ -27,6 +28,7 @@ from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.serialize import to_json
+from holdfast.telemetry import tracing
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
@@ -230,15 +232,43 @@ async def create_run(database: Database, new: NewRun) -> Created:
     before, OverLimit when the tenant has used up its quota, AssistantChanged when the assistant is not what it was; in
     all cases nothing has changed.
     """
+    with traced(new) as run:
+        return await commit_run(database, run)
+
+
+async def commit_run(database: Database, new: NewRun) -> Created:
+    """The same for a run that knows its place in a trace."""
     try:
         async with database.transaction() as connection:
-            return await create_run_within(connection, new)
+            return await _create_within(connection, new)
     except psycopg.errors.DivisionByZero:
         raise AssistantChanged from None
 
 
 async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
     """The same as part of the caller's transaction, which must be rolled back when this raises."""
+    with traced(new) as run:
+        return await _create_within(connection, run)
+
+
+@contextmanager
+def traced(new: NewRun) -> Iterator[NewRun]:
+    """The run as it is created where the trace at hand is, if there is one."""
+    if tracing.recorder is None:
+        yield new
+        return
+    subject = tracing.Subject(
+        run_id=new.run_id,
+        thread_id=new.thread_id,
+        assistant_id=new.assistant_id,
+        graph_id=new.graph_id,
+        tenant=new.tenant_id,
+    )
+    with tracing.recorder.creating(subject, new.kwargs, new.after_seconds) as kwargs:
+        yield replace(new, kwargs=kwargs)
+
+
+async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
     async with connection.pipeline():
         if new.plain:
             return await (await write_runs(connection, [new])).created(new)
@@ -261,7 +291,7 @@ async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -
 
 async def create_runs_within(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> list[Created]:
     """Runs of one thread each, all of them or none."""
-    if not all(new.plain for new in runs):
+    if tracing.recorder is not None or not all(new.plain for new in runs):
         return [await create_run_within(connection, new) for new in runs]
     async with connection.pipeline():
         written = await write_runs(connection, runs)

@@ -17,7 +17,17 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import Created, NewRun, NewThread, create_run, create_thread, create_threads, write_runs
+from holdfast.engine.create import (
+    Created,
+    NewRun,
+    NewThread,
+    commit_run,
+    create_run,
+    create_thread,
+    create_threads,
+    traced,
+    write_runs,
+)
 
 # In one commit. More would keep the first of them waiting for the last.
 MOST = 50
@@ -59,8 +69,9 @@ class Intake:
         """As `engine.create.create_run`, together with others if it is plain."""
         if not new.plain:
             return await create_run(self._database, new)
-        created: Created = await self._arrive(new)
-        return created
+        with traced(new) as run:
+            created: Created = await self._arrive(run)
+            return created
 
     async def create_thread(self, new: NewThread) -> DictRow | None:
         """Create a thread; None when it exists already."""
@@ -145,7 +156,7 @@ class Intake:
         """In a transaction of its own."""
         try:
             if isinstance(arrival.new, NewRun):
-                arrival.settle(await create_run(self._database, arrival.new))
+                arrival.settle(await commit_run(self._database, arrival.new))
             else:
                 async with self._database.connection() as connection:
                     arrival.settle(await create_thread(connection, arrival.new))

@@ -62,14 +62,14 @@ ORDER BY run.thread_id, run.run_id LIMIT 1000
 # last heard of by an earlier start of the server was lost to the outage, and its runs are not to blame.
 RELEASE = """
 WITH orphaned AS (
-    SELECT run.run_id,
+    SELECT run.run_id, run.updated_at AS claimed_at,
            run.crashes + CASE WHEN worker.backend_start < pg_postmaster_start_time() THEN 0 ELSE 1 END AS crashes
     FROM run LEFT JOIN worker USING (worker_id)
     WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'running'
       AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
     ORDER BY run.run_id FOR NO KEY UPDATE OF run
 ), held AS (
-    SELECT run_id, crashes, crashes >= %(max_crashes)s AS poison FROM orphaned
+    SELECT run_id, claimed_at, crashes, crashes >= %(max_crashes)s AS poison FROM orphaned
 )
 UPDATE run SET
     fence = run.fence + 1, crashes = held.crashes, worker_id = NULL, updated_at = now(),
@@ -81,7 +81,9 @@ UPDATE run SET
         format('The run was stopped: %%s workers died while executing it.', held.crashes)) END
 FROM held WHERE run.run_id = held.run_id
 RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action,
-          run.progress
+          run.progress, run.assistant_id, run.tenant_id, run.kwargs -> 'trace' AS trace,
+          coalesce(run.kwargs -> 'config' ->> 'run_name', run.graph_id) AS run_name,
+          held.claimed_at
 """
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The

@@ -23,6 +23,7 @@ from holdfast.settings.metrics import MetricsSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.tenants import TenantSettings
+from holdfast.settings.traces import TraceSettings
 from holdfast.settings.web import WebSettings
 from holdfast.settings.webhooks import WebhookSettings
 from holdfast.settings.worker import WorkerSettings
@@ -40,6 +41,7 @@ SECTIONS: tuple[type[Section], ...] = (
     TenantSettings,
     TelemetrySettings,
     MetricsSettings,
+    TraceSettings,
 )
 
 
@@ -55,6 +57,7 @@ class Settings(
     TenantSettings,
     TelemetrySettings,
     MetricsSettings,
+    TraceSettings,
 ):
     """Every setting of every section."""
 
@@ -77,6 +80,14 @@ class Settings(
         "finished_run_ttl",
         "checkpoint_ttl",
         "thread_ttl",
+        "traces",
+        "otlp_endpoint",
+        "otlp_traces_endpoint",
+        "otlp_protocol",
+        "otel_service_name",
+        "otel_sampler",
+        "otel_sampler_arg",
+        "otel_traces_exporter",
         mode="before",
     )
     @classmethod

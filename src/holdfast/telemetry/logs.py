@@ -21,6 +21,7 @@ from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import as_fields, exception_of, trace_text
 from holdfast.telemetry.redaction import Redactor, secrets_of
 from holdfast.telemetry.run_context import add_run
+from holdfast.telemetry.tracing import add_trace_ids
 
 Processor = Callable[[Any, str, Any], Any]
 
@@ -72,6 +73,7 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
         add_run,
         structlog.contextvars.merge_contextvars,
         add_process,
+        add_trace_ids,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
         structlog.processors.StackInfoRenderer(),

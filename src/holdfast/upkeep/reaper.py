@@ -14,6 +14,7 @@ from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_rea
 from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
+from holdfast.upkeep.traces import trace_lost
 
 # Seconds between two looks for runs that nobody holds.
 RELEASE_INTERVAL = 10.0
@@ -56,6 +57,7 @@ class Reaper:
 
     async def _release(self) -> None:
         while released := await release_orphans(self._database, max_crashes=self._settings.max_crashes):
+            trace_lost(released)
             for run in released:
                 about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
                 if run["status"] == "error":

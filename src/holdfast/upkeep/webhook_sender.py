@@ -21,6 +21,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.resources.webhook_urls import Address, RefusedUrl, Target, UrlPolicy
 from holdfast.resources.webhooks import Delivery
 from holdfast.settings import Settings
+from holdfast.telemetry.tracing import outgoing_headers
 
 MAX_REDIRECTS = 3
 # Those that keep method and body. After the others a client is expected to come back with GET, which is no delivery.
@@ -123,6 +124,7 @@ class WebhookSender:
         headers = {
             "content-type": "application/json",
             "user-agent": f"holdfast/{holdfast.__version__}",
+            **outgoing_headers(),
             **self._signature(str(delivery.delivery_id), sent_at, body),
         }
         first = target = self._policy.check(delivery.url)

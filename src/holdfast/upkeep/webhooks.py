@@ -18,6 +18,7 @@ from holdfast.resources.webhooks import Delivery, claim_deliveries, mark_deliver
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.exceptions import in_words
+from holdfast.upkeep.traces import send_traced
 from holdfast.upkeep.webhook_sender import Answer, WebhookSender
 
 log = structlog.get_logger(__name__)
@@ -91,7 +92,7 @@ class Webhooks:
         about = {"delivery_id": str(delivery.delivery_id), "run_id": str(delivery.run_id)}
         try:
             try:
-                answer = await self._sender.send(delivery)
+                answer = await send_traced(self._sender, delivery)
             except Exception:
                 log.exception("webhook.crashed", **about)
                 answer = Answer(None, "It could not be sent, for a reason that is in the server's log.")

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import orjson
 import structlog
@@ -65,6 +65,9 @@ from holdfast.worker.resume import waits_at_breakpoint
 from holdfast.worker.transformers import Transformers
 from holdfast.worker.transient import is_transient, pause_before_retry
 
+if TYPE_CHECKING:
+    from holdfast.telemetry.recorder import AttemptSpan
+
 log = structlog.get_logger(__name__)
 
 # How long user code may take to react to being stopped before it is left behind.
@@ -77,6 +80,8 @@ class Attempt:
     def __init__(self, run: Claimed, lane: Lane) -> None:
         self.run = run
         self.lane = lane
+        # None: traces are off.
+        self.trace: AttemptSpan | None = None
         self._stopped: asyncio.Future[RunSignal] = asyncio.get_running_loop().create_future()
         if run.cancel_action is not None:
             self.stop(Cancelled(run.cancel_action))
@@ -328,6 +333,8 @@ class Executor:
             run = attempt.run
             if run.retries < self._settings.max_retries:
                 pause = pause_before_retry(failure, run.retries, self._settings)
+                if attempt.trace is not None:
+                    attempt.trace.failed(failure)
                 kind = kind_and_place(failure)
                 log.warning("run.retrying", error=kind, after=round(pause, 2), retry=run.retries + 1)
                 return Released(after=pause)

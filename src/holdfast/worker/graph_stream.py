@@ -49,6 +49,8 @@ class Claimed:
     # The run whose child this one is.
     parent_run_id: UUID | None = None
     tenant_id: str = ""
+    # Seconds since it was created, given back or woken.
+    untouched: float = 0.0
 
 
 def run_config(run: Claimed) -> RunnableConfig:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import orjson
@@ -34,6 +35,7 @@ from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
+from holdfast.telemetry import tracing
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.metrics import Metrics
 from holdfast.worker.batch import (
@@ -48,6 +50,10 @@ from holdfast.worker.batch import (
     WritesEntry,
     write_portions,
 )
+from holdfast.worker.traces import trace_commits
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.recorder import AttemptSpan
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +77,8 @@ class Lane:
         self.next_seq = next_seq
         # Why nothing more can be written, once that is so.
         self.failure: RunSignal | None = None
+        # The span that commits are told to; None: traces are off.
+        self.trace: AttemptSpan | None = None
         self._journal = journal
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
@@ -147,6 +155,7 @@ class Lane:
         await self.flush()
         successor = Lane(self._journal, self.run_id, self.thread_id, self.fence, self.next_seq)
         successor._waited = self._waited
+        successor.trace = self.trace
         self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
         return successor
 
@@ -233,6 +242,8 @@ class Journal:
         self._tells = settings.log_level == "debug"
         self._connection: AsyncConnection[DictRow] | None = None
         self._backoff = Backoff("journal.outage", "journal.recovered")
+        # When what is being written was taken up, for traces.
+        self._taken_at = 0
 
     def open_lane(self, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> Lane:
         return Lane(self, run_id, thread_id, fence, next_seq)
@@ -273,6 +284,7 @@ class Journal:
                 lane._committed(*item)
         self.in_flight = set(writing)
         began = time.monotonic()
+        self._taken_at = time.time_ns()
         await self._settle(writing, repeat=False)
         self.in_flight = set()
         if self._tells and writing:
@@ -328,6 +340,8 @@ class Journal:
     def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:
         self.commits += 1
         self._measure(group)
+        if tracing.recorder is not None:
+            trace_commits(group, self._taken_at)
         visible = []
         ready = list(promoted)
         for lane, (portion, waiters, size) in group.items():

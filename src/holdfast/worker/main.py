@@ -44,6 +44,7 @@ from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
+from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
@@ -52,6 +53,7 @@ from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
 from holdfast.worker.threads import NodeThreads
+from holdfast.worker.traces import trace_attempt, trace_crash, trace_end
 from holdfast.worker.wakes import Wakes
 from holdfast.worker.watchdog import LoopWatchdog
 
@@ -93,6 +95,8 @@ class Worker:
         # The tenant whose turn was last.
         self._served = ""
         self._ask_schedule = True
+        # When it last began to, for traces.
+        self._looked_at = 0
         self._strays_due = time.monotonic() + settings.lease
         self.finished = 0
         self.claims = Rate(60.0)
@@ -204,6 +208,7 @@ class Worker:
     async def _claim(self, worker_id: UUID, free: int) -> float:
         """Take what is due and start it. Returns how long until something else is, as far as that is known."""
         looking = self._wakes.looking()
+        self._looked_at = time.time_ns()
         due = None
         async with self.database.connection() as connection:
             most = self._settings.tenant_max_running
@@ -243,6 +248,7 @@ class Worker:
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
         attempt = Attempt(run, lane)
+        attempt.trace = lane.trace = trace_attempt(run, self._looked_at)
         self._attempts[run.run_id] = attempt
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
@@ -270,12 +276,16 @@ class Worker:
         log.info("run.claimed", waited=round(run.waited, 3))
         started = time.monotonic()
         outcome: Outcome | None = None
+        if attempt.trace is not None:
+            attempt.trace.enter()
         try:
             outcome = await self.executor.execute(attempt)
-        except Exception:
+        except Exception as error:
             # The run goes back with the next strays: nothing is lost, but it must be seen.
             log.exception("run.crashed")
+            trace_crash(attempt.trace, error)
         finally:
+            trace_end(attempt.trace, outcome)
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
             self.finished += 1
@@ -438,7 +448,10 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await worker.run()
+    try:
+        await worker.run()
+    finally:
+        end_tracing()
     if busy := await threads.end(THREAD_PATIENCE):
         # The interpreter would wait for them, and the deploy with it. Their runs go on elsewhere already.
         log.warning("worker.threads_left", threads=busy)
@@ -450,6 +463,7 @@ def run_worker(settings: Settings, project: ProjectConfig) -> int:
     configure_logging(settings, importing=True, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="worker", pid=os.getpid())
+    configure_tracing(settings, "worker")
     # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
     gc.collect()

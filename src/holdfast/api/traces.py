@@ -1,0 +1,51 @@
+"""The outermost layer of a web process whose traces are on: a span for each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.api.request_context import joined
+from holdfast.telemetry import tracing
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.recorder import Recorder
+
+# Where a request's scope has its span. Layers below copy the scope, and what is in it stays the same.
+SERVED = "holdfast.served"
+# Asked every few seconds by those who watch over the process, and nothing to see.
+PROBES = ("/ok", "/metrics")
+# FastAPI would record requests, and what is in them, by itself as soon as a process has traces.
+SILENT: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+
+
+def traced(app: ASGIApp) -> ASGIApp:
+    """The application with a span around each request; as it is when traces are off."""
+    return app if tracing.recorder is None else RequestSpans(app, tracing.recorder)
+
+
+class RequestSpans:
+    def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
+        self._app = app
+        self._recorder = recorder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"].endswith(PROBES):
+            await self._app(scope, receive, send)
+            return
+        headers = joined(scope["headers"])
+        if scope["type"] != "http":
+            with self._recorder.going_on(headers):
+                await self._app(scope, receive, send)
+            return
+        with self._recorder.serving(scope["method"], scope["path"], headers) as served:
+
+            async def answer(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    names = {name.lower(): value for name, value in message.get("headers", ())}
+                    request_id = names.get(b"x-request-id")
+                    served.answered(message["status"], None if request_id is None else request_id.decode("latin-1"))
+                await send(message)
+
+            await self._app({**scope, SERVED: served}, receive, answer)

@@ -1,0 +1,87 @@
+"""What a worker tells of its attempts, when traces are on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, assert_never
+
+from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
+from holdfast.engine.states import RunStatus
+from holdfast.telemetry import tracing
+from holdfast.worker.batch import EventEntry, Portion
+from holdfast.worker.graph_stream import Claimed
+
+if TYPE_CHECKING:
+    from holdfast.telemetry.recorder import AttemptSpan
+
+
+def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
+    """The span of an attempt that begins; None when traces are off."""
+    if tracing.recorder is None:
+        return None
+    subject = tracing.Subject(
+        run_id=run.run_id,
+        thread_id=run.thread_id,
+        assistant_id=run.assistant_id,
+        graph_id=run.graph_id,
+        tenant=run.tenant_id,
+    )
+    return tracing.recorder.attempt(
+        subject,
+        tracing.stored_trace(run.kwargs),
+        attempt=run.attempt,
+        worker_id=run.worker_id,
+        graph_name=(run.kwargs.get("config") or {}).get("run_name") or run.graph_id,
+        given_back=run.untouched,
+        looked_at=looked_at,
+    )
+
+
+def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> None:
+    """A commit, to each run that has something in it. Shown is what moves a run on; a commit that holds events alone is
+    counted, for while a model talks there may be hundreds in a second."""
+    for lane, (portion, _, size) in group.items():
+        if lane.trace is None:
+            continue
+        events = sum(type(entry) is EventEntry for entry in portion.entries)
+        durable = len(portion.entries) - events
+        about = {
+            "holdfast.journal.events": events,
+            "holdfast.journal.writes": durable,
+            "holdfast.journal.bytes": size,
+            "holdfast.journal.runs": len(group),
+        }
+        lane.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)
+
+
+def trace_crash(span: AttemptSpan | None, error: Exception) -> None:
+    """An attempt that broke off in a way it should not have."""
+    if span is not None:
+        span.failed(error)
+        span.end("crashed", {}, failed=True)
+
+
+def trace_end(span: AttemptSpan | None, outcome: Outcome | None) -> None:
+    """The end of an attempt. One without an outcome was lost, and is told by whoever takes the run over."""
+    if span is None or outcome is None:
+        return
+    match outcome:
+        case Ended(status=status, error=error):
+            about: dict[str, str | int | float | bool] = {}
+            if outcome.dead_letter is not None:
+                about["holdfast.dead_letter"] = outcome.dead_letter
+            if status == RunStatus.SUCCESS and outcome.resting == "interrupted":
+                asked = sum(len(interrupts) for interrupts in (outcome.interrupts or {}).values())
+                about |= {"holdfast.paused": True, "holdfast.interrupts": asked}
+            failed = status in (RunStatus.ERROR, RunStatus.TIMEOUT)
+            span.end(str(status), about, error=error, traceback=outcome.traceback, failed=failed)
+        case Released(after=None):
+            span.end("handed back", {})
+        case Released(after=after):
+            span.end("retry", {"holdfast.retry_after": float(after or 0.0)}, failed=False)
+        case RolledBack():
+            span.end("rolled back", {})
+        case Waiting():
+            span.end("waiting for its children", {"holdfast.awaited": len(outcome.awaited)})
+        case _:
+            assert_never(outcome)
