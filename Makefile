@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams clean
+.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams bench-scale bench-guard clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -66,6 +66,12 @@ bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 
 bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes)
 	$(BIN)/python -m bench streams
+
+bench-scale: $(DEV_STAMP) ## measure what stays the same with more workers and more runs (half an hour)
+	$(BIN)/python -m bench scale
+
+bench-guard: $(DEV_STAMP) ## count what a run makes everybody do; ARGS=--accept to accept it
+	$(BIN)/python -m bench guard $(filter --accept,$(ARGS))
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
