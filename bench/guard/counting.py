@@ -31,7 +31,7 @@ DATABASE = "bench_guard"
 # With `sync` every step waits for its commit. Else how many steps share one, and with it the number of statements,
 # would depend on how fast the machine is at this moment; a run of one step has but one to wait for.
 CASES = {"one step": ("one", "async"), "five steps": ("five", "sync")}
-WARM_UP, RUNS = 10, 21
+WARM_UP, RUNS = 8, 11
 QUIET = 0.06
 """Seconds without a statement after which everybody has come to rest."""
 
