@@ -16,7 +16,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams bench-observability clean
+.PHONY: help run demo test services node-modules check format docs torture clean
+.PHONY: bench-engine bench-streams bench-observability bench-scale bench-guard
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -73,6 +74,12 @@ bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes
 
 bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (two minutes)
 	$(BIN)/python -m bench observability
+
+bench-scale: $(DEV_STAMP) ## measure what stays the same with more workers and more runs (half an hour)
+	$(BIN)/python -m bench scale
+
+bench-guard: $(DEV_STAMP) ## count what a run makes everybody do; ARGS=--accept to accept it
+	$(BIN)/python -m bench guard $(filter --accept,$(ARGS))
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

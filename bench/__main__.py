@@ -9,7 +9,9 @@ import typer
 
 from bench import engine as engine_figures
 from bench import observability as observability_figures
+from bench import scale as scale_figures
 from bench import streams as stream_figures
+from bench.guard import run as run_guard
 
 ONLY = typer.Option(help="Only this figure; may be repeated.")
 QUICK = typer.Option(help="Few repetitions: to see that it works, not what it measures.")
@@ -44,6 +46,23 @@ def streams(
 def observability(quick: Annotated[bool, QUICK] = False) -> None:
     """What logs and metrics cost. Exits with 1 when that is more than 5 %."""
     sys.exit(0 if observability_figures.run(quick=quick) else 1)
+
+
+@app.command()
+def scale(
+    only: Annotated[list[scale_figures.Figure] | None, ONLY] = None,
+    quick: Annotated[bool, QUICK] = False,
+) -> None:
+    """What stays the same with more workers, finished runs, and runs executed. Exits with 1 when it does not."""
+    sys.exit(0 if scale_figures.run(only or list(scale_figures.Figure), quick=quick) else 1)
+
+
+@app.command()
+def guard(
+    accept: Annotated[bool, typer.Option(help="Keep what is counted as what later runs are compared with.")] = False,
+) -> None:
+    """What a run makes everybody do, counted, against what was accepted. Exits with 1 when something has grown."""
+    sys.exit(0 if run_guard(accepting=accept) else 1)
 
 
 if __name__ == "__main__":

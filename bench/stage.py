@@ -84,6 +84,10 @@ class Process:
         """Bytes that would be free if the process ended: what it shares with others is not among them."""
         return int(self._process.memory_full_info().uss)
 
+    def resident_memory(self) -> int:
+        """Bytes that the process has in memory, shared ones included."""
+        return int(self._process.memory_info().rss)
+
     def wait(self, timeout: float) -> None:
         self._popen.wait(timeout)
 

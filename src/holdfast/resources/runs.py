@@ -15,6 +15,7 @@ from holdfast.engine.create import RUN_COLUMNS
 from holdfast.engine.gates import restore_thread
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.states import RunStatus
 from holdfast.errors import Conflict, NotFound
 from holdfast.resources.threads import present
 
@@ -57,8 +58,10 @@ WHERE thread_id = %(thread_id)s AND (%(status)s::text IS NULL OR status = %(stat
 ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
+# The state is written into it as it is. Each is found by an index that holds few others, `run_recent`, `run_unfinished`
+# or `run_failed`, and none of them serves a plan that is made for any state.
 LIST_ALL = f"""
-SELECT {RUN_COLUMNS} FROM run WHERE (%(status)s::text IS NULL OR status = %(status)s) AND {{visible}}
+SELECT {RUN_COLUMNS} FROM run WHERE {{state}} AND {{visible}}
 ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
@@ -110,6 +113,12 @@ async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
         await restore_thread(connection, thread_id)
 
 
+def list_statement(status: str | None, visible: str) -> str:
+    """How runs in a state are listed, newest first. `visible` is a condition of our own."""
+    state = "true" if status is None else f"status = '{RunStatus(status)}'"
+    return LIST_ALL.format(state=state, visible=visible)
+
+
 async def list_runs(
     connection: AsyncConnection[DictRow],
     thread_id: UUID | None,
@@ -120,7 +129,7 @@ async def list_runs(
 ) -> list[DictRow]:
     """Runs of a thread, or of all threads that are visible, newest first."""
     condition, parameters = _in_visible_thread(visible)
-    statement = LIST_ALL.format(visible=condition) if thread_id is None else LIST_OF_THREAD
+    statement = list_statement(status, condition) if thread_id is None else LIST_OF_THREAD
     parameters |= {"thread_id": thread_id, "status": status, "limit": limit, "offset": offset}
     cursor = await connection.execute(statement.encode(), parameters)
     return await cursor.fetchall()

@@ -21,6 +21,8 @@ from holdfast.engine.waking import LOCK_FAMILY
 from holdfast.errors import Conflict, NotFound
 
 TtlStrategy = Literal["delete", "keep_latest"]
+# Written into statements as they are: an index of what is not idle serves no plan that is made for any status.
+STATUSES = frozenset({"idle", "busy", "interrupted", "error"})
 
 ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
@@ -133,7 +135,9 @@ class Filters:
         if self.values:
             conditions.append('"values" @> %(values)s::jsonb')
             parameters["values"] = orjson.dumps(self.values).decode()
-        if self.status is not None:
+        if self.status in STATUSES:
+            conditions.append(f"status = '{self.status}'")
+        elif self.status is not None:
             conditions.append("status = %(status)s")
             parameters["status"] = self.status
         if self.visible.restricted:

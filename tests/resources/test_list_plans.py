@@ -1,0 +1,91 @@
+"""What lists read in a database with a past: a page of what they show, however much there is of everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import Connection
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import open_blocking_session
+from holdfast.resources import runs, threads
+from holdfast.settings import load_settings
+from tests.conftest import TEMPLATE
+from tests.engine.plans import TABLES, fill
+from tests.engine.test_query_plans import readings
+
+LIMIT = 10
+# A page, and the few that share their moment with the last of it.
+MOST = 3 * LIMIT
+
+# What is rare in a database in which nearly everything ended well.
+RARE = [
+    "UPDATE thread SET status = 'idle', updated_at = created_at - random() * interval '1 day', "
+    "created_at = created_at - random() * interval '1 day'",
+    "UPDATE thread SET status = 'busy' WHERE thread_id = '00000000-0000-4000-8000-000000000001'",
+    "UPDATE thread SET status = 'error' WHERE thread_id = '00000000-0000-4000-8000-000000002001'",
+    "UPDATE thread SET status = 'interrupted' WHERE thread_id = '00000000-0000-4000-8000-000000002002'",
+    "UPDATE run SET status = 'error' WHERE run_id = '00000000-0000-4000-9000-000020010001'",
+]
+
+
+@pytest.fixture(scope="module")
+def past_url(server_url: str) -> Iterator[str]:
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        url = make_conninfo(server_url, dbname=name)
+        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
+            fill(filling)
+            for statement in RARE:
+                filling.execute(statement.encode())
+            filling.execute("VACUUM ANALYZE")
+        yield url
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def past(past_url: str) -> Iterator[Connection[DictRow]]:
+    settings = load_settings({}, database_url=past_url)
+    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+def thread_search(status: str | None, sort_by: str = "updated_at") -> str:
+    where, parameters = threads.Filters(status=status).where()
+    assert not parameters, "a plan for any status cannot use an index of some"
+    order = f"ORDER BY {sort_by} DESC, thread_id DESC LIMIT {LIMIT}"
+    return f"SELECT thread_id FROM thread WHERE {where} {order}"
+
+
+@pytest.mark.parametrize("status", sorted(threads.STATUSES))
+def test_threads_of_any_status_are_found_by_an_index(past: Connection[DictRow], status: str) -> None:
+    check(past, thread_search(status))
+
+
+@pytest.mark.parametrize("sort_by", ["updated_at", "created_at"])
+def test_the_latest_threads_are_found_by_an_index(past: Connection[DictRow], sort_by: str) -> None:
+    check(past, thread_search(None, sort_by))
+
+
+@pytest.mark.parametrize("status", ["busy", "error", "interrupted"])
+def test_counting_what_is_rare_reads_only_that(past: Connection[DictRow], status: str) -> None:
+    where, _ = threads.Filters(status=status).where()
+    check(past, f"SELECT count(*) FROM thread WHERE {where}")
+
+
+@pytest.mark.parametrize("status", ["error", "timeout", "interrupted"])
+def test_runs_that_failed_are_found_by_an_index(past: Connection[DictRow], status: str) -> None:
+    check(past, runs.list_statement(status, "true").replace("%(limit)s", str(LIMIT)).replace("%(offset)s", "0"))
+
+
+def check(past: Connection[DictRow], statement: str) -> None:
+    for reading in readings(past, statement, {}):
+        shown = json.dumps(reading.plan, indent=1)
+        assert not set(reading.whole_tables) & set(TABLES), shown
+        assert reading.rows <= MOST, shown
