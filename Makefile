@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture bench-engine bench-streams clean
+.PHONY: help run demo test services node-modules check format docs torture bench bench-engine bench-streams clean
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -60,6 +60,9 @@ docs: $(DEV_STAMP) ## write docs/configuration.md from the settings
 
 torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
 	$(BIN)/python -m tests.torture
+
+bench: $(DEV_STAMP) ## compare with langgraph dev, Aegra and the bare graph (twenty minutes): make bench BENCH="--only holdfast"
+	$(BIN)/python -m bench peers $(BENCH)
 
 bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 	$(BIN)/python -m bench engine
