@@ -60,9 +60,8 @@ def _print(summary: Summary) -> None:
         for name in Participant:
             if (figure := summary.figure(name, scenario, measure)) is not None:
                 ratio = summary.ratio(Participant.HOLDFAST, name, scenario, measure)
-                by = (
-                    f"Holdfast by it: {spread(ratio)}" if ratio is not None and name is not Participant.HOLDFAST else ""
-                )
+                other = ratio is not None and name is not Participant.HOLDFAST
+                by = f"Holdfast by it: {spread(ratio)}" if other else ""
                 out.print(f"{scenario.label:<26}{name.label:<32}{spread(figure):<30}{by}", markup=False)
     for target in summary.targets():
         measured = "–" if target.measured is None else spread(target.measured) + target.unit

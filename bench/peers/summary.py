@@ -84,12 +84,7 @@ class Summary:
         reasons = (cell.failure for cell in self._cells.get((server, scenario), []))
         return next((reason for reason in reasons if reason is not None), None)
 
-    def best(
-        self,
-        scenario: Scenario,
-        measure: str,
-        choose: Callable[[Iterable[tuple[float, Participant]]], tuple[float, Participant]],
-    ) -> Participant | None:
+    def best(self, scenario: Scenario, measure: str, choose: Choice) -> Participant | None:
         """The peer with the best median."""
         found = [(figure.median, name) for name in PEERS if (figure := self.figure(name, scenario, measure))]
         return choose(found)[1] if found else None
