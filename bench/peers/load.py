@@ -42,6 +42,20 @@ class FirstEvents:
     content: list[float] = field(default_factory=list)
 
 
+class Tally:
+    """Counts a name in what comes piece by piece. It may lie across two pieces; what is looked at again is too short to
+    hold the whole of it."""
+
+    def __init__(self, name: bytes) -> None:
+        self._name = name
+        self._rest = b""
+
+    def count(self, piece: bytes) -> int:
+        data = self._rest + piece
+        self._rest = data[-len(self._name) + 1 :]
+        return data.count(self._name)
+
+
 class Load:
     """Use as a context manager. `look` is called at both ends of what is measured."""
 
@@ -101,16 +115,13 @@ class Load:
     async def stream(self, scenario: Scenario, counter: Counter, kept: list[bytes]) -> None:
         """One streamed run on a new thread. Its events are counted as they arrive and looked at afterwards."""
         thread = await self.thread()
-        name = f"event: {STREAMS[scenario][2]}".encode()
-        body, tail = [], b""
+        tally = Tally(f"event: {STREAMS[scenario][2]}".encode())
+        body = []
         async with self._session.post(f"/threads/{thread}/runs/stream", json=request(scenario, 0)) as response:
             if response.status != 200:
                 raise WrongAnswer(f"{response.status} {(await response.read())[:300]!r}")
             async for chunk in response.content.iter_any():
-                # A name may lie across two chunks, but not the whole of it in the rest that is looked at again.
-                data = tail + chunk
-                counter.events += data.count(name)
-                tail = data[-len(name) + 1 :]
+                counter.events += tally.count(chunk)
                 body.append(chunk)
         kept.append(b"".join(body))
 

@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 from aiohttp import web
-from bench.peers.load import Load, events
+from bench.peers.load import Load, Tally, events
 from bench.peers.scenarios import EVENTS, Scenario
 from bench.peers.window import Counter, WrongAnswer
 
@@ -17,8 +17,8 @@ Honesty = Callable[[int], int]
 
 
 @asynccontextmanager
-async def server(result: Honesty, *, said: int = EVENTS, status: str = "success", piece: int = 7) -> AsyncIterator[str]:
-    """Runs the graphs' sums as `result` does them. Streams come in pieces of a few bytes."""
+async def server(result: Honesty, *, said: int = EVENTS, status: str = "success") -> AsyncIterator[str]:
+    """Runs the graphs' sums as `result` does them, and says so many events."""
     threads: Iterator[int] = count()
     given: dict[str, int] = {}
 
@@ -46,8 +46,7 @@ async def server(result: Honesty, *, said: int = EVENTS, status: str = "success"
         frames = ["event: metadata\r\ndata: {}\r\n\r\n: heartbeat\r\n\r\n"]
         frames += [f"event: custom\r\ndata: {json.dumps({'number': number})}\r\n\r\n" for number in range(said)]
         body = "".join(frames).encode()
-        for start in range(0, len(body), piece):
-            await response.write(body[start : start + piece])
+        await response.write(body)
         return response
 
     app = web.Application()
@@ -79,7 +78,14 @@ async def test_a_wait_is_believed_only_with_the_right_values(scenario: Scenario)
         assert raised.group_contains(WrongAnswer)
 
 
-async def test_events_are_counted_across_pieces_and_looked_at() -> None:
+@pytest.mark.parametrize("size", [1, 5, 13, 14, 100])
+def test_a_name_is_counted_once_wherever_it_is_cut(size: int) -> None:
+    body = b"event: custom\r\n" * 5 + b"event: cust"
+    tally = Tally(b"event: custom")
+    assert sum(tally.count(body[start : start + size]) for start in range(0, len(body), size)) == 5
+
+
+async def test_events_are_counted_and_looked_at() -> None:
     async with server(lambda number: number) as url, Load(url, 2) as load:
         counter, kept = Counter(), list[bytes]()
         await load.stream(Scenario.TOKENS, counter, kept)
