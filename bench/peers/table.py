@@ -41,6 +41,8 @@ def verdict(target: Target) -> str:
 
 
 def _rows(head: list[str], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return ["Nobody."]
     rule = ["---", *("---:" for _ in head[1:])]
     return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
 
@@ -111,7 +113,7 @@ class Page:
             "# Holdfast and the others",
             "",
             f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, Python "
-            f"{platform.python_version()}; {len(self._findings.load)} rounds, {pace.concurrency} clients at once, "
+            f"{platform.python_version()}; {len(self._findings.load)} round(s), {pace.concurrency} clients at once, "
             f"windows of {pace.seconds:g} s; {self._seconds / 60:.0f} minutes in all. "
             "Median of the rounds (lowest to highest). "
             "Load average at the beginning of each round: "
@@ -146,7 +148,8 @@ class Page:
         lines += ["", "Milliseconds of CPU for a run.", ""]
         lines += self._table("server", waits, "cpu_server")
         lines += ["", *self._table("its Postgres", waits, "cpu_postgres")]
-        lines += ["", *self._table("its Redis", waits, "cpu_redis")]
+        if any("cpu_redis" in cell.measures for cell in self._findings.cells):
+            lines += ["", *self._table("its Redis", waits, "cpu_redis")]
         lines += ["", "The client, as a share of one core: where it comes near 1 the client is what was measured.", ""]
         lines += self._table("client", waits, "cores_client")
         lines += ["", "From the log of Postgres, transaction control included; thread and questions too.", ""]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,6 +56,7 @@ def test_nothing_outlives_the_comparison(number: signal.Signals, tmp_path: Path)
     command = [sys.executable, "-m", "bench", "peers", "--only", "holdfast", "--scenario", "five", "--seconds", "100"]
     with (tmp_path / "log").open("wb") as log:
         started = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
+    children: list[psutil.Process] = []
     try:
         family = psutil.Process(started.pid)
 
@@ -74,6 +76,9 @@ def test_nothing_outlives_the_comparison(number: signal.Signals, tmp_path: Path)
         if started.poll() is None:
             started.kill()
             started.wait()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def _command(process: psutil.Process) -> str:
