@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo test services node-modules check format docs torture clean
-.PHONY: bench-engine bench-streams bench-observability bench-scale bench-guard
+.PHONY: bench bench-engine bench-streams bench-observability bench-scale bench-guard
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -65,6 +65,9 @@ docs: $(DEV_STAMP) ## write docs/configuration.md, docs/metrics.md and docs/even
 
 torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
 	$(BIN)/python -m tests.torture
+
+bench: $(DEV_STAMP) ## compare with langgraph dev, Aegra and the bare graph (twenty minutes): make bench BENCH="--only holdfast"
+	$(BIN)/python -m bench peers $(BENCH)
 
 bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 	$(BIN)/python -m bench engine
