@@ -55,12 +55,12 @@ class Losses:
         if first:
             log.warning("traces.dropped", spans=number, error=reason)
 
-    def over(self, event: str = "traces.recovered") -> None:
-        """They arrive again, or nobody waits for that any more."""
+    def over(self, *, ending: bool = False) -> None:
+        """They arrive again; or, at the end of the process, nobody waits for that any more."""
         with self._lock:
             lost, self._since_outage = self._since_outage, 0
         if lost:
-            log.info(event, dropped=lost)
+            log.info("traces.ended" if ending else "traces.recovered", dropped=lost)
 
 
 class CountedExporter(SpanExporter):

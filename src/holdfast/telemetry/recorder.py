@@ -67,7 +67,7 @@ class Recorder:
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(patience)
-        self.losses.over("traces.ended")
+        self.losses.over(ending=True)
 
     # --- requests ---------------------------------------------------------------------------------
 
