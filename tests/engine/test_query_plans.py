@@ -123,7 +123,9 @@ def written(**columns: list[Any]) -> dict[str, Any]:
 
 
 def ended() -> dict[str, Any]:
-    return running_runs(statuses=ten("success"), errors=ten(None), tracebacks=ten(None), dead_letters=ten(None))
+    return running_runs(
+        statuses=ten("success"), errors=ten(None), tracebacks=ten(None), dead_letters=ten(None), progress=ten(1)
+    )
 
 
 def ended_threads() -> dict[str, Any]:

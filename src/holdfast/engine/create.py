@@ -20,6 +20,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
+from holdfast.db.arrays import booleans, floats, integers, texts, uuids
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
@@ -209,12 +210,12 @@ async def create_threads(connection: AsyncConnection[DictRow], threads: Sequence
     return await connection.execute(
         CREATE_THREADS,
         {
-            "thread_ids": [new.thread_id for new in threads],
-            "tenant_ids": [new.tenant_id for new in threads],
-            "metadatas": [orjson.dumps(new.metadata).decode() for new in threads],
-            "temporaries": [new.temporary for new in threads],
-            "ttl_minutes": [None if new.ttl is None else float(new.ttl[0]) for new in threads],
-            "ttl_strategies": [None if new.ttl is None else new.ttl[1] for new in threads],
+            "thread_ids": uuids([new.thread_id for new in threads]),
+            "tenant_ids": texts([new.tenant_id for new in threads]),
+            "metadatas": texts([orjson.dumps(new.metadata).decode() for new in threads]),
+            "temporaries": booleans([new.temporary for new in threads]),
+            "ttl_minutes": floats([None if new.ttl is None else new.ttl[0] for new in threads]),
+            "ttl_strategies": texts([None if new.ttl is None else new.ttl[1] for new in threads]),
         },
     )
 
@@ -354,22 +355,25 @@ async def _insert(
 
 def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
     return {
-        "run_ids": [new.run_id for new in runs],
-        "thread_ids": [new.thread_id for new in runs],
-        "assistant_ids": [new.assistant_id for new in runs],
+        "run_ids": uuids([new.run_id for new in runs]),
+        "thread_ids": uuids([new.thread_id for new in runs]),
+        "assistant_ids": uuids([new.assistant_id for new in runs]),
         "seens": [new.assistant_seen for new in runs],
-        "graph_ids": [new.graph_id for new in runs],
-        "afters": [float(new.after_seconds) for new in runs],
-        "priorities": [new.priority for new in runs],
-        "strategies": [str(new.multitask_strategy) for new in runs],
-        "metadatas": [to_json(new.metadata).decode() for new in runs],
-        "assistant_metadatas": [to_json(new.assistant_metadata).decode() for new in runs],
-        "kwargs": [to_json(new.kwargs).decode() for new in runs],
-        "webhooks": [new.kwargs.get("webhook") for new in runs],
-        "stamps": [
-            orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode() for new in runs
-        ],
+        "graph_ids": texts([new.graph_id for new in runs]),
+        "afters": floats([new.after_seconds for new in runs]),
+        "priorities": integers([new.priority for new in runs]),
+        "strategies": texts([new.multitask_strategy for new in runs]),
+        "metadatas": texts([to_json(new.metadata).decode() for new in runs]),
+        "assistant_metadatas": texts([to_json(new.assistant_metadata).decode() for new in runs]),
+        "kwargs": texts([to_json(new.kwargs).decode() for new in runs]),
+        "webhooks": texts([new.kwargs.get("webhook") for new in runs]),
+        "stamps": texts([_stamp(new) for new in runs]),
     }
+
+
+def _stamp(new: NewRun) -> str:
+    """What a thread's metadata says of its last run."""
+    return orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode()
 
 
 async def _answer_questions(

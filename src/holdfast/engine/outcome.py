@@ -54,9 +54,11 @@ Outcome = Ended | Released | RolledBack | Waiting
 
 END_RUNS = """
 UPDATE run SET status = o.status, worker_id = NULL, ready_at = NULL, finished_at = now(), updated_at = now(),
-               error = o.error::jsonb, traceback = o.traceback, dead_letter = o.dead_letter
+               error = o.error::jsonb, traceback = o.traceback, dead_letter = o.dead_letter,
+               progress = greatest(run.progress, o.progress)
 FROM unnest(%(run_ids)b::uuid[], %(statuses)b::text[], %(errors)b::text[], %(tracebacks)b::text[],
-            %(dead_letters)b::text[]) AS o(run_id, status, error, traceback, dead_letter)
+            %(dead_letters)b::text[], %(progress)b::smallint[])
+     AS o(run_id, status, error, traceback, dead_letter, progress)
 WHERE run.run_id = o.run_id AND run.status = 'running'
 """
 

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
+from holdfast.db.arrays import texts
 from holdfast.db.connect import Database, open_session
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
@@ -61,7 +62,7 @@ class PostgresSignals(Carrier):
     async def _send(self, hints: list[Hint]) -> None:
         async with self._database.connection() as connection:
             await connection.execute(
-                NOTIFY, ([self._channel(hint.topic) for hint in hints], [hint.payload for hint in hints])
+                NOTIFY, (texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints]))
             )
 
     async def _receive(self) -> None:

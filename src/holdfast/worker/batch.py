@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,7 @@ import orjson
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
+from holdfast.db.arrays import Array, bigints, booleans, byteas, integers, smallints, texts, uuids
 from holdfast.engine.children import AWAIT_CHILDREN, WAIT_RUNS
 from holdfast.engine.gates import Gated, follow_ends
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
@@ -176,6 +178,8 @@ class Portion:
     entries: list[Entry] = field(default_factory=list)
     outcome: Outcome | None = None
     ties: Ties = NO_TIES
+    # How far the run has come with these entries; 0: no further than it was. Known once they are written.
+    progress: int = 0
 
     @property
     def parent_to_tell(self) -> UUID | None:
@@ -218,14 +222,25 @@ class Written:
         return None if row is None else row["written_at"]
 
 
-def _columns(rows: list[Any], names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+Columns = dict[str, Callable[[Any], Array]]
+PLACE: Columns = {"thread_ids": texts, "namespaces": texts}
+EVENTS: Columns = {
+    "thread_ids": uuids,
+    "seqs": bigints,
+    "run_ids": uuids,
+    "kinds": texts,
+    "namespaces": texts,
+    "datas": byteas,
+}
+BLOBS: Columns = {**PLACE, "channels": texts, "versions": texts, "types": texts, "blobs": byteas}
+CHECKPOINTS: Columns = {**PLACE, "ids": texts, "parents": texts, "checkpoints": texts, "metadatas": texts}
+WRITE_KEYS: Columns = {**PLACE, "ids": texts, "tasks": texts, "indexes": integers}
+WRITES: Columns = {**WRITE_KEYS, "paths": texts, "channels": texts, "types": texts, "blobs": byteas}
 
 
-EVENT_NAMES = ("thread_ids", "seqs", "run_ids", "kinds", "namespaces", "datas")
-BLOB_NAMES = ("thread_ids", "namespaces", "channels", "versions", "types", "blobs")
-CHECKPOINT_NAMES = ("thread_ids", "namespaces", "ids", "parents", "checkpoints", "metadatas")
-WRITE_NAMES = ("thread_ids", "namespaces", "ids", "tasks", "indexes", "paths", "channels", "types", "blobs")
+def _arrays(rows: Iterable[Any], columns: Columns) -> dict[str, Array]:
+    turned = zip(*rows, strict=True)
+    return {name: encode(values) for (name, encode), values in zip(columns.items(), turned, strict=True)}
 
 
 async def write_portions(
@@ -251,9 +266,9 @@ async def write_portions(
 
 def _claims(portions: list[Portion]) -> dict[str, Any]:
     return {
-        "run_ids": [portion.run_id for portion in portions],
-        "fences": [portion.fence for portion in portions],
-        "finals": [isinstance(portion.outcome, Ended) for portion in portions],
+        "run_ids": uuids([portion.run_id for portion in portions]),
+        "fences": bigints([portion.fence for portion in portions]),
+        "finals": booleans([isinstance(portion.outcome, Ended) for portion in portions]),
         "count": len(portions),
     }
 
@@ -266,7 +281,6 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     kept: dict[WriteKey, tuple[str, str, str, bytes]] = {}
     replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
     taken: set[WriteKey] = set()
-    progress: dict[UUID, int] = {}
     used: dict[UUID, str] = {}
     for portion in portions:
         seq = portion.first_seq
@@ -278,7 +292,7 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
                 for blob in entry.blobs:
                     blobs.setdefault(blob[:4], blob)
                 checkpoints[entry.row[:3]] = entry.row
-                progress[portion.run_id] = max(entry.progress, progress.get(portion.run_id, 0))
+                portion.progress = max(entry.progress, portion.progress)
             elif type(entry) is WritesEntry:
                 for key, row in entry.rows:
                     taken.discard(key)
@@ -290,26 +304,27 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
                     replaced.pop(entry.takes, None)
                     kept.pop(entry.takes, None)
                     taken.add(entry.takes)
-                progress[portion.run_id] = max(entry.progress, progress.get(portion.run_id, 0))
+                portion.progress = max(entry.progress, portion.progress)
             elif type(entry) is UsageEntry:
                 used[portion.run_id] = entry.usage
     for key in replaced:
         kept.pop(key, None)
     if events:
-        await connection.execute(REPEAT_EVENTS if repeat else INSERT_EVENTS, _columns(events, EVENT_NAMES))
+        await connection.execute(REPEAT_EVENTS if repeat else INSERT_EVENTS, _arrays(events, EVENTS))
     if blobs:
-        await connection.execute(PUT_BLOBS, _columns(list(blobs.values()), BLOB_NAMES))
+        await connection.execute(PUT_BLOBS, _arrays(blobs.values(), BLOBS))
     if checkpoints:
-        await connection.execute(PUT_CHECKPOINTS, _columns(list(checkpoints.values()), CHECKPOINT_NAMES))
+        await connection.execute(PUT_CHECKPOINTS, _arrays(checkpoints.values(), CHECKPOINTS))
     for statement, writes in ((PUT_WRITES, kept), (REPLACE_WRITES, replaced)):
         if writes:
             rows = [(*key, *row) for key, row in writes.items()]
-            await connection.execute(statement, _columns(rows, WRITE_NAMES))
+            await connection.execute(statement, _arrays(rows, WRITES))
     if taken:
-        await connection.execute(TAKE_ANSWERS, _columns(list(taken), WRITE_NAMES[:5]))
-    advanced = {run_id: reached for run_id, reached in progress.items() if reached}
-    if advanced:
-        await connection.execute(MARK_PROGRESS, {"run_ids": list(advanced), "progress": list(advanced.values())})
+        await connection.execute(TAKE_ANSWERS, _arrays(taken, WRITE_KEYS))
+    # Of those that end here their end says it.
+    if advanced := [portion for portion in portions if portion.progress and not isinstance(portion.outcome, Ended)]:
+        run_ids, progress = zip(*((portion.run_id, portion.progress) for portion in advanced), strict=True)
+        await connection.execute(MARK_PROGRESS, {"run_ids": uuids(run_ids), "progress": smallints(progress)})
     if used:
         await record_usage(connection, used)
 
@@ -321,26 +336,27 @@ async def _write_outcomes(
     released = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Released)]
     rolled_back = [portion for portion in outcomes if isinstance(portion.outcome, RolledBack)]
     if ended:
-        errors = [None if end.error is None else to_jsonb(orjson.dumps(end.error)) for _, end in ended]
+        errors = texts([None if end.error is None else to_jsonb(orjson.dumps(end.error)) for _, end in ended])
         await connection.execute(
             END_RUNS,
             {
-                "run_ids": [portion.run_id for portion, _ in ended],
-                "statuses": [str(end.status) for _, end in ended],
+                "run_ids": uuids([portion.run_id for portion, _ in ended]),
+                "statuses": texts([str(end.status) for _, end in ended]),
                 "errors": errors,
-                "tracebacks": [None if end.traceback is None else end.traceback.replace("\0", "") for _, end in ended],
-                "dead_letters": [end.dead_letter for _, end in ended],
+                "tracebacks": texts([end.traceback and end.traceback.replace("\0", "") for _, end in ended]),
+                "dead_letters": texts([end.dead_letter for _, end in ended]),
+                "progress": smallints([portion.progress for portion, _ in ended]),
             },
         )
         await connection.execute(
             END_THREADS,
             {
-                "thread_ids": [portion.thread_id for portion, _ in ended],
-                "restings": [end.resting for _, end in ended],
-                "values": [None if end.values is None else to_jsonb(end.values) for _, end in ended],
-                "interrupts": [to_jsonb(orjson.dumps(end.interrupts or {})) for _, end in ended],
+                "thread_ids": uuids([portion.thread_id for portion, _ in ended]),
+                "restings": texts([end.resting for _, end in ended]),
+                "values": texts([None if end.values is None else to_jsonb(end.values) for _, end in ended]),
+                "interrupts": texts([to_jsonb(orjson.dumps(end.interrupts or {})) for _, end in ended]),
                 "errors": errors,
-                "last_seqs": [portion.last_seq for portion, _ in ended],
+                "last_seqs": bigints([portion.last_seq for portion, _ in ended]),
             },
         )
         if telling := [portion.run_id for portion, _ in ended if portion.ties.webhook]:

@@ -1,0 +1,92 @@
+"""Arrays as Postgres takes them over the wire.
+
+psycopg can send any list, and looks at each of its items to find out how. Here the caller knows: for the arrays that
+the hot statements are made of, that is a third of what sending a statement costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+# Dimensions, whether there are NULLs, the type of the items, how many there are, and the number of the first.
+_HEAD = Struct(">iiIii")
+_LENGTH = Struct(">i").pack
+_NULL = _LENGTH(-1)
+_UUID, _FLOAT = Struct(">i16s").pack, Struct(">id").pack
+_BIGINT, _INTEGER, _SMALLINT = Struct(">iq").pack, Struct(">ii").pack, Struct(">ih").pack
+_TRUE, _FALSE = _LENGTH(1) + b"\x01", _LENGTH(1) + b"\x00"
+_EMPTY = Struct(">iiI")
+
+
+class Array:
+    """An array that is ready to be sent. To be used as `%(name)b::type[]`."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, oid: int, items: Sequence[Any], parts: Iterable[bytes]) -> None:
+        self.data = _HEAD.pack(1, 1, oid, len(items), 1) + b"".join(parts) if items else _EMPTY.pack(0, 0, oid)
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: Array) -> Buffer | None:
+        return obj.data
+
+
+psycopg.adapters.register_dumper(Array, _ArrayDumper)
+
+
+def uuids(items: Sequence[UUID]) -> Array:
+    """For `uuid[]`."""
+    return Array(2950, items, [_UUID(16, item.bytes) for item in items])
+
+
+def bigints(items: Sequence[int]) -> Array:
+    """For `bigint[]`."""
+    return Array(20, items, [_BIGINT(8, item) for item in items])
+
+
+def integers(items: Sequence[int]) -> Array:
+    """For `integer[]`."""
+    return Array(23, items, [_INTEGER(4, item) for item in items])
+
+
+def smallints(items: Sequence[int]) -> Array:
+    """For `smallint[]`."""
+    return Array(21, items, [_SMALLINT(2, item) for item in items])
+
+
+def floats(items: Sequence[float | None]) -> Array:
+    """For `float8[]`."""
+    return Array(701, items, [_NULL if item is None else _FLOAT(8, item) for item in items])
+
+
+def booleans(items: Sequence[bool]) -> Array:
+    """For `boolean[]`."""
+    return Array(16, items, [_TRUE if item else _FALSE for item in items])
+
+
+def byteas(items: Sequence[bytes | None]) -> Array:
+    """For `bytea[]`."""
+    return Array(17, items, [_NULL if item is None else _LENGTH(len(item)) + item for item in items])
+
+
+def texts(items: Sequence[str | None]) -> Array:
+    """For `text[]`. Raises psycopg.DataError for a NUL, which Postgres does not store."""
+    return Array(25, items, [_NULL if item is None else _text(item) for item in items])
+
+
+def _text(item: str) -> bytes:
+    data = item.encode()
+    if b"\0" in data:
+        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    return _LENGTH(len(data)) + data
