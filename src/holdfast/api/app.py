@@ -37,6 +37,7 @@ from holdfast.api.meta import describe, meta_router
 from holdfast.api.perimeter import CorsLayer, MountPrefix
 from holdfast.api.request_context import RequestContextLayer
 from holdfast.api.shapes import refusals
+from holdfast.api.shortcuts import Shortcuts
 from holdfast.api.traces import SILENT, traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
@@ -44,14 +45,13 @@ from holdfast.graphs.http import HttpSection, http_section, load_app
 log = structlog.get_logger(__name__)
 
 # Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
-# In the order in which they are asked, for each request anew: what is used most comes first.
 ROUTERS = (
+    ("assistants", assistants.router),
     ("threads", threads.router),
+    ("threads", state.router),
     ("runs crons", crons.router),
     ("runs", runs.router),
     ("runs", run_sets.router),
-    ("assistants", assistants.router),
-    ("threads", state.router),
     ("threads", usage.router),
     ("runs", children.router),
     ("runs", interrupts.router),
@@ -77,13 +77,15 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     app.state.holdfast = web
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
-    app.include_router(meta_router(section))
+    meta = meta_router(section)
+    app.include_router(meta)
     denials = {} if web.auth is None else refusals(401, 403, 429)
+    switched_on = [router for switches, router in ROUTERS if section.disabled.isdisjoint(switches.split())]
     if "meta" not in section.disabled:
-        app.include_router(metrics.router, responses=denials)
-    for switches, router in ROUTERS:
-        if section.disabled.isdisjoint(switches.split()):
-            app.include_router(router, responses=denials)
+        switched_on.append(metrics.router)
+    for router in switched_on:
+        app.include_router(router, responses=denials)
+    app.router.middleware_stack = Shortcuts(app.router, [meta, *switched_on])
     return app
 
 
