@@ -45,11 +45,12 @@ class Losses:
     def __init__(self) -> None:
         self.dropped = 0
         self._since_outage = 0
+        self._ended = False
         self._lock = threading.Lock()
 
     def add(self, number: int, reason: str) -> None:
         with self._lock:
-            first = self._since_outage == 0
+            first = self._since_outage == 0 and not self._ended
             self.dropped += number
             self._since_outage += number
         if first:
@@ -59,6 +60,8 @@ class Losses:
         """They arrive again; or, at the end of the process, nobody waits for that any more."""
         with self._lock:
             lost, self._since_outage = self._since_outage, 0
+            # What is still under way then may fail at leisure.
+            self._ended = self._ended or ending
         if lost:
             log.info("traces.ended" if ending else "traces.recovered", dropped=lost)
 
