@@ -92,6 +92,9 @@ class Worker:
         self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
         self._draining = False
+        # Whether more may be ready than there was room for when we last looked. Whatever becomes ready after a look
+        # that found less than there was room for comes with a hint.
+        self._more = True
         # The tenant whose turn was last.
         self._served = ""
         self._ask_schedule = True
@@ -200,6 +203,7 @@ class Worker:
                     continue
                 backoff.succeeded()
             else:
+                self._more = True
                 self._wakes.passed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -215,8 +219,8 @@ class Worker:
             rows = await claim(
                 connection, worker_id, free, self._catalog.graph_ids, after=self._served, max_running=most
             )
-            # With fewer than asked for, nothing is left: whatever becomes ready from here on comes with a hint.
             drained = len(rows) < free
+            self._more = not drained
             if drained and self._ask_schedule:
                 due = await next_due(connection)
                 # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
@@ -289,7 +293,9 @@ class Worker:
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
             self.finished += 1
-            self._wake.set()
+            # A tenant at its limit may have one more now. Without hints, any moment is as good as another.
+            if self._more or run.tenant_id or self.signals.degraded:
+                self._wake.set()
         count_end(self.database.metrics, run, outcome, time.monotonic() - started)
         match outcome:
             case Ended(status=status):

@@ -1,0 +1,80 @@
+"""When a run ends there is room: the worker looks if somebody may be waiting for it, and only then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+import pytest
+
+from holdfast.db.connect import Database
+from holdfast.engine.claim import claim as engine_claim
+from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.graphs.assistants import assistant_id
+from holdfast.settings import Settings
+from holdfast.worker import main
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import Words, line
+from tests.support.records import post_run, query, run_ended
+
+RUNS = 5
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    # So long that nothing in here is found by it.
+    return quick_settings(database_url, poll_interval=60, jobs=2)
+
+
+async def say(state: Words) -> dict[str, Any]:
+    return {"words": ["said"]}
+
+
+async def test_what_there_was_no_room_for_is_taken_when_there_is(settings: Settings, database: Database) -> None:
+    runs = [await post_run(database, "line", input={"words": []}) for _ in range(RUNS)]
+    async with running_worker(settings, catalog_of(line=line(say))):
+        for created in runs:
+            assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
+
+
+async def test_a_tenant_at_its_limit_goes_on_when_one_of_its_runs_ends(settings: Settings, database: Database) -> None:
+    await query(database, "INSERT INTO tenant (tenant_id, max_running) VALUES ('acme', 1) RETURNING tenant_id")
+    runs = [
+        NewRun(
+            thread_id=uuid4(),
+            assistant_id=assistant_id("line"),
+            graph_id="line",
+            kwargs={"input": {"words": []}},
+            create_thread=True,
+            tenant_id="acme",
+        )
+        for _ in range(RUNS)
+    ]
+    for new in runs:
+        await create_run(database, new)
+    async with running_worker(settings, catalog_of(line=line(say))):
+        for new in runs:
+            assert (await run_ended(database, new.run_id))["status"] == "success"
+
+
+async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, database: Database) -> None:
+    looks = Counter[str]()
+    claim = engine_claim
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        looks["all"] += 1
+        return await claim(*arguments, **options)
+
+    with patch.object(main, "claim", counted):
+        async with running_worker(settings, catalog_of(line=line(say))) as worker:
+            for number in range(RUNS + 1):
+                created = await post_run(database, "line", input={"words": []})
+                announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "line")])
+                await run_ended(database, created.run["run_id"])
+                if number == 0:
+                    looks.clear()
+    assert looks["all"] == RUNS
