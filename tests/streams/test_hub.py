@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
@@ -16,11 +17,13 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals import Listener, Topic
 from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
+from holdfast.streams.log import LogEvent
 from holdfast.telemetry.cancelling import cancel_all
 from tests.support.records import query
 from tests.support.waiting import until_true
 
 THREADS = 40
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WRITE = "INSERT INTO event (thread_id, seq, run_id, kind, data) VALUES (%s, %s, %s, 'custom', '1') RETURNING seq"
 
 
@@ -132,3 +135,53 @@ async def test_when_hints_may_have_been_missed_it_looks_at_once(database: Databa
     await until_true(lambda: watching.all_saw(1), "what was missed is found")
     assert asked["heads"] == 1
     await cancel_all([polling, *watching.tasks])
+
+
+class Expecting:
+    """A thread with events of one run in its log, where another run is being created."""
+
+    def __init__(self, database: Database, hub: Hub) -> None:
+        self.thread_id, self.old, self.new = uuid4(), uuid4(), uuid4()
+        self.hub = hub
+        self._database = database
+
+    async def write(self, run_id: UUID, *numbers: int, kind: str = "custom") -> None:
+        for number in numbers:
+            statement = WRITE.replace("'custom'", f"'{kind}'")
+            await query(self._database, statement, self.thread_id, number, run_id)
+
+    async def seen(self, run_id: UUID, after: int = 0, *, over: bool = False) -> list[int]:
+        async with asyncio.timeout(20):
+            watching = self.hub.run_events(self.thread_id, run_id, after, tick=None, over=over)
+            return [event.seq async for events in watching for event in events]
+
+
+@pytest.fixture
+async def expecting(database: Database) -> Expecting:
+    scene = Expecting(database, Hub(database, Deaf()))
+    await scene.write(scene.old, 1, 2)
+    await scene.write(scene.old, 3, kind="end")
+    scene.hub.expect(scene.thread_id)
+    return scene
+
+
+async def test_who_comes_while_a_run_is_being_created_sees_what_was_before(expecting: Expecting) -> None:
+    """A run that is over ends with the first empty answer, so there must not be one."""
+    assert await expecting.seen(expecting.old, over=True) == [1, 2, 3]
+
+
+async def test_and_after_it_was_created(expecting: Expecting) -> None:
+    # Whoever created it knows less than the log.
+    expecting.hub.begin(expecting.thread_id, expecting.new, 1)
+    assert await expecting.seen(expecting.old, 1, over=True) == [2, 3]
+
+
+async def test_the_events_of_the_expected_run_are_not_looked_for(expecting: Expecting, asked: Counter[str]) -> None:
+    expecting.hub.begin(expecting.thread_id, expecting.new, 3)
+    watching = asyncio.create_task(expecting.seen(expecting.new, 3))
+    told = [LogEvent(4, expecting.new, "custom", "", b"1", NOW), LogEvent(5, expecting.new, "end", "", b"{}", NOW)]
+    for flush in (told[:1], told[1:]):
+        await asyncio.sleep(0)
+        expecting.hub._feeds[expecting.thread_id].hint(flush[-1].seq, flush)
+    assert await watching == [4, 5]
+    assert asked["read_after"] == 0

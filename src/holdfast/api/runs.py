@@ -62,7 +62,7 @@ async def create_from(
             web.hub.expect(new.thread_id)
         created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
         if watched:
-            web.hub.begin(new.thread_id, created.run["first_seq"] - 1)
+            web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1)
         return announce_created(web, new, created)
 
     try:

@@ -66,6 +66,8 @@ class Feed:
         self.touches = 0
         # Of a thread where a run is being created: what has been said before it is known where its events begin.
         self._early: list[tuple[int | None, Sequence[LogEvent]]] | None = None
+        # Whether `head` is not known from the log.
+        self._unseen = False
         self._database = database
         self._recent: deque[LogEvent] = deque(maxlen=RECENT)
         self._changed = Change()
@@ -76,13 +78,20 @@ class Feed:
         self._early = []
 
     def begin(self, head: int) -> None:
-        """The log goes on after `head`, as far as is known, and nothing that has come since was missed. If it had gone
-        further before, a gap in what comes will show that."""
+        """What the expected run says comes after `head`, and nothing that has come since was missed. For whoever waits
+        for that run, the log need not be looked at: if it had gone further before, a gap in what comes will show it."""
         if self._early is not None:
             early, self._early = self._early, None
             self.head, self.stale = head, False
+            self._unseen = True
             for seq, events in early:
                 self.hint(seq, events)
+
+    def doubt(self, after: int) -> None:
+        """Somebody else has come, who may want what was in the log before."""
+        self.begin(after)
+        if self._unseen:
+            self.stale = True
 
     def hint(self, seq: int | None, events: Sequence[LogEvent] = ()) -> None:
         """The log has grown to `seq`, or (None) may have. `events`: the last of it, consecutive.
@@ -137,7 +146,7 @@ class Feed:
             return await read_after(connection, self.thread_id, after)
 
     async def _refill(self) -> None:
-        self.stale = False
+        self.stale = self._unseen = False
         try:
             async with self._database.connection() as connection:
                 events = await read_after(connection, self.thread_id, self.head, RECENT)
@@ -162,6 +171,8 @@ class Hub:
         self._feeds: dict[UUID, Feed] = {}
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}
         self._run_watchers: dict[UUID, int] = {}
+        # Runs that were created a moment ago to be watched.
+        self._expected: set[UUID] = set()
         self._closing = False
         self._signals = signals
         self._look = asyncio.Event()
@@ -180,10 +191,11 @@ class Hub:
         return len(self._feeds)
 
     @contextmanager
-    def watch(self, thread_id: UUID, after: int) -> Iterator[Feed]:
-        """Follow a thread for the length of the block."""
+    def watch(self, thread_id: UUID, after: int, run_id: UUID | None = None) -> Iterator[Feed]:
+        """Follow a thread for the length of the block; `run_id`: for what this run says."""
         feed = self._hold(thread_id, after)
-        feed.begin(after)
+        if run_id not in self._expected:
+            feed.doubt(after)
         feed.watchers += 1
         try:
             yield feed
@@ -200,10 +212,12 @@ class Hub:
             self._hold(thread_id, 0)
         asyncio.get_running_loop().call_later(EXPECTED, self._let_go, self._feeds[thread_id])
 
-    def begin(self, thread_id: UUID, head: int) -> None:
+    def begin(self, thread_id: UUID, run_id: UUID, head: int) -> None:
         """The run that was expected is there, and its events come after `head`."""
         if (feed := self._feeds.get(thread_id)) is not None:
             feed.begin(head)
+            self._expected.add(run_id)
+            asyncio.get_running_loop().call_later(EXPECTED, self._expected.discard, run_id)
 
     def _hold(self, thread_id: UUID, after: int) -> Feed:
         feed = self._feeds.get(thread_id)
@@ -250,7 +264,7 @@ class Hub:
     ) -> AsyncIterator[list[LogEvent]]:
         """The same for one run, up to and including its `end`. A run that ends without a word in the log (cancelled
         before it started, deleted) ends the iteration. `over`: it is known to have ended."""
-        with self.watch(thread_id, after) as feed, self._watch_run(run_id, feed) as ended:
+        with self.watch(thread_id, after, run_id) as feed, self._watch_run(run_id, feed) as ended:
             if over:
                 ended.set()
             eager = Eagerness()
