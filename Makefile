@@ -75,7 +75,7 @@ bench-engine: $(DEV_STAMP) ## measure the engine's figures (seven minutes)
 bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes)
 	$(BIN)/python -m bench streams
 
-bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (two minutes)
+bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (three minutes)
 	$(BIN)/python -m bench observability
 
 bench-scale: $(DEV_STAMP) ## measure what stays the same with more workers and more runs (half an hour)

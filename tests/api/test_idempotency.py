@@ -322,3 +322,15 @@ async def test_a_run_that_is_followed_by_its_repeated_stream_is_cancelled_only_w
         async with web.stream("POST", path, json=body, headers=headers) as second:
             assert second.headers["content-location"] == place
         await until(web, place, status="interrupted")
+
+
+async def test_a_stream_that_follows_is_repeated_as_one(client: httpx.AsyncClient) -> None:
+    thread_id = (await client.post("/threads", json={})).json()["thread_id"]
+    body = {"assistant_id": "echo", "input": {"messages": [{"role": "user", "content": "hello"}]}}
+    for kind in ("stream", "wait"):
+        headers = {"idempotency-key": f"follow-{kind}"}
+        url = f"/threads/{thread_id}/runs/{kind}?follow=true"
+        first, again = [await client.post(url, json=body, headers=headers) for _ in range(2)]
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.headers["location"] == first.headers["location"]
+        assert "follow=true" in again.headers["location"]

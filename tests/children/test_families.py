@@ -11,7 +11,9 @@ from langgraph.types import Command, interrupt
 
 import holdfast
 from holdfast.db.connect import Database
+from holdfast.engine.create import Created
 from holdfast.errors import NotInRun
+from holdfast.resources.timeline import run_timeline
 from holdfast.settings import Settings
 from tests.children.family import child, children_of, fan, told, waits, word
 from tests.support.catalogs import catalog_of
@@ -27,6 +29,11 @@ from tests.support.records import (
     thread_events,
     thread_row,
 )
+
+
+async def spans_of(database: Database, created: Created) -> list[str]:
+    async with database.connection() as connection:
+        return [span["kind"] for span in (await run_timeline(connection, created.run["run_id"]))["spans"]]
 
 
 async def test_results_come_in_the_order_asked_for(settings: Settings, database: Database) -> None:
@@ -72,8 +79,11 @@ async def test_a_parent_that_waits_is_busy_and_says_what_it_waits_for(settings: 
         assert len(worker._attempts) == 1
         kinds = [event.kind for event in await thread_events(database, created.run["thread_id"])]
         assert "end" not in kinds
+        assert "children" in await spans_of(database, created)
         gate.opened.set()
         await run_ended(database, created.run["run_id"])
+    kinds_of_time = await spans_of(database, created)
+    assert ("children" in kinds_of_time, "handover" in kinds_of_time) == (True, False)
     events = await thread_events(database, created.run["thread_id"])
     assert [event.kind for event in events][-1] == "end"
     assert attempts_told(events) == [1, 2]

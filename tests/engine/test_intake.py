@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import LOCK_OPEN_THREADS, AssistantChanged, Created, NewRun, NewThread
+from holdfast.engine.create import LOCK_OPEN_THREADS, AssistantChanged, Created, NewRun, NewThread, create_thread
 from holdfast.engine.intake import Intake
 from holdfast.errors import Conflict, NotFound
 from tests.engine.scene import BROKEN_QUEUES, GRAPH, create
@@ -122,6 +122,16 @@ async def test_nobody_waits_for_a_thread_that_is_not_theirs(database: Database, 
         assert len(more) == 5
         assert not waiting.done()
     assert (await waiting).ready
+
+
+async def test_nor_for_a_thread_that_is_being_created_elsewhere(database: Database, intake: Intake) -> None:
+    contested = NewThread(uuid4(), {})
+    async with database.transaction() as creating:
+        assert await create_thread(creating, contested) is not None
+        waiting = asyncio.create_task(intake.create_thread(contested))
+        assert await intake.create_thread(NewThread(uuid4(), {})) is not None
+        assert not waiting.done()
+    assert await waiting is None
 
 
 async def test_who_has_left_gets_nothing(database: Database, intake: Intake) -> None:

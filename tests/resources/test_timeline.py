@@ -33,6 +33,7 @@ def row(**changed: Any) -> dict[str, Any]:
         "first_seq": 1,
         "kwargs": {},
         "freed_at": None,
+        "children_ended": [],
         "now": at(30),
         **changed,
     }

@@ -185,3 +185,22 @@ async def test_the_events_of_the_expected_run_are_not_looked_for(expecting: Expe
         expecting.hub._feeds[expecting.thread_id].hint(flush[-1].seq, flush)
     assert await watching == [4, 5]
     assert asked["read_after"] == 0
+
+
+async def test_a_run_that_is_over_is_seen_whole_although_others_are_behind(expecting: Expecting) -> None:
+    """Somebody follows the thread, and has not heard yet how its run ended."""
+    watching = asyncio.create_task(expecting.seen(expecting.new, 3))
+    await until_true(lambda: expecting.hub.watchers == 1, "somebody watches")
+    await expecting.hub._feeds[expecting.thread_id].read(3)
+    await expecting.write(expecting.new, 4, 5)
+    await expecting.write(expecting.new, 6, kind="end")
+    assert await expecting.seen(expecting.new, 3, over=True) == [4, 5, 6]
+    await cancel_all([watching])
+
+
+async def test_nothing_piles_up_for_a_run_that_never_comes(expecting: Expecting) -> None:
+    feed = expecting.hub._feeds[expecting.thread_id]
+    for number in range(4, 3 * hub_module.RECENT):
+        feed.hint(number, [LogEvent(number, expecting.new, "custom", "", b"1", NOW)])
+    assert feed._early is None
+    assert feed.stale

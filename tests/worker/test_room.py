@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line
 from tests.support.records import post_run, query, run_ended
+from tests.support.waiting import until_true
 
 RUNS = 5
 
@@ -78,3 +80,38 @@ async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, datab
                 if number == 0:
                     looks.clear()
     assert looks["all"] == RUNS
+
+
+async def test_a_place_that_becomes_free_during_a_look_is_not_forgotten(settings: Settings, database: Database) -> None:
+    """The look asks for the places that were free when it began."""
+    gates = {"first": asyncio.Event(), "others": asyncio.Event()}
+    looking = asyncio.Event()
+
+    async def first(state: Words) -> dict[str, Any]:
+        await gates["first"].wait()
+        return {"words": ["waited"]}
+
+    async def other(state: Words) -> dict[str, Any]:
+        await gates["others"].wait()
+        return {"words": ["waited"]}
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        if looking.is_set():
+            looking.clear()
+            gates["first"].set()
+            await until_true(lambda: worker.finished == 1, "the first run ends meanwhile")
+        return await engine_claim(*arguments, **options)
+
+    with patch.object(main, "claim", slow):
+        async with running_worker(settings, catalog_of(first=line(first), other=line(other))) as worker:
+            created = await post_run(database, "first", input={"words": []})
+            announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "first")])
+            await until_true(lambda: len(worker._attempts) == 1, "it has begun")
+            others = [await post_run(database, "other", input={"words": []}) for _ in range(2)]
+            looking.set()
+            announce_ready(worker.signals, [ReadyRun(one.run["run_id"], "other") for one in others])
+            # Neither of them ends before the other has begun.
+            await until_true(lambda: len(worker._attempts) == 2, "both places are taken")
+            gates["others"].set()
+            for one in others:
+                assert (await run_ended(database, one.run["run_id"]))["status"] == "success"

@@ -178,9 +178,11 @@ async def repeated(web: WebContext, asked: Asked, first: Answer, body: bytes) ->
             ) from None
     cancel = orjson.loads(body).get("on_disconnect") == "cancel"
     stateless = first.headers["content-location"].startswith("/runs/")
+    # The place to go on from says what was asked for.
+    followed = "follow=true" in first.headers.get("location", "")
     if first.kind == "stream":
-        again = stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=stateless)
+        again = stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=stateless, follow=followed)
     else:
-        again = wait_response(web, run, cancel_on_disconnect=cancel, stateless=stateless)
+        again = wait_response(web, run, cancel_on_disconnect=cancel, stateless=stateless, follow=followed)
     again.headers[REPLAYED] = "true"
     return again

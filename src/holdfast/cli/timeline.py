@@ -23,6 +23,7 @@ STYLES = {
     "retry": "red",
     "takeover": "red",
     "handover": "yellow",
+    "children": "blue",
 }
 # Those that lie within an attempt.
 INNER = frozenset({"starting", "step", "unfinished", "ending"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -82,7 +83,8 @@ class Intake:
         arrival = _Arrival(new)
         self._arrived.append(arrival)
         if self._working is None:
-            self._working = asyncio.create_task(self._work(), name="intake")
+            # In nobody's name: it goes on for others.
+            self._working = asyncio.create_task(self._work(), name="intake", context=Context())
         return await arrival.answer
 
     async def _work(self) -> None:
@@ -135,8 +137,7 @@ class Intake:
         threads = [arrival.new for arrival in group if isinstance(arrival.new, NewThread)]
         opened: AsyncCursor[DictRow] | None = None
         async with self._database.pipelined() as connection:
-            if runs:
-                await connection.execute(PATIENCE)
+            await connection.execute(PATIENCE)
             if threads:
                 opened = await create_threads(connection, threads)
             written = await write_runs(connection, runs) if runs else None

@@ -31,8 +31,11 @@ SpanKind = Literal[
     "retry",
     "takeover",
     "handover",
+    "children",
 ]
 MOST_STEPS = 1000
+# When a run is ready that waits for its children; see `engine/waking.py`.
+FAR = 9999
 
 # The kwargs as they are: Postgres cannot read into those that hold a NUL character.
 # `freed_at` is when the last run before it in its thread ended: until then it was not this run's turn.
@@ -43,7 +46,9 @@ SELECT run.run_id, run.thread_id, run.graph_id, run.status, run.created_at, run.
        (SELECT max(other.finished_at) FROM run other
         WHERE other.thread_id = run.thread_id AND other.run_id <> run.run_id AND other.started_at IS NOT NULL
           AND other.finished_at > run.created_at
-          AND other.finished_at <= coalesce(run.started_at, run.finished_at, now())) AS freed_at
+          AND other.finished_at <= coalesce(run.started_at, run.finished_at, now())) AS freed_at,
+       ARRAY(SELECT child.finished_at FROM run child
+             WHERE child.parent_run_id = run.run_id AND child.finished_at IS NOT NULL LIMIT 1000) AS children_ended
 FROM run WHERE run.run_id = %(run_id)s
 """
 
@@ -123,7 +128,7 @@ class Timeline:
             "seconds": max(0.0, (until - run["created_at"]).total_seconds()),
             "queued_seconds": self.seconds("behind", "queued"),
             "working_seconds": self.seconds("attempt"),
-            "between_seconds": self.seconds("retry", "takeover", "handover"),
+            "between_seconds": self.seconds("retry", "takeover", "handover", "children"),
             "journal_wait_seconds": self.journal_wait,
             "spans": [
                 {
@@ -329,5 +334,14 @@ def _between(told: Timeline, attempt: _Attempt, following: _Attempt | None) -> N
         told.add("retry", "failed with a transient error; the pause before the retry", attempt.ended, began)
     elif crashes > attempt.crashes:
         told.add("takeover", "its worker was lost; until another had taken over", attempt.ended, began)
+    elif _waited_for_children(run, attempt.ended, began):
+        told.add("children", "gave its slot back until its children had ended", attempt.ended, began)
     else:
         told.add("handover", "handed back by a worker that stopped, or after an outage", attempt.ended, began)
+
+
+def _waited_for_children(run: DictRow, began: datetime, ended: datetime | None) -> bool:
+    """Whether one of its children ended between two attempts, or it waits for that now."""
+    if ended is None and run["ready_at"] is not None and run["ready_at"].year == FAR:
+        return True
+    return any(began <= end <= (ended or run["now"]) for end in run["children_ended"])

@@ -100,8 +100,11 @@ class Feed:
         has the last word.
         """
         if self._early is not None:
-            self._early.append((seq, events))
-            return
+            if len(self._early) < RECENT:
+                self._early.append((seq, events))
+                return
+            # It is a long time to wait, for a run that may never have been created.
+            self.doubt(0)
         if seq is None or seq > self.head:
             if events and not self.stale and events[0].seq <= self.head + 1:
                 self._append(events)
@@ -266,7 +269,9 @@ class Hub:
         before it started, deleted) ends the iteration. `over`: it is known to have ended."""
         with self.watch(thread_id, after, run_id) as feed, self._watch_run(run_id, feed) as ended:
             if over:
+                # Others may have the feed, and be behind.
                 ended.set()
+                feed.hint(None)
             eager = Eagerness()
             async for events in self._follow(feed, after, tick, ended.is_set, eager):
                 mine = [event for event in events if event.run_id == run_id]

@@ -334,7 +334,8 @@ class Journal:
             return
         for lane, (_, waiters, _) in group.items():
             # Not its message: Postgres quotes what it refuses.
-            log.warning("journal.refused", run_id=str(lane.run_id), error=_kind(error))
+            ids = {"run_id": str(lane.run_id), "thread_id": str(lane.thread_id)}
+            log.warning("journal.refused", **ids, error=_kind(error))
             lane._fail(JournalFailed(f"The database refused what the run wrote: {error}"), waiters)
 
     def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:

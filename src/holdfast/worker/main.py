@@ -190,6 +190,8 @@ class Worker:
                 self._worker_id = worker_id
                 log.info("worker.online", worker_id=str(worker_id), jobs=self._settings.jobs)
             self._wake.clear()
+            # Also of a place that becomes free during the look: it was not asked for.
+            self._more = True
             free = self._settings.jobs - len(self._attempts)
             pause = self._settings.degraded_poll if self.signals.degraded else self._settings.poll_interval
             if time.monotonic() >= self._strays_due:
@@ -203,7 +205,6 @@ class Worker:
                     continue
                 backoff.succeeded()
             else:
-                self._more = True
                 self._wakes.passed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

@@ -68,7 +68,7 @@ ENTRIES: tuple[Entry, ...] = (
         "journal.refused",
         "warning",
         "The database refuses what a run wrote; the run fails, its neighbours do not notice.",
-        "run_id",
+        "run_id thread_id",
         error="The kind of the error and its SQLSTATE; not its message, which quotes the data.",
     ),
     entry(
