@@ -81,12 +81,10 @@ def byteas(items: Sequence[bytes | None]) -> Array:
 
 
 def texts(items: Sequence[str | None]) -> Array:
-    """For `text[]`. Raises psycopg.DataError for a NUL, which Postgres does not store."""
+    """For `text[]`."""
     return Array(25, items, [_NULL if item is None else _text(item) for item in items])
 
 
 def _text(item: str) -> bytes:
     data = item.encode()
-    if b"\0" in data:
-        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
     return _LENGTH(len(data)) + data

@@ -117,7 +117,7 @@ def stored_values(
             # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
             inline[channel] = True
         if channel in new_versions:
-            version = cast(str, new_versions[channel])
+            version = str(new_versions[channel])
             blobs.append((thread_id, namespace, channel, version, *serde.dumps_typed(value)))
     return inline, blobs
 
