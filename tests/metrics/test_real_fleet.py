@@ -102,7 +102,9 @@ async def test_every_metric_is_served_and_true(fleet: Fleet) -> None:
         over = (await fleet.row(hopeless))["status"] == "error"
         of_web, of_worker = await scrape(fleet.client, web.url), await scrape(fleet.client, probes)
         # What is counted in the database is a moment old.
-        over = over and (of_web.value("queue_scheduled"), of_web.value("runs", status="pending")) == (1, 3)
+        counted = [of_web.value("runs", status=status) for status in ("pending", "running")]
+        counted += [of_web.value("queue_scheduled"), of_web.value("dead_letters_open", reason="retries_exhausted")]
+        over = over and counted == [3, 0, 1, 1]
         over = over and of_worker.value("worker_active") == 0 and of_web.value("stream_watchers") == 0
         over = over and of_web.value("webhook_deliveries_total", result="postponed") == 1
         return (of_web, of_worker) if over else None
