@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
+import psycopg
 from psycopg import ClientCursor, Connection
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, tuple_row
+
+from holdfast.db.connect import open_blocking_session
+from holdfast.settings import load_settings
+from tests.conftest import TEMPLATE
 
 GRAPH = "graph"
 TABLES = (
@@ -205,3 +212,37 @@ def rows_of(node: dict[str, Any]) -> float:
         node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
     )
     return float(per_loop * node["Actual Loops"])
+
+
+@contextmanager
+def filled_database(server_url: str, changes: Sequence[str] = ()) -> Iterator[str]:
+    """A migrated database with a past, changed so; nobody changes it for good after that."""
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        url = make_conninfo(server_url, dbname=name)
+        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
+            fill(filling)
+            for statement in changes:
+                filling.execute(statement.encode())
+            if changes:
+                filling.execute("VACUUM ANALYZE")
+        yield url
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def undone(url: str) -> Iterator[Connection[DictRow]]:
+    """A connection as Holdfast's own, in a transaction that is rolled back."""
+    settings = load_settings({}, database_url=url)
+    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+def readings(connection: Connection[DictRow], text: str, parameters: dict[str, Any]) -> Iterator[Reading]:
+    """A statement under every way it may be planned, each time on the same data."""
+    for generic in (False, True):
+        for sequential in ("off", "on"):
+            with connection.transaction(force_rollback=True):
+                connection.execute(f"SET LOCAL enable_seqscan = {sequential}".encode())
+                yield measure(connection, text, parameters, generic=generic)

@@ -14,10 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 from psycopg import Connection
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_blocking_session
@@ -26,9 +24,8 @@ from holdfast.resources import interrupts, webhooks
 from holdfast.settings import load_settings
 from holdfast.streams import log
 from holdfast.worker import batch
-from tests.conftest import TEMPLATE
 from tests.engine import plans
-from tests.engine.plans import GRAPH, TABLES, Reading, fill, measure, run_at, thread_at
+from tests.engine.plans import GRAPH, TABLES, fill, filled_database, measure, readings, run_at, thread_at, undone
 
 WORKER = UUID("00000000-0000-4000-a000-000000000001")
 # Runs 2 of these threads are running.
@@ -259,32 +256,14 @@ STATEMENTS = [
 
 @pytest.fixture(scope="module")
 def filled_url(server_url: str) -> Iterator[str]:
-    """A migrated database with a past; nobody changes it for good."""
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        url = make_conninfo(server_url, dbname=name)
-        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
-            fill(filling)
+    with filled_database(server_url) as url:
         yield url
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def filled(filled_url: str) -> Iterator[Connection[DictRow]]:
-    """A connection as Holdfast's own, in a transaction that is rolled back."""
-    settings = load_settings({}, database_url=filled_url)
-    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+    with undone(filled_url) as connection:
         yield connection
-
-
-def readings(connection: Connection[DictRow], text: str, parameters: dict[str, Any]) -> Iterator[Reading]:
-    """A statement under every way it may be planned, each time on the same data."""
-    for generic in (False, True):
-        for sequential in ("off", "on"):
-            with connection.transaction(force_rollback=True):
-                connection.execute(f"SET LOCAL enable_seqscan = {sequential}".encode())
-                yield measure(connection, text, parameters, generic=generic)
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement.name)

@@ -7,8 +7,7 @@ import json
 from holdfast.db.connect import open_blocking_session
 from holdfast.resources import figures
 from holdfast.settings import load_settings
-from tests.engine.plans import TABLES, fill
-from tests.engine.test_query_plans import readings
+from tests.engine.plans import TABLES, fill, readings
 
 # One pending delivery in a hundred, and a few dead letters among the finished runs.
 SETTLE = """

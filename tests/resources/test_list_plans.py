@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import Connection
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import open_blocking_session
 from holdfast.resources import runs, threads
-from holdfast.settings import load_settings
-from tests.conftest import TEMPLATE
-from tests.engine.plans import TABLES, fill
-from tests.engine.test_query_plans import readings
+from tests.engine.plans import TABLES, filled_database, readings, undone
 
 LIMIT = 10
 # A page, and the few that share their moment with the last of it.
@@ -36,23 +29,13 @@ RARE = [
 
 @pytest.fixture(scope="module")
 def past_url(server_url: str) -> Iterator[str]:
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        url = make_conninfo(server_url, dbname=name)
-        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
-            fill(filling)
-            for statement in RARE:
-                filling.execute(statement.encode())
-            filling.execute("VACUUM ANALYZE")
+    with filled_database(server_url, RARE) as url:
         yield url
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def past(past_url: str) -> Iterator[Connection[DictRow]]:
-    settings = load_settings({}, database_url=past_url)
-    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+    with undone(past_url) as connection:
         yield connection
 
 

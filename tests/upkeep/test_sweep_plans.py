@@ -6,21 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import Connection
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import open_blocking_session
 from holdfast.resources import history
-from holdfast.settings import load_settings
 from holdfast.upkeep import sweeps
-from tests.conftest import TEMPLATE
-from tests.engine.plans import RUNS_PER_THREAD, TABLES, THREADS, fill, measure
-from tests.engine.test_query_plans import readings
+from tests.engine.plans import RUNS_PER_THREAD, TABLES, THREADS, filled_database, measure, readings, undone
 
 BATCH = 10
 # Seconds: what is there is half an hour old.
@@ -56,23 +49,13 @@ MOST = BATCH * (6 + 2 * RUNS_PER_THREAD + 10 + 3 * 3 + 20)
 
 @pytest.fixture(scope="module")
 def aged_url(server_url: str) -> Iterator[str]:
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        url = make_conninfo(server_url, dbname=name)
-        with open_blocking_session(load_settings({}, database_url=url), "test") as filling:
-            fill(filling)
-            for statement in AGE:
-                filling.execute(statement.encode())
-            filling.execute("VACUUM ANALYZE")
+    with filled_database(server_url, AGE) as url:
         yield url
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def aged(aged_url: str) -> Iterator[Connection[DictRow]]:
-    settings = load_settings({}, database_url=aged_url)
-    with open_blocking_session(settings, "test") as connection, connection.transaction(force_rollback=True):
+    with undone(aged_url) as connection:
         yield connection
 
 
