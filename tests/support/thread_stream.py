@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from tests.support.sdk import Sdk
+from tests.support.waiting import until_true
 
 
 class ThreadStream:
@@ -68,6 +69,19 @@ class ThreadStream:
 
     async def all(self, read: Callable[[Any], Any]) -> list[Any]:
         return [item async for item in self.iterate(read)]
+
+    @asynccontextmanager
+    async def listening(self, read: Callable[[Any], Any]) -> AsyncGenerator[asyncio.Task[list[Any]], None]:
+        """What `all` gives, asked for before the body begins."""
+        controller = self.stream._controller
+        before = set(controller._subscriptions)
+        heard = asyncio.create_task(self.all(read))
+        try:
+            await until_true(lambda: heard.done() or set(controller._subscriptions) - before, "somebody listens")
+            yield heard
+        except BaseException:
+            heard.cancel()
+            raise
 
     async def _call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._blocking:
