@@ -81,7 +81,7 @@ class Faults:
 
     async def _replace(self, place: str, after: float) -> None:
         await asyncio.sleep(after)
-        self._stage.start(place)
+        await self._stage.start(place)
 
     async def kill_worker(self) -> bool:
         place = self._place(ALONE)
@@ -111,7 +111,7 @@ class Faults:
             member.signal(signal.SIGTERM)
             while member.process.poll() is None:
                 await asyncio.sleep(0.1)
-            self._stage.start(place)
+            await self._stage.start(place)
 
         self._last(place, leave())
         return True
@@ -156,7 +156,7 @@ class Faults:
             # Its children notice and leave; the port is free after that.
             while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
                 await asyncio.sleep(0.1)
-            self._stage.start(place)
+            await self._stage.start(place)
 
         self._last(place, gone())
         return True

@@ -24,6 +24,7 @@ import httpx
 import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
 
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.migrate import migrate
@@ -33,7 +34,7 @@ from tests.support.fleet import INTERVALS, Member
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.redis_server import RedisServer
 from tests.support.servers import free_port
-from tests.torture.witness import Witness
+from tests.torture.witness import Witness, add_user
 
 PROJECT = Path(__file__).parent / "project" / "langgraph.json"
 LEASE = float(INTERVALS["LEASE_DURATION_SECONDS"])
@@ -73,7 +74,7 @@ class Stage:
         self.redis = self._stack.enter_context(RedisServer())
         self.proxy = await self._stack.enter_async_context(PostgresProxy(self.url))
         for place in ("serve", "web", "worker-1", "worker-2"):
-            self.start(place)
+            await self.start(place)
         await self.answering()
         return self
 
@@ -97,11 +98,11 @@ class Stage:
 
     # --- processes --------------------------------------------------------------------------------
 
-    def start(self, place: str) -> None:
-        """Put a new process in a place, under a name that was never used."""
+    async def start(self, place: str) -> None:
+        """Put a new process in a place, under a name that was never used, as soon as there is a database."""
         self._started += 1
         who = f"p{self._started}_{place.replace('-', '_')}"
-        self.witness.add_user(who)
+        await self._at_last(add_user(who))
         url = self.proxy.url if place == "worker-2" else self.url
         environ = {
             **SETTINGS,
@@ -142,10 +143,14 @@ class Stage:
         return None
 
     async def answering(self) -> None:
-        """Wait until both web processes answer and every worker place has one that is online."""
+        """Wait until both web processes answer and every worker place has one that is online. Whoever is gone, or goes
+        because of what was done to it before, is replaced."""
         async with httpx.AsyncClient() as client:
 
             async def ready() -> bool:
+                for place, member in list(self.members.items()):
+                    if member.process.poll() is not None:
+                        await self.start(place)
                 for base in self.bases:
                     try:
                         if not (await client.get(f"{base}/ok?check_db=1")).is_success:
@@ -159,13 +164,19 @@ class Stage:
 
     async def query(self, statement: str) -> int:
         """A number, as soon as there is a database to give it."""
+        rows = await self._at_last(statement)
+        return int(rows[0][0]) if rows else 0
+
+    async def _at_last(self, statement: str) -> list[TupleRow]:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
-                    row = await (await connection.execute(statement.encode())).fetchone()
-                    return 0 if row is None else int(row[0])
+                    cursor = await connection.execute(statement.encode())
+                    return await cursor.fetchall() if cursor.description is not None else []
             except psycopg.OperationalError:
                 await asyncio.sleep(0.1)
+            except psycopg.errors.DuplicateObject:
+                return []  # The attempt before went through, and its answer was lost.
 
     # --- Postgres ---------------------------------------------------------------------------------
 
@@ -184,11 +195,9 @@ class Stage:
         self.proxy.restore()
         if not self.redis.running:
             self.redis.start()
-        for place, member in list(self.members.items()):
+        for member in self.members.values():
             with suppress(ProcessLookupError):
                 member.signal(signal.SIGCONT)
-            if member.process.poll() is not None:
-                self.start(place)
         await self.answering()
 
 

@@ -83,6 +83,11 @@ CREATE TRIGGER note_checkpoint AFTER INSERT ON holdfast.checkpoints FOR EACH ROW
 """
 
 
+def add_user(name: str) -> str:
+    """Makes a name for a process. A superuser: rights are not what is tested here."""
+    return f"CREATE ROLE {name} SUPERUSER LOGIN"
+
+
 class Witness:
     """The record, from the side of whoever checks it."""
 
@@ -92,11 +97,6 @@ class Witness:
     def begin(self) -> None:
         with psycopg.connect(self._url, autocommit=True) as connection:
             connection.execute(RECORD)
-
-    def add_user(self, name: str) -> None:
-        """A name for a process. A superuser: rights are not what is tested here."""
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            connection.execute(f"CREATE ROLE {name} SUPERUSER LOGIN".encode())
 
     def rows(self, statement: LiteralString, parameters: Any = None) -> list[DictRow]:
         with psycopg.connect(self._url, row_factory=dict_row, options="-c search_path=holdfast,public") as connection:
