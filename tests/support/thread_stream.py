@@ -77,7 +77,9 @@ class ThreadStream:
         before = set(controller._subscriptions)
         heard = asyncio.create_task(self.all(read))
         try:
-            await until_true(lambda: heard.done() or set(controller._subscriptions) - before, "somebody listens")
+            await until_true(
+                lambda: heard.done() or not before.issuperset(controller._subscriptions), "somebody listens"
+            )
             yield heard
         except BaseException:
             heard.cancel()
