@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, LiteralString, Self, TypeVar
@@ -324,7 +323,7 @@ class Fleet:
 
     def _frames(self, event: DictRow) -> list[Frame]:
         """An event of the log as clients see it: one frame, or none if it is for Holdfast's own use."""
-        seen = frame(LogEvent(**{field.name: event[field.name] for field in fields(LogEvent)}))
+        seen = frame(LogEvent(**{name: event[name] for name in LogEvent._fields}))
         return parse_frames(seen.decode().splitlines())
 
     async def prove_finished(

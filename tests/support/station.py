@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -57,8 +58,7 @@ class MortalJournal(Journal):
             if self.whole and left is not None and left > 0:
                 left = None
             if left is not None and left <= len(portion.entries):
-                portion.outcome = None
-                del portion.entries[max(0, left) :]
+                portion = replace(portion, entries=portion.entries[: max(0, left)], outcome=None)
                 # Whoever waits never hears of it: the process is gone by then.
                 cut[lane] = (portion, (), size)
             else:

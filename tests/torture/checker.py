@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
@@ -160,7 +160,7 @@ def _streams(witness: Witness, stories: Sequence[Story], runs: dict[UUID, DictRo
     events: dict[UUID, list[Frame]] = defaultdict(list)
     ended: set[UUID] = set()
     for row in witness.rows("SELECT * FROM event ORDER BY thread_id, seq"):
-        seen = frame(LogEvent(**{one.name: row[one.name] for one in fields(LogEvent)}))
+        seen = frame(LogEvent(**{name: row[name] for name in LogEvent._fields}))
         events[row["run_id"]] += parse_frames(seen.decode().splitlines())
         if row["kind"] == "end":
             ended.add(row["run_id"])

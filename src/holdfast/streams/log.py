@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import orjson
@@ -68,9 +68,10 @@ SELECT (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s AND seq > %(
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
-    """One row of the log. `namespace` is empty for the root graph."""
+class LogEvent(NamedTuple):
+    """One row of the log. `namespace` is empty for the root graph.
+
+    A tuple: of nothing else are there so many, and it is made in half the time."""
 
     seq: int
     run_id: UUID

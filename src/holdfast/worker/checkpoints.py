@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from inspect import signature
 from typing import Any
 
 import orjson
@@ -169,6 +170,10 @@ class JournalSaver(PooledSaver):
             await self._lane.flush()
         else:
             await self._lane.room()
+
+
+# LangGraph asks for it at the start of every run, and Python would find it out anew each time.
+setattr(JournalSaver.aput_writes, "__signature__", signature(JournalSaver.aput_writes))  # noqa: B010
 
 
 def _json(value: Any) -> str:

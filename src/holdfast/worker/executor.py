@@ -250,16 +250,21 @@ class Executor:
             transformers = Transformers(graph.stream_transformers)
             stream = stream_graph(graph, config, run, requested | transformers.modes)
             stream = transformers.transform(progress.watch(stream))
+            watch = None  # It is the graph's own stream that tells, before anything is made of it.
         else:
-            stream = progress.watch(stream_graph(graph, config, run, requested))
+            stream = stream_graph(graph, config, run, requested)
+            watch = progress.see
         attempt.pace.start(self._database.metrics)
         try:
             async for namespace, mode, chunk in stream:
+                if watch is not None:
+                    watch(namespace, mode, chunk)
                 if attempt.pace.silent:
                     attempt.pace.first_event(self._database.metrics, run.graph_id)
                 for place, kind, data in modes.events(namespace, mode, chunk):
                     lane.event(kind, to_json(data), place)
-                await lane.room()
+                if lane.crowded:
+                    await lane.room()
         finally:
             if isinstance(graph.checkpointer, JournalSaver):
                 graph.checkpointer.release()

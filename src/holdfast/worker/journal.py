@@ -110,9 +110,14 @@ class Lane:
         if self._entries or self in self._journal.in_flight:
             await self._wait()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether too much of this run is still on its way to the database."""
+        return self._bytes > self._journal.settings.journal_buffer_bytes
+
     async def room(self) -> None:
-        """Wait while too much of this run is still on its way to the database."""
-        while self._bytes > self._journal.settings.journal_buffer_bytes:
+        """Wait while it is."""
+        while self.crowded:
             await self.flush()
 
     async def finish(self, outcome: Outcome, *, graph_id: str | None = None, ties: Ties = NO_TIES) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
@@ -17,14 +17,18 @@ class MessageModes:
 
     def __init__(self, requested: frozenset[str]) -> None:
         self._requested = requested
+        self._tuples_only = "messages-tuple" in requested and "messages" not in requested
         self._seen: dict[str, BaseMessage] = {}
 
-    def events(self, namespace: str, mode: str, chunk: Any) -> Iterator[tuple[str, str, Any]]:
+    def events(self, namespace: str, mode: str, chunk: Any) -> Iterable[tuple[str, str, Any]]:
         """The events one item of the graph's stream becomes, as (namespace, kind, data)."""
         if mode == "messages":
-            yield from self._message(namespace, chunk)
-        elif mode in self._requested:
-            yield namespace, mode, _published(mode, chunk)
+            if self._tuples_only:
+                return ((namespace, "messages", chunk),)
+            return self._message(namespace, chunk)
+        if mode in self._requested:
+            return ((namespace, mode, _published(mode, chunk)),)
+        return ()
 
     def finish(self) -> Iterator[tuple[str, str, Any]]:
         """Nothing is held back."""

@@ -23,11 +23,16 @@ class Progress:
     async def watch(self, stream: AsyncIterator[tuple[str, str, Any]]) -> AsyncIterator[tuple[str, str, Any]]:
         """A graph's stream, as it is, noting what `conclude` has to know."""
         async for namespace, mode, chunk in stream:
-            if namespace == "" and mode == "values":
-                self.take(chunk)
-            if namespace == "" and isinstance(chunk, dict) and "__interrupt__" in chunk:
-                self.paused = True
+            self.see(namespace, mode, chunk)
             yield namespace, mode, chunk
+
+    def see(self, namespace: str, mode: str, chunk: Any) -> None:
+        """One item of the stream."""
+        if namespace == "":
+            if mode == "values":
+                self.take(chunk)
+            if isinstance(chunk, dict) and "__interrupt__" in chunk:
+                self.paused = True
 
     def take(self, values: Any) -> None:
         self.values, self.seen_values = values, True
