@@ -30,10 +30,11 @@ async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database
         database, "SELECT seq, run_id, kind, data FROM event WHERE thread_id = %s ORDER BY seq", thread_id
     )
     assert [(event["seq"], event["run_id"], event["kind"]) for event in events] == [
-        (1, run["run_id"], "values"),
-        (2, run["run_id"], "end"),
+        (1, run["run_id"], "metadata"),
+        (2, run["run_id"], "values"),
+        (3, run["run_id"], "end"),
     ]
     end = orjson.loads(events[-1]["data"])
     assert (end["status"], end["error"]["error"]) == ("interrupted", "UserInterrupt")
     [thread] = await query(database, "SELECT last_seq FROM thread")
-    assert thread["last_seq"] == 2
+    assert thread["last_seq"] == 3

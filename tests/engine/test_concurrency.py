@@ -109,8 +109,8 @@ async def test_several_workers_execute_every_run_once_and_in_order(database: Dat
     assert {(row["status"], row["fence"], row["attempt"]) for row in rows} == {("success", 1, 1)}
     for thread_id in threads:
         started = [row["first_seq"] for row in rows if row["thread_id"] == thread_id]
-        assert started == [1, 3, 5, 7], "in order, and each after the end of the one before"
-        assert len(await thread_events(database, thread_id)) == 8
+        assert started == [1, 4, 7, 10], "in order, and each after the end of the one before"
+        assert len(await thread_events(database, thread_id)) == 12
         assert (await thread_row(database, thread_id))["status"] == "idle"
 
 

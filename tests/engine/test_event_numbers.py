@@ -17,7 +17,7 @@ from holdfast.worker.journal import Lane
 from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, lane_of, online_worker, open_journal
 from tests.support.records import query
 
-# Each ends a running run that has written two events.
+# Each ends a running run that was announced and has written two events.
 Ending = Callable[[Database, Lane, UUID], Awaitable[None]]
 
 
@@ -71,4 +71,4 @@ async def test_numbers_go_on_after_everything_has_expired(
     assert not await query(database, "SELECT 1 FROM event")
     await create(database, thread_id)
     [run] = await claim_runs(database, await online_worker(database))
-    assert run["next_seq"] == highest["seq"] + 1
+    assert (run["announced_seq"], run["next_seq"]) == (highest["seq"] + 1, highest["seq"] + 2)

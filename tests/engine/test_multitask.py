@@ -114,7 +114,7 @@ async def test_interrupt_keeps_what_the_old_run_did(database: Database, settings
     [following] = await claim_runs(database, worker_id)
     assert following["run_id"] == new.run["run_id"]
     assert not following["fresh"]
-    assert following["next_seq"] == 2, "the end of the old run is event 1"
+    assert following["announced_seq"] == 3, "the old run was announced by event 1 and ended by event 2"
 
 
 async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, settings: Settings) -> None:
@@ -158,7 +158,7 @@ async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, setti
         assert thread[column] == before[column]
     [following] = await claim_runs(database, worker_id)
     assert following["run_id"] == new.run["run_id"]
-    assert following["next_seq"] == len(await thread_events(database, thread_id)) + 1 == 4
+    assert following["next_seq"] == len(await thread_events(database, thread_id)) + 1 == 7
 
 
 async def test_rolling_back_a_command_takes_its_writes_back(database: Database, settings: Settings) -> None:

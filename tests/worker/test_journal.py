@@ -89,7 +89,7 @@ async def test_everything_that_waits_goes_into_one_commit(station: Station) -> N
     assert station.journal.commits == 1
     for number, lane in enumerate(lanes):
         assert await written(station, lane) == [number, -number]
-    assert sorted(station.announced) == sorted((lane.thread_id, 2) for lane in lanes)
+    assert sorted(station.announced) == sorted((lane.thread_id, 3) for lane in lanes)
 
 
 async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:
@@ -126,7 +126,7 @@ async def test_order_and_numbers_survive_any_interleaving(station: Station) -> N
         events = await thread_events(station.database, lane.thread_id)
         assert payloads(events, "custom") == list(range(60))
         assert [event.kind for event in events[-1:]] == ["end"]
-        assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 61
+        assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 62
 
 
 async def test_a_stale_fence_writes_nothing_and_its_neighbours_are_written(station: Station) -> None:
@@ -158,7 +158,7 @@ async def test_no_outcome_is_written_under_a_stale_fence(outcome: Any, station: 
 
     assert [type(result) for result in results] == [LeaseLost, type(None)]
     assert await run_row(station.database, stale.run_id) == taken_over
-    assert await thread_events(station.database, stale.thread_id) == []
+    assert [event.kind for event in await thread_events(station.database, stale.thread_id)] == ["metadata"]
 
 
 async def test_a_run_that_was_deleted_is_told_so(station: Station) -> None:
@@ -215,7 +215,7 @@ async def test_what_the_database_refuses_fails_its_own_run_only(how: str, statio
     with pytest.raises(JournalFailed):
         say(culprit, "more")
     culprit.discard()
-    culprit.next_seq = 2
+    culprit.next_seq = 3
     await culprit.finish(Ended(status=RunStatus.ERROR, resting="error", error={"error": "x", "message": "\0"}))
     assert (await run_row(station.database, culprit.run_id))["status"] == "error"
     say(before, "on")
@@ -298,7 +298,7 @@ async def test_a_rollback_asked_for_meanwhile_outranks_the_end(station: Station)
     await lane.finish(RolledBack())
     assert await query(station.database, "SELECT 1 FROM run WHERE run_id = %s", lane.run_id) == []
     assert (await thread_row(station.database, lane.thread_id))["status"] == "idle"
-    assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 2
+    assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 3
 
 
 @pytest.mark.parametrize("outcome", [Released(), Released(after=0.5)])

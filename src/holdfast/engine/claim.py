@@ -77,11 +77,22 @@ _CLAIMED = """
     RETURNING run.run_id, run.thread_id, run.assistant_id, run.graph_id, run.tenant_id, run.fence, run.attempt,
               run.retries, run.progress, run.kwargs, run.metadata, run.cancel_action, run.usage, run.parent_run_id,
               run.crashes, run.worker_id,
-              numbered.next_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
+              numbered.next_seq AS announced_seq, NOT thread.has_state AND run.fence = 1 AS fresh,
               thread.interrupts <> '{}'::jsonb AS asking,
               extract(epoch FROM now() - run.started_at)::float8 AS elapsed,
               extract(epoch FROM now() - run.ready_at)::float8 AS waited,
-              extract(epoch FROM now() - picked.updated_at)::float8 AS untouched, picked.position
+              extract(epoch FROM now() - picked.updated_at)::float8 AS untouched, picked.position,
+              now() AS claimed_at,
+              convert_to(json_build_object(
+                  'run_id', run.run_id, 'attempt', run.attempt, 'graph_id', run.graph_id, 'worker_id', run.worker_id,
+                  'retries', run.retries, 'crashes', run.crashes
+              )::text, 'UTF8') AS announcement
+"""
+# A run is announced by the transaction that takes it, so nobody who watches has to wait for another commit.
+# Who has it, and what the attempts before came to, is for the run's timeline.
+_ANNOUNCED = """
+    INSERT INTO event (thread_id, seq, run_id, kind, data)
+    SELECT thread_id, announced_seq, run_id, 'metadata', announcement FROM claimed
 """
 
 # `turn`: the tenants that have something due, priority by priority, no more than there are slots. Whatever is above a
@@ -163,7 +174,7 @@ WITH RECURSIVE level(priority) AS ({_LEVELS}), turn AS MATERIALIZED (
         LIMIT offered.share
     ) AS due
     LIMIT (SELECT %(slots)s::bigint)
-), claimed AS ({_CLAIMED}), counted AS (
+), claimed AS ({_CLAIMED}), announced AS ({_ANNOUNCED}), counted AS (
     UPDATE tenant SET claims = tenant.claims + 1
     FROM held WHERE tenant.tenant_id = held.tenant_id
 ), outcome AS (
@@ -196,7 +207,7 @@ WITH RECURSIVE level(priority) AS ({_LEVELS}), company AS MATERIALIZED (
     ) AS due
     WHERE {_ONLINE} AND NOT (SELECT company.any FROM company)
     LIMIT (SELECT %(slots)s::bigint)
-), claimed AS ({_CLAIMED}), outcome AS (
+), claimed AS ({_CLAIMED}), announced AS ({_ANNOUNCED}), outcome AS (
     SELECT company.any AS fairly,
         CASE WHEN company.any OR (SELECT count(*) FROM picked) >= %(slots)s THEN false ELSE
         EXISTS (SELECT 1 FROM level
@@ -246,8 +257,8 @@ async def claim(
     """Take up to `slots` due runs of the given graphs: highest priority first, tenants in turn beginning after the one
     that is named, longest ready first. `max_running` is the limit of tenants that have none of their own.
 
-    Each is now `running`, owned by this worker, under a fence higher than any it had before. Fewer than asked for are
-    all there were.
+    Each is now `running`, owned by this worker, under a fence higher than any it had before, and announced in its
+    thread's log; what it says itself begins at `next_seq`. Fewer than asked for are all there were.
     """
     asked: dict[str, Any] = {
         "worker_id": worker_id,
@@ -279,6 +290,7 @@ async def claim(
 def _without_bookkeeping(row: DictRow) -> DictRow:
     for name in BOOKKEEPING:
         del row[name]
+    row["next_seq"] = row["announced_seq"] + 1
     return row
 
 

@@ -1,8 +1,8 @@
 """One attempt at a run: a pipeline of named stages.
 
-    announce → begin → stream → conclude → finish
+    begin → stream → conclude → finish
 
-`announce` tells watchers that the run has started or been taken over. `begin` opens the graph and decides what to
+The claim has told watchers that the run has started or been taken over. `begin` opens the graph and decides what to
 start from. `stream` runs it and journals its events. `conclude` turns the way it ended into an outcome. `finish`
 writes the outcome; only when that is durable does the attempt count as over.
 """
@@ -137,7 +137,6 @@ class Executor:
         progress = Progress()
         async with AsyncExitStack() as stack:
             try:
-                self._announce(attempt)
                 graph, config = await self._begin(attempt, stack)
                 failure = await self._stream(attempt, graph, config, progress)
             except Exception as error:
@@ -163,13 +162,6 @@ class Executor:
                 else:
                     return outcome
         return None
-
-    def _announce(self, attempt: Attempt) -> None:
-        run = attempt.run
-        about: dict[str, Any] = {"run_id": str(run.run_id), "attempt": run.attempt, "graph_id": run.graph_id}
-        # For the run's timeline: who has it, and what the attempts before it came to.
-        about |= {"worker_id": str(run.worker_id), "retries": run.retries, "crashes": run.crashes}
-        attempt.lane.event("metadata", orjson.dumps(about))
 
     async def _begin(
         self, attempt: Attempt, stack: AsyncExitStack

@@ -20,6 +20,8 @@ from holdfast.worker.graph_stream import Claimed
 
 def count_claim(counted: Metrics, run: Claimed) -> None:
     counted.claims.add(1, run.graph_id)
+    # The claim has written one.
+    counted.events_written.add(1)
     if run.attempt == 1:
         # Later attempts keep the place, and with it the time, that the first one had in the queue.
         counted.queue_wait.observe(run.waited)

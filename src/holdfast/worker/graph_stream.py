@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
@@ -51,6 +52,10 @@ class Claimed:
     tenant_id: str = ""
     # Seconds since it was created, given back or woken.
     untouched: float = 0.0
+    # The event that the claim has written.
+    announced_seq: int = 0
+    announcement: bytes = b""
+    claimed_at: datetime | None = None
 
 
 def run_config(run: Claimed) -> RunnableConfig:

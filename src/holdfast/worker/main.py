@@ -46,6 +46,7 @@ from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
+from holdfast.worker.batch import EventEntry
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
@@ -230,7 +231,9 @@ class Worker:
         self.claims.add(len(rows))
         for row in rows:
             self._served = row["tenant_id"]
-            self._start(worker_id, Claimed(**row))
+            run = Claimed(**row)
+            self._announce([_announcement(run)], [])
+            self._start(worker_id, run)
         if self._wakes.in_company:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
             announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
@@ -430,6 +433,12 @@ class Worker:
             capacity=self._settings.jobs,
             graphs=tuple(self._catalog.graph_ids),
         )
+
+
+def _announcement(run: Claimed) -> Flush:
+    """What the claim has written, for those who watch."""
+    event = EventEntry("metadata", "", run.announcement)
+    return Flush(run.thread_id, run.run_id, run.announced_seq, run.announced_seq, [event], run.claimed_at)
 
 
 async def _outlive(journal: asyncio.Task[None]) -> None:
