@@ -32,7 +32,7 @@ async def stream(
 
 
 async def until(client: httpx.AsyncClient, path: str, **expected: Any) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found: dict[str, Any] = (await client.get(path)).json()
             if all(found.get(key) == value for key, value in expected.items()):

@@ -55,7 +55,7 @@ async def exercise(settings: Settings) -> None:
 
 
 async def running(database: Database, run_id: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             async with database.connection() as connection:
                 cursor = await connection.execute("SELECT status FROM run WHERE run_id = %s", (run_id,))

