@@ -35,6 +35,7 @@ async def test_a_loop_that_was_held_up_leaves_nobody_out_and_calls_nobody_twice(
     with pulse.beating(lambda: calls.append("first")):
         await asyncio.sleep(0.06)
         with pulse.beating(lambda: calls.append("second")):
+            calls.clear()  # On a slow machine its time may have come already.
             pulse._ring_to(pulse._next + 3 * len(pulse._slots))
             assert sorted(calls) == ["first", "second"]
 

@@ -139,7 +139,8 @@ class RedisSentinel(RedisServer):
         self._config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._directory}\n"
             f"sentinel monitor {name} 127.0.0.1 {master.port} 1\n"
-            f"sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n"
+            # Not so short that a machine that stands still for a moment looks like a master that is gone.
+            f"sentinel down-after-milliseconds {name} 4000\nsentinel failover-timeout {name} 8000\n"
         )
 
     def _settings(self) -> list[str]:
@@ -152,7 +153,7 @@ class RedisCluster:
     def __init__(self, program: str = BUNDLED) -> None:
         # The nodes talk to each other ten thousand ports higher.
         self.nodes = [
-            RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", program=program, port=port)
+            RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", program=program, port=port)
             for port in _low_ports(3)
         ]
 
