@@ -21,7 +21,7 @@ from tests.support.smoke import ended, events_of, post, working
 QUICK = {
     "POSTGRES_POLL_INTERVAL_SECONDS": "0.2",
     "HEARTBEAT_INTERVAL_SECONDS": "0.3",
-    "LEASE_DURATION_SECONDS": "3",
+    "LEASE_DURATION_SECONDS": "15",
     "REAPER_INTERVAL_SECONDS": "0.1",
 }
 
