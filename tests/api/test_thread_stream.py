@@ -174,7 +174,10 @@ async def test_modes_however_they_are_written(client: httpx.AsyncClient, query: 
     thread_id = await made(client)
     async with watching(client, thread_id, f"?{query}") as stream:
         await ran(client, thread_id)
-        assert names(await take(stream, len(DONE) + 1)) == [*DONE, "state_update"]
+        seen = names(await take(stream, len(DONE) + 1))
+    # The state is also looked at with every sign of life, and may come a moment before the end of its run does.
+    assert [name for name in seen if name != "state_update"] == DONE
+    assert seen.index("state_update") >= len(RUN)
 
 
 async def test_what_it_refuses(web: httpx.AsyncClient) -> None:
