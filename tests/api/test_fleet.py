@@ -103,7 +103,7 @@ async def test_a_worker_is_drained_by_request(web: httpx.AsyncClient, settings: 
         async def left() -> bool:
             return [one["status"] for one in (await web.get("/workers")).json()] == ["offline"]
 
-        await waiting.until(left, "the worker has left", patience=30)
+        await waiting.until(left, "the worker has left", patience=60)
         answer = await web.post(f"/workers/{worker['worker_id']}/drain")
         assert answer.status_code == 409
         assert "offline" in answer.json()["detail"]

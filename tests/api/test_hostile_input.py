@@ -441,7 +441,7 @@ async def test_headers_that_say_nothing(intruder: Intruder) -> None:
 async def test_what_is_not_http(intruder: Intruder, said: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", intruder.client.base_url.port)
     writer.write(said)
-    answer = await asyncio.wait_for(reader.read(1000), 20)
+    answer = await asyncio.wait_for(reader.read(1000), 60)
     writer.close()
     await writer.wait_closed()
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 422"))

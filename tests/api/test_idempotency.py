@@ -221,7 +221,10 @@ async def test_duplicates_at_the_same_moment_are_one(web: httpx.AsyncClient, dat
         posts = [asyncio.create_task(web.post(path, json=LATER, headers=headers)) for _ in range(6)]
 
         async def blocked() -> bool:
-            statement = "SELECT count(*) AS found FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
+            statement = (
+                "SELECT count(*) AS found FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                "WHERE NOT granted AND locktype = 'advisory' AND datname = current_database()"
+            )
             async with database.connection() as other:
                 row = await (await other.execute(statement)).fetchone()
             return row is not None and row["found"] >= 5

@@ -59,7 +59,7 @@ class Wire:
             self.events.append(await self._message())
 
     async def _message(self) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             message: dict[str, Any] = orjson.loads(await self._socket.recv())
         return message
 

@@ -78,7 +78,7 @@ async def test_the_events_mode_carries_langchains_own(client: httpx.AsyncClient)
     thread_id = await thread(client)
     messages = {"messages": [{"role": "user", "content": "hello"}]}
     body: dict[str, Any] = {"assistant_id": "chat", "input": messages, "stream_mode": ["events", "values"]}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _, events = await stream(client, "POST", f"/threads/{thread_id}/runs/stream", json=body)
     kinds = [frame.data["event"] for frame in events if frame.event == "events"]
     assert {"on_chain_start", "on_chat_model_stream", "on_chain_end"} <= set(kinds)

@@ -9,6 +9,8 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
+from holdfast.db.connect import Database
+from tests.support.records import query
 from tests.support.smoke import working
 from tests.support.sse import Frame, frames
 
@@ -32,7 +34,7 @@ async def stream(
 
 
 async def until(client: httpx.AsyncClient, path: str, **expected: Any) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found: dict[str, Any] = (await client.get(path)).json()
             if all(found.get(key) == value for key, value in expected.items()):
@@ -265,10 +267,10 @@ async def test_cancel_of_a_waiting_run_ends_its_streams_at_once(web: httpx.Async
 
 
 async def test_a_client_that_leaves_cancels_if_it_said_so(client: httpx.AsyncClient) -> None:
-    for choice, status in (("cancel", "interrupted"), ("continue", "success")):
+    for choice, seconds, status in (("cancel", 3600, "interrupted"), ("continue", 0.2, "success")):
         thread_id = await thread(client)
         runs = f"/threads/{thread_id}/runs"
-        body = {"assistant_id": "steps", "input": {"seconds": 0.2}, "on_disconnect": choice}
+        body = {"assistant_id": "steps", "input": {"seconds": seconds}, "on_disconnect": choice}
         async with client.stream("POST", f"{runs}/stream", json=body) as response:
             async for _ in frames(response):
                 break
@@ -276,15 +278,17 @@ async def test_a_client_that_leaves_cancels_if_it_said_so(client: httpx.AsyncCli
         await until(client, f"{runs}/{run['run_id']}", status=status)
 
 
-async def test_a_delayed_run_lets_others_go_first(client: httpx.AsyncClient) -> None:
+async def test_a_delayed_run_lets_others_go_first(client: httpx.AsyncClient, database: Database) -> None:
     thread_id = await thread(client)
     runs = f"/threads/{thread_id}/runs"
     late = (
-        await client.post(runs, json={"assistant_id": "steps", "after_seconds": 1.5, "input": {"seconds": 0}})
+        await client.post(runs, json={"assistant_id": "steps", "after_seconds": 3600, "input": {"seconds": 0}})
     ).json()
     now = await client.post(f"{runs}/wait", json={"assistant_id": "steps", "input": {"seconds": 0}})
     assert now.json()["done"] == STEPS
     assert (await client.get(f"{runs}/{late['run_id']}")).json()["status"] == "pending"
+    # The hour passes.
+    await query(database, "UPDATE run SET ready_at = now() WHERE run_id = %s RETURNING 1", late["run_id"])
     await until(client, f"{runs}/{late['run_id']}", status="success")
     assert (await client.get(f"/threads/{thread_id}")).json()["values"]["done"] == STEPS * 2
 

@@ -34,8 +34,8 @@ TAGS = (
     "interrupts",
     "tenants",
 )
-# The default of 180 s is enough for the usual number of examples.
-PATIENCE = 170 if EXAMPLES < 50 else 3000
+# The default of 300 s is enough for the usual number of examples.
+PATIENCE = 280 if EXAMPLES < 50 else 3000
 
 pytestmark = pytest.mark.timeout(PATIENCE + 10)
 
@@ -79,7 +79,7 @@ checks.allow_header_conformance.enabled = false
 [[operations]]
 include-path-regex = "/threads/.thread_id./stream(/events)?$"
 request-timeout = 0.8
-request-retries = 4
+request-retries = 10
 """
 
 

@@ -39,7 +39,7 @@ async def watching(
 
 
 async def take(stream: AsyncIterator[Frame], count: int) -> list[Frame]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [await anext(stream) for _ in range(count)]
 
 
@@ -174,7 +174,10 @@ async def test_modes_however_they_are_written(client: httpx.AsyncClient, query: 
     thread_id = await made(client)
     async with watching(client, thread_id, f"?{query}") as stream:
         await ran(client, thread_id)
-        assert names(await take(stream, len(DONE) + 1)) == [*DONE, "state_update"]
+        seen = names(await take(stream, len(DONE) + 1))
+    # The state is also looked at with every sign of life, and may come a moment before the end of its run does.
+    assert [name for name in seen if name != "state_update"] == DONE
+    assert seen.index("state_update") >= len(RUN)
 
 
 async def test_what_it_refuses(web: httpx.AsyncClient) -> None:
@@ -195,14 +198,15 @@ async def test_it_shows_signs_of_life_and_ends_with_the_thread(web: httpx.AsyncC
     for mode in ("run_modes", "state_update"):
         seen = b""
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(60),
             web.stream("GET", f"/threads/{thread_id}/stream?stream_mode={mode}") as response,
         ):
             async for chunk in response.aiter_raw():
                 seen += chunk
-                if seen == b": heartbeat\r\n" * 3:
+                if len(seen) >= len(b": heartbeat\r\n" * 3):
                     break
-    async with asyncio.timeout(20), web.stream("GET", f"/threads/{thread_id}/stream") as response:
+        assert set(seen.split(b"\r\n")) == {b": heartbeat", b""}
+    async with asyncio.timeout(60), web.stream("GET", f"/threads/{thread_id}/stream") as response:
         await web.delete(f"/threads/{thread_id}")
         rest = b"".join([chunk async for chunk in response.aiter_raw()])
     assert set(rest.split(b"\r\n")) <= {b": heartbeat", b""}
@@ -222,14 +226,14 @@ async def test_what_the_log_does_not_tell_is_told_at_once(settings: Settings) ->
                 [updated] = await take(stream, 1)
                 assert updated.data["state"]["values"]["done"][-1] == "by hand"
             await client.delete(f"/threads/{thread_id}")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert [event async for event in stream] == []
 
 
 async def test_it_ends_with_the_thread_of_a_stateless_run(client: httpx.AsyncClient) -> None:
-    run = (await client.post("/runs", json={"assistant_id": "steps", "input": {"seconds": 0.2}})).json()
+    run = (await client.post("/runs", json={"assistant_id": "steps", "input": {"seconds": 0.5}})).json()
     async with watching(client, run["thread_id"], last="-") as stream:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             events = [event async for event in stream]
     assert names(events) == DONE
 
@@ -277,7 +281,7 @@ async def test_with_the_sdk(client: httpx.AsyncClient, settings: Settings) -> No
         thread_id = (await sdk.threads.create())["thread_id"]
         await sdk.runs.wait(thread_id, "steps", input=ZERO)
         seen: list[Any] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for part in await sdk.threads.join_stream(
                 thread_id, last_event_id="-", stream_mode=["run_modes", "state_update"]
             ):

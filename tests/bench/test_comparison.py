@@ -67,7 +67,7 @@ def test_nothing_outlives_the_comparison(number: signal.Signals, tmp_path: Path)
             workers = sum("holdfast worker" in name for name in names)
             return found if workers == 2 and any("postgres:" in name for name in names) else []
 
-        children = wait_for(complete, "the server is up", timeout=60)
+        children = wait_for(complete, "the server is up", timeout=180)
         started.send_signal(number)
         started.wait(60)
         _, alive = psutil.wait_procs(children, timeout=60)

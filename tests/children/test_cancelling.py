@@ -21,7 +21,7 @@ from tests.support.nodes import GO, Gate, Words, line
 from tests.support.records import post_run, query, run_ended, run_row, thread_row
 from tests.support.servers import free_port
 from tests.support.serving import answering
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 
 @pytest.fixture
@@ -76,6 +76,7 @@ async def test_a_request_cancels_all_generations(settings: Settings, database: D
         run = created.run
         below = await generations(database, run["run_id"])
         assert len(below) == 4
+        await until_true(lambda: three.gate.visits == 2, "the youngest are at the gate")
         path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/cancel"
         assert (await client.post(path, params={"action": action})).status_code == 202
         # A parent that waits ends at once: nobody executes it.
@@ -130,6 +131,7 @@ async def test_a_parent_that_runs_takes_its_children_with_it(settings: Settings,
     async with answering(settings, catalog) as client, running_worker(settings, catalog):
         run = (await post_run(database, "parent", input=GO)).run
         await gate.reached.wait()
+        await own.reached.wait()
         path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/cancel"
         assert (await client.post(path)).status_code == 202
         assert (await run_ended(database, run["run_id"]))["status"] == "interrupted"

@@ -130,7 +130,7 @@ def test_the_demonstration_succeeds(tmp_path: Path) -> None:
     command = holdfast("demo", "--config", EXAMPLES)
     # A database of somebody's in the environment must not be touched.
     environ = {**os.environ, "DATABASE_URL": "postgresql://127.0.0.1:9/precious", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     assert "another worker goes on (attempt 2)" in done.stdout
     assert "steps: s1 x1, s2 x1, s3 x1, s4 x1, s5 x1" in done.stdout

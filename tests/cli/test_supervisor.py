@@ -93,7 +93,8 @@ def test_restart_replaces_gracefully() -> None:
 
 def test_restart_does_not_wait_out_a_pause() -> None:
     with supervise(1, "failing") as program:
-        program.expect("another starts in 1 seconds")
+        # A pause that is long enough to be interrupted.
+        program.expect("another starts in 4 seconds")
         program.write("restart")
         assert program.expect(r"another starts in ([\d.]+) seconds")[1] == "0.5"
 

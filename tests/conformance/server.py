@@ -18,7 +18,7 @@ from tests.conftest import TEMPLATE
 
 PROJECTS = Path(__file__).parents[1] / "support"
 STARTING = 150.0
-STOPPING = 30.0
+STOPPING = 60.0
 
 
 @dataclass(frozen=True)

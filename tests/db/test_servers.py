@@ -21,7 +21,7 @@ from tests.support.smoke import ended, events_of, post, working
 QUICK = {
     "POSTGRES_POLL_INTERVAL_SECONDS": "0.2",
     "HEARTBEAT_INTERVAL_SECONDS": "0.3",
-    "LEASE_DURATION_SECONDS": "3",
+    "LEASE_DURATION_SECONDS": "15",
     "REAPER_INTERVAL_SECONDS": "0.1",
 }
 
@@ -55,7 +55,7 @@ async def exercise(settings: Settings) -> None:
 
 
 async def running(database: Database, run_id: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             async with database.connection() as connection:
                 cursor = await connection.execute("SELECT status FROM run WHERE run_id = %s", (run_id,))

@@ -122,7 +122,7 @@ async def test_what_others_are_claiming_is_passed_over(database: Database) -> No
         held = await claim(connection, other, 60, [GRAPH])
         assert len(held) == 60
         looking = asyncio.create_task(take(database, mine, 10))
-        done, _ = await asyncio.wait({looking}, timeout=20)
+        done, _ = await asyncio.wait({looking}, timeout=60)
         assert done, "a claim waits for another"
     assert len(looking.result()) == 10
 

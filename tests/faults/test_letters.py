@@ -99,7 +99,10 @@ async def test_a_request_with_a_key_creates_once_when_its_process_is_killed(flee
 async def test_a_process_that_is_killed_before_it_has_created_leaves_the_key_to_others(fleet: Fleet) -> None:
     first, second = await asyncio.gather(fleet.start_web(), fleet.start_web())
     thread_id = (await fleet.client.post(f"{first.url}/threads", json={})).json()["thread_id"]
-    waiting_locks = "SELECT count(*) AS found FROM pg_locks WHERE NOT granted AND locktype = %s"
+    waiting_locks = (
+        "SELECT count(*) AS found FROM pg_locks JOIN pg_stat_activity USING (pid) "
+        "WHERE NOT granted AND locktype = %s AND datname = current_database()"
+    )
     headers = {"Idempotency-Key": "order-18"}
 
     def post(url: str) -> asyncio.Task[httpx.Response]:

@@ -69,8 +69,9 @@ async def test_runs_outlive_a_restart_of_postgres(
     private_fleet: Fleet, private_server: PrivateServer, number: signal.Signals
 ) -> None:
     fleet = private_fleet
-    # Recovery may take as long as it likes: the next test is about the lease.
-    await fleet.start(environ={"N_JOBS_PER_WORKER": "12", "LEASE_DURATION_SECONDS": "60"})
+    # Recovery, and coming back after it, may take as long as they like: the next test is about the lease.
+    patient = {"LEASE_DURATION_SECONDS": "60", "SESSION_GRACE_SECONDS": "60"}
+    await fleet.start(environ={"N_JOBS_PER_WORKER": "12", **patient})
     # More than fit at once: some are being claimed and some finish at any moment.
     runs = [await fleet.post("steps", {"seconds": 0.15}) for _ in range(RUNS)]
     watching = [fleet.watch(run) for run in runs]
@@ -96,7 +97,7 @@ async def test_an_outage_longer_than_the_lease_is_nobodys_crash(
 ) -> None:
     """The workers give their runs up by their own clocks, and come back as others; no run is to blame."""
     fleet = private_fleet
-    _, workers = await fleet.start(environ={"LEASE_DURATION_SECONDS": "3", "HEARTBEAT_INTERVAL_SECONDS": "0.5"})
+    _, workers = await fleet.start()
     runs = [await fleet.post("steps", {"hold": "s3"}) for _ in range(6)]
     watching = [fleet.watch(run) for run in runs]
     for run in runs:

@@ -8,8 +8,6 @@ from typing import Any
 from tests.support.fleet import Fleet, Member, until
 from tests.support.watching import WatchedRun
 
-LEASE = {"LEASE_DURATION_SECONDS": "3", "HEARTBEAT_INTERVAL_SECONDS": "0.5"}
-
 
 async def everything_written(fleet: Fleet, run: WatchedRun) -> dict[str, list[dict[str, Any]]]:
     """Every row that belongs to the run or its thread."""
@@ -42,7 +40,7 @@ async def back_under_a_new_id(fleet: Fleet, member: Member) -> None:
 
 async def test_a_zombie_writes_nothing(fleet: Fleet) -> None:
     """It wakes with a step to finish and a checkpoint to write, after its run has ended elsewhere."""
-    await fleet.start(environ=LEASE)
+    await fleet.start()
     run = await fleet.post("steps", {"hold": "s3"})
     watcher, watching = fleet.watch(run)
     await fleet.held(run, "s3")
@@ -72,17 +70,17 @@ async def test_a_zombie_writes_nothing(fleet: Fleet) -> None:
 async def test_a_zombie_leaves_the_running_run_to_its_heir(fleet: Fleet) -> None:
     """It wakes while the heir is in the middle of the same step. And it is the leader of upkeep, whose session and lock
     outlive its silence until the server ends them: somebody else has to notice that it is lost."""
-    zombie = await fleet.start_worker(LEASE)
+    zombie = await fleet.start_worker()
 
     async def leads() -> bool:
         return bool(zombie.logged("upkeep.leading"))
 
     await until(leads, "the worker leads")
-    await fleet.start_web(LEASE)
+    await fleet.start_web()
     run = await fleet.post("steps", {"hold": "s3"})
     watcher, watching = fleet.watch(run)
     await fleet.held(run, "s3")
-    heir = await fleet.start_worker(LEASE)
+    heir = await fleet.start_worker()
 
     zombie.signal(signal.SIGSTOP)
     assert await fleet.taken_over(run) is heir

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import orjson
 import pytest
 from langgraph_sdk import get_client
 
@@ -143,12 +144,15 @@ async def test_a_pause_that_outlives_its_events(desk: Desk) -> None:
     await desk.rows("UPDATE run SET first_seq = NULL WHERE run_id = %(id)s RETURNING 1", id=asked.run_id)
     gone = await desk.client.get(f"{asked.path}/stream", params={"follow": "true"}, headers={"last-event-id": "1"})
     assert gone.status_code == 410
-    found: list[Frame] = []
-
-    async def rest() -> None:
-        found.extend([frame async for frame in followed(desk, f"{asked.path}/stream", after=str(last["last_seq"]))])
-
-    waiting = asyncio.create_task(rest())
-    await desk.answer(asked.thread_id, "yes")
-    await waiting
-    assert found[-1].data["answer"] == "yes"
+    cursor = {"last-event-id": str(last["last_seq"])}
+    async with (
+        asyncio.timeout(90),
+        desk.client.stream("GET", f"{asked.path}/stream", params={"follow": "true"}, headers=cursor) as response,
+    ):
+        lines = response.aiter_lines()
+        async for line in lines:
+            if line.startswith(": heartbeat"):
+                break  # It waits.
+        await desk.answer(asked.thread_id, "yes")
+        told = [orjson.loads(line[6:]) async for line in lines if line.startswith("data: ")]
+    assert told[-1]["answer"] == "yes"

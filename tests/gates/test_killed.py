@@ -40,7 +40,7 @@ async def result(fleet: Fleet, run: WatchedRun) -> Any:
 
 async def test_the_first_web_process_is_killed_and_then_the_worker(fleet: Fleet) -> None:
     (first, second), (worker,) = await fleet.start(webs=2, workers=1)
-    asking = await fleet.post("gate", {"seconds": 2})
+    asking = await fleet.post("gate", {"seconds": 6})
     asked = await question(fleet)
     path = f"/threads/{asking.thread_id}/runs"
     body = {"assistant_id": "gate", "command": {"resume": {asked["interrupt_id"]: "yes"}}}

@@ -38,7 +38,7 @@ async def test_an_outage_takes_the_figures_of_the_fleet_and_nothing_else(
     proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "PATIENCE", 0.5)
-    environ = {"HOLDFAST_METRICS_CACHE_SECONDS": "0.1", "HOLDFAST_DATABASE_TIMEOUT": "2"}
+    environ = {"HOLDFAST_METRICS_CACHE_SECONDS": "0.1", "HOLDFAST_DATABASE_TIMEOUT": "10"}
     settings = load_settings(environ, database_url=proxy.url, port=free_port())
     async with answering(settings, GraphCatalog.load(load_config(EXAMPLES))) as client:
         url = f"http://127.0.0.1:{settings.port}"
@@ -83,8 +83,8 @@ async def test_the_database_is_asked_seldom(database: Database, monkeypatch: pyt
     fleet._until = 0.0
     await fleet.readings(database)
     assert asked == 2
-    # Both clocks are this machine's.
-    assert abs(database.metrics.clock_ahead) < 1
+    # Both clocks are this machine's; it may have stood still between one look and the other.
+    assert abs(database.metrics.clock_ahead) < 10
 
 
 async def test_a_count_that_takes_long_is_not_made_often(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,13 @@ async def test_a_count_that_takes_long_is_not_made_often(database: Database, mon
 async def test_metrics_can_be_turned_off(settings: Settings) -> None:
     silent = settings.model_copy(update={"metrics": False, "port": free_port()})
     async with answering(silent, GraphCatalog.load(load_config(EXAMPLES))) as client:
-        seen = await scrape(client, f"http://127.0.0.1:{silent.port}")
-        assert seen.value("database_up") == 1
+
+        async def up() -> Scrape | None:
+            seen = await scrape(client, f"http://127.0.0.1:{silent.port}")
+            return seen if seen.value("database_up") == 1 else None
+
+        seen = await waiting.until(up, "the database is up")
+        assert seen is not None
         assert seen.has("queue_ready")
         assert not seen.has("loop_delay_seconds_count")
         assert not seen.has("takeovers_total")

@@ -198,7 +198,7 @@ async def test_slow_embeddings_hold_up_nobody(database_url: str) -> None:
 
         store.embeddings = Slow()
         putting = asyncio.create_task(store.aput(("a",), "slow", {"text": "sea"}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
             # There is one connection in all.
             await store.aput(("a",), "quick", {"n": 1})

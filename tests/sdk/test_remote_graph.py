@@ -37,7 +37,7 @@ class Parent:
         cast(IO[str], self._process.stdin).write(json.dumps([scenario, self._awaited]) + "\n")
         cast(IO[str], self._process.stdin).flush()
         line = cast(IO[str], self._process.stdout).readline()
-        assert line, f"the program ended with {self._process.wait(10)}"
+        assert line, f"the program ended with {self._process.wait(60)}"
         return line
 
 
@@ -48,7 +48,7 @@ def program(served: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         yield process
         cast(IO[str], process.stdin).close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.fixture(params=[True, False], ids=["async", "sync"])

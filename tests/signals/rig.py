@@ -15,6 +15,8 @@ from holdfast.signals.choose import signals_for
 from holdfast.telemetry.cancelling import cancel_all
 from tests.support.waiting import until_true
 
+# Seconds an echo may take: pings are frequent here, and yet a carrier that is busy is not one that is away.
+PATIENCE = 5.0
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events")
 
 
@@ -49,6 +51,7 @@ async def process(settings: Settings, *, joined: bool = True) -> AsyncIterator[P
     running: asyncio.Task[None] | None = None
     try:
         one = Process(signals_for(database))
+        one.signals._patience = PATIENCE  # type: ignore[attr-defined]
         running = asyncio.create_task(one.signals.run(), name="signals")
         if joined:
             await hears_itself(one)

@@ -48,7 +48,7 @@ async def test_a_process_listens_with_one_session_and_to_its_own_schema(database
 async def test_without_a_session_to_listen_with_it_recovers_when_it_can_send(database_url: str) -> None:
     """Behind PgBouncer nobody listens, so there is no echo to wait for."""
     async with PostgresProxy(database_url) as network:
-        settings = signal_settings(network.url, pgbouncer=True, database_timeout=1)
+        settings = signal_settings(network.url, pgbouncer=True, database_timeout=5)
         async with process(settings, joined=False) as one:
 
             def tells(degraded: bool) -> bool:

@@ -151,7 +151,7 @@ class Expecting:
             await query(self._database, statement, self.thread_id, number, run_id)
 
     async def seen(self, run_id: UUID, after: int = 0, *, over: bool = False) -> list[int]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             watching = self.hub.run_events(self.thread_id, run_id, after, tick=None, over=over)
             return [event.seq async for events in watching for event in events]
 

@@ -94,7 +94,7 @@ async def thread_with_a_gap(database: Database) -> UUID:
 
 async def first_of(client: httpx.AsyncClient, method: str, path: str, **given: Any) -> Frame:
     """The first event of a stream that does not end."""
-    async with asyncio.timeout(20), client.stream(method, path, **given) as response:
+    async with asyncio.timeout(60), client.stream(method, path, **given) as response:
         assert response.status_code == 200, await response.aread()
         return await anext(frames(response))
 
@@ -105,7 +105,7 @@ async def test_a_cursor_into_what_a_thread_has_forgotten_is_answered_410(
     thread_id = await thread_with_a_gap(database)
     path = f"/threads/{thread_id}/stream"
     for cursor in (1, 4):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             gone = await client.get(path, headers={"last-event-id": str(cursor)})
         assert gone.status_code == 410
         assert f"The events after {cursor} have expired" in gone.json()["detail"]
@@ -122,7 +122,7 @@ async def test_events_since_what_a_thread_has_forgotten_are_answered_410(
     thread_id = await thread_with_a_gap(database)
     path, wanted = f"/threads/{thread_id}/stream/events", {"channels": ["custom", "lifecycle"]}
     for since in (1, 4):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             gone = await client.post(path, json={**wanted, "since": since})
         assert gone.status_code == 410
         assert "have expired" in gone.json()["detail"]
@@ -143,7 +143,7 @@ async def test_a_watcher_that_is_overtaken_by_forgetting_is_not_shown_a_gap(
     path = f"/threads/{thread_id}/stream"
     async with client.stream("GET", path, headers={"last-event-id": "-"}) as response:
         seen = frames(response)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [(await anext(seen)).id for _ in range(5)] == [1, 2, 3, 4, 5]
         await query(
             database,
@@ -152,7 +152,7 @@ async def test_a_watcher_that_is_overtaken_by_forgetting_is_not_shown_a_gap(
             run_id,
         )
         with pytest.raises(httpx.RemoteProtocolError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await anext(seen)
     assert (await client.get(path, headers={"last-event-id": "5"})).status_code == 410
 

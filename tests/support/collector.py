@@ -74,7 +74,7 @@ class Collector:
             return found if condition(found) else []
 
         try:
-            return await until(enough, what, patience=40)
+            return await until(enough, what, patience=60)
         except AssertionError:
             raise AssertionError(f"{what}; there are:\n{tree(self.spans)}") from None
 

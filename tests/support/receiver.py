@@ -39,7 +39,7 @@ class Receiver:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}/hook"
 
-    async def get(self, count: int = 1, patience: float = 30) -> list[Received]:
+    async def get(self, count: int = 1, patience: float = 60) -> list[Received]:
         """What came, once that many have."""
 
         async def enough() -> bool:
@@ -48,7 +48,7 @@ class Receiver:
         await until(enough, f"{count} webhooks come, not {len(self.received)}", patience=patience)
         return self.received
 
-    async def about(self, run_id: str, patience: float = 30) -> Received:
+    async def about(self, run_id: str, patience: float = 60) -> Received:
         """The first that is about a run, once it has come."""
 
         async def found() -> Received | None:

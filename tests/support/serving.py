@@ -13,7 +13,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from tests.support.live_worker import running_worker
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @asynccontextmanager

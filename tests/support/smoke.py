@@ -55,7 +55,7 @@ async def post(database: Database, graph_id: str, input: Any = None, thread_id: 
     return run_id
 
 
-async def ended(database: Database, run_id: UUID, seconds: float = 30) -> DictRow:
+async def ended(database: Database, run_id: UUID, seconds: float = 60) -> DictRow:
     """The run's row once it has ended."""
     async with asyncio.timeout(seconds):
         while True:

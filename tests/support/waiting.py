@@ -9,7 +9,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 async def until(condition: Callable[[], Awaitable[Result]], what: str, *, patience: float = PATIENCE) -> Result:

@@ -26,10 +26,10 @@ async def test_the_hasty_graph_is_named_and_the_steady_one_is_not(
     with capture_logs() as logged:
         async with running_worker(settings, catalog):
             for graph in ("steady", "hasty"):
-                created = await post_run(database, graph, input={"seconds": 0.8})
+                created = await post_run(database, graph, input={"seconds": 2.5})
                 assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
     assert "fetching, and blocking everybody" in caplog.messages
-    assert [entry["seconds"] for entry in logged if entry["event"] == "fetching in a thread"] == [0.8]
+    assert [entry["seconds"] for entry in logged if entry["event"] == "fetching in a thread"] == [2.5]
     blocked = [entry for entry in logged if entry["event"] == "loop.blocked" and entry.get("function") == "fetch"]
     assert [(entry["graph_id"], Path(entry["file"]).name) for entry in blocked] == [("hasty", "logs.py")]
     assert blocked[0]["source"] == "time.sleep(seconds)"

@@ -227,9 +227,11 @@ async def test_failures_are_told_by_kind_and_line(scene: Scene) -> None:
     assert [line["reason"] for line in of("flaky", "run.dead_letter")] == ["retries_exhausted"]
     [refused] = of("refused", "journal.refused")
     assert refused["error"] == "UntranslatableCharacter (22P05)"
-    [blocked] = of("blocking", "loop.blocked")
-    assert (blocked["function"], blocked["source"]) == ("block", "time.sleep(1.0)")
-    assert of("blocking", "loop.unblocked")[0]["seconds"] >= 0.9
+    # Of this function: on a busy machine the whole process may stand still, wherever it is.
+    [blocked] = [line for line in of("blocking", "loop.blocked") if line.get("function") == "block"]
+    assert blocked["source"] == "time.sleep(3.0)"
+    [unblocked] = [line for line in of("blocking", "loop.unblocked") if line.get("function") == "block"]
+    assert unblocked["seconds"] >= 2.9
     outcomes = [line["outcome"] for graph in ("failing", "refused") for line in of(graph, "run.finished")]
     assert outcomes == ["error", "error"]
 

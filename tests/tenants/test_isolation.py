@@ -19,8 +19,8 @@ from tests.tenants.test_keys import becomes
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DELIVERY = """
-INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run)
-VALUES (%s, %s, 'acme', 'http://acme.test/secret', '{}') RETURNING delivery_id
+INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, next_attempt_at)
+VALUES (%s, %s, 'acme', 'http://acme.test/secret', '{}', now() + interval '1 hour') RETURNING delivery_id
 """
 # All that is acme's, as far as a request can have an influence on it.
 TREASURE = """

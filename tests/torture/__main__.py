@@ -18,7 +18,7 @@ from tests.torture.stage import Stage
 
 CLIENTS = 12
 # For everything to come to rest once nothing is wrong any more.
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 UNFINISHED = "SELECT count(*) FROM holdfast.run WHERE status IN ('pending', 'running')"
 

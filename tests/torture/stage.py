@@ -40,7 +40,7 @@ PROJECT = Path(__file__).parent / "project" / "langgraph.json"
 LEASE = float(INTERVALS["LEASE_DURATION_SECONDS"])
 # Workers die here all the time, and no run is to blame.
 SETTINGS = {**INTERVALS, "HOLDFAST_MAX_CRASHES": "1000", "N_JOBS_PER_WORKER": "20", "BG_JOB_MAX_RETRIES": "6"}
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Stage:

@@ -139,7 +139,8 @@ async def test_what_is_left_is_sent_at_the_end(
 
 def test_a_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "PATIENCE", 0.1)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    # Long enough to be still waiting when we look, also on a machine that stands still for a moment.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "8")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": url}), "web"):
@@ -161,7 +162,7 @@ class Stuck(SpanExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         self.entered.set()
-        self.go.wait(30)
+        self.go.wait(60)
         self.got += len(spans)
         return SpanExportResult.SUCCESS
 
@@ -176,7 +177,7 @@ def test_the_queue_is_bounded_and_what_is_dropped_is_counted_and_said_once() -> 
     with capture_logs() as logs:
         for _ in range(5):
             tracer.start_span("taken").end()
-        assert stuck.entered.wait(10)
+        assert stuck.entered.wait(60)
         for _ in range(25):
             tracer.start_span("waits").end()
         assert losses.dropped == 15

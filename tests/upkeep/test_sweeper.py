@@ -416,7 +416,7 @@ async def test_what_others_hold_is_passed_over_and_comes_later(settings: Setting
         await connection.execute("UPDATE thread SET hidden_at = now() - interval '1 day'")
     async with database.transaction() as connection:
         await connection.execute("SELECT FROM thread ORDER BY thread_id LIMIT 2 FOR UPDATE")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await Sweeper(database).finish()
         assert await count(database, "SELECT count(*) FROM thread") == 2
     await Sweeper(database).finish()

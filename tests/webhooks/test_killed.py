@@ -12,7 +12,7 @@ from psycopg.rows import DictRow
 from tests.support.fleet import Fleet, Member, until
 from tests.support.receiver import Receiver
 
-ENVIRON = {"WEBHOOK_ALLOW_PRIVATE": "true", "WEBHOOK_TIMEOUT_SECONDS": "2"}
+ENVIRON = {"WEBHOOK_ALLOW_PRIVATE": "true", "WEBHOOK_TIMEOUT_SECONDS": "8"}
 
 
 @pytest.fixture

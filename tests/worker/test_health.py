@@ -25,7 +25,7 @@ from tests.support.smoke import EXAMPLES, working
 
 def ask(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -40,7 +40,8 @@ async def probe(port: int, path: str) -> tuple[int, str]:
 
 @pytest.fixture
 def watched(settings: Settings) -> Settings:
-    return settings.model_copy(update={"health_port": free_port(), "jobs": 3})
+    # One renewal, at the beginning: no other comes between what a test changes and what it looks at.
+    return settings.model_copy(update={"health_port": free_port(), "jobs": 3, "heartbeat": 3600.0, "lease": 7200.0})
 
 
 async def test_a_worker_is_ready_while_it_holds_its_lease(watched: Settings) -> None:

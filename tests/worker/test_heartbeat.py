@@ -31,7 +31,8 @@ SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND applicat
 
 @pytest.fixture
 def settings(database_url: str) -> Settings:
-    return quick_settings(database_url, blocked_loop=0.3)
+    # A lease that ends while the tests wait for it, and not whenever the machine stands still for a moment.
+    return quick_settings(database_url, lease=5.0, blocked_loop=0.3)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ async def test_a_plain_function_runs_in_a_thread_and_blocks_nobody(
     def waiting(state: Words) -> dict[str, Any]:
         ran_in.append(threading.current_thread().name)
         # Returns only if the loop goes on meanwhile, and executes the other run.
-        assert other_ran.wait(20)
+        assert other_ran.wait(60)
         return {"words": ["waited"]}
 
     async def quick(state: Words) -> dict[str, Any]:
@@ -91,16 +92,17 @@ async def test_a_plain_function_runs_in_a_thread_and_blocks_nobody(
             assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
 
     assert ran_in != [threading.main_thread().name]
-    assert not [entry for entry in logged if entry["event"] == "loop.blocked"]
+    # The machine itself may stand still for a moment, wherever the loop is then.
+    assert not [entry for entry in logged if entry["event"] == "loop.blocked" and "in waiting" in entry["stack"]]
 
 
 async def test_a_killed_session_is_replaced_before_anybody_misses_it(database_url: str, database: Database) -> None:
-    # A renewal would come only every five seconds, and the grace is three: it must notice that the server hung up.
-    settings = quick_settings(database_url, lease=15.0, heartbeat=5.0, session_grace=3.0)
+    # A renewal would come too late for the grace, and for this test: it must notice that the server hung up.
+    settings = quick_settings(database_url, lease=1000.0, heartbeat=300.0, session_grace=60.0)
     gate = Gate()
     async with running_worker(settings, catalog_of(graph=line(gate))):
         created = await post_run(database, "graph", input={"words": []})
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         for _ in range(3):
             [before] = await workers(database)
             await query(database, "SELECT pg_terminate_backend(%s)", before["backend_pid"])
@@ -125,7 +127,7 @@ async def test_a_worker_declared_lost_drops_its_runs_and_comes_back_as_another(
     gate = Gate()
     async with running_worker(settings, catalog_of(graph=line(gate))):
         created = await post_run(database, "graph", input={"words": []})
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         await until(lambda: thread_events(database, created.run["thread_id"]), "its first event is durable")
         lost = await until(lambda: online(database), "the worker is registered")
         assert lost is not None
@@ -189,7 +191,7 @@ async def test_a_worker_that_is_cut_off_stops_by_its_own_clock(
     wall = Wall(server_url, psycopg.conninfo.conninfo_to_dict(database_url)["dbname"])  # type: ignore[arg-type]
     async with running_worker(settings, catalog_of(graph=line(gate))):
         created = await post_run(database, "graph", input={"words": []})
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         [first] = await workers(database)
         await asyncio.to_thread(wall.raise_up)
         try:
@@ -225,4 +227,8 @@ async def test_a_worker_that_leaves_says_so(settings: Settings, database: Databa
         await until(lambda: online(database), "the worker is registered")
     [worker] = await workers(database)
     assert worker["status"] == "offline"
-    assert await query(database, SESSION) == []
+
+    async def gone() -> bool:
+        return await query(database, SESSION) == []
+
+    await until(gone, "its session is closed")

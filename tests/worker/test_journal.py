@@ -255,7 +255,7 @@ async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
         assert handed_in == 16
         assert not writing.done()
         say(slow, "small")
-        await asyncio.wait_for(slow.room(), 5)
+        await asyncio.wait_for(slow.room(), 60)
     await writing
     await fast.flush()
 

@@ -27,5 +27,5 @@ async def test_a_worker_ends_with_its_journal(
     running = asyncio.create_task(worker.run())
     await post(database, "steps", {"seconds": 0})
     with pytest.raises(RuntimeError, match="a defect in the journal"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await running

@@ -63,6 +63,11 @@ async def test_a_tenant_at_its_limit_goes_on_when_one_of_its_runs_ends(settings:
             assert (await run_ended(database, new.run_id))["status"] == "success"
 
 
+def at_rest(worker: main.Worker) -> bool:
+    wake: Any = worker._wake
+    return bool(wake._waiters and not wake.is_set())
+
+
 async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, database: Database) -> None:
     looks = Counter[str]()
     claim = engine_claim
@@ -73,10 +78,14 @@ async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, datab
 
     with patch.object(main, "claim", counted):
         async with running_worker(settings, catalog_of(line=line(say))) as worker:
+            heard: list[str | None] = []
+            worker.signals.listen("work", heard.append)
+            await until_true(lambda: None in heard, "the worker listens, which is a reason to look")
             for number in range(RUNS + 1):
                 created = await post_run(database, "line", input={"words": []})
                 announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "line")])
                 await run_ended(database, created.run["run_id"])
+                await until_true(lambda: at_rest(worker), "the worker waits for a reason to look")
                 if number == 0:
                     looks.clear()
     assert looks["all"] == RUNS

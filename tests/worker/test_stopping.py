@@ -56,7 +56,7 @@ def station_for(settings: Settings, database: Database) -> OpenStation:
 
 async def test_a_run_that_takes_too_long_is_stopped(station_for: OpenStation, database: Database) -> None:
     gate = Gate()
-    async with station_for(line(first, gate), run_timeout=0.5) as station:
+    async with station_for(line(first, gate), run_timeout=4.0) as station:
         await post_run(database, "graph", input=GO)
         attempt, _ = await station.execute_next()
     run, thread = await run_row(database, attempt.run.run_id), await thread_row(database, attempt.run.thread_id)
@@ -80,7 +80,7 @@ async def test_a_cancel_interrupts_a_node_where_it_stands(settings: Settings, da
     gate = Gate()
     async with running_worker(settings, catalog_of(graph=line(first, gate, last))):
         created = await post_run(database, "graph", input=GO)
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         await cancel_runs(database, created.run["thread_id"], None, "interrupt")
         run = await run_ended(database, created.run["run_id"])
 
@@ -105,7 +105,7 @@ async def test_a_rollback_leaves_nothing_of_the_run(settings: Settings, database
         gate.opened.clear()
         gate.reached.clear()
         undone = await post_run(database, "graph", thread_id=thread_id, input={"words": ["undone"]})
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         await cancel_runs(database, thread_id, [undone.run["run_id"]], "rollback")
         await until(lambda: gone(database, undone.run["run_id"]), "the run is rolled back")
 
@@ -165,7 +165,7 @@ async def test_a_drained_run_keeps_its_place_and_goes_on_elsewhere(settings: Set
     graph = line(first, gate, last)
     async with running_worker(settings, catalog_of(graph=graph)) as leaving:
         created = await post_run(database, "graph", input=GO)
-        await asyncio.wait_for(gate.reached.wait(), 10)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         place = (await run_row(database, created.run["run_id"]))["ready_at"]
         leaving.stop()
     run = await run_row(database, created.run["run_id"])
@@ -212,7 +212,7 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
     # Both come back to the pool by themselves: the claim by its slow poll, the upkeep by its interval.
     await until_true(lambda: {"claim", "upkeep"} <= waiting, "both wait for a connection")
     worker.stop()
-    await asyncio.wait_for(running, 15)
+    await asyncio.wait_for(running, 60)
 
     assert {"claim", "upkeep"} <= swallowed
     assert [row["status"] for row in await query(database, "SELECT status FROM worker")] == ["offline"]
@@ -225,5 +225,5 @@ async def test_it_can_be_stopped_at_any_moment(settings: Settings, database: Dat
         for _ in range(ticks):
             await asyncio.sleep(0)
         worker.stop()
-        await asyncio.wait_for(running, 15)
+        await asyncio.wait_for(running, 60)
     assert await query(database, "SELECT 1 FROM worker WHERE status <> 'offline'") == []

@@ -121,7 +121,7 @@ class Page:
 
     def wait_for_frame(self, text: str, *, times: int) -> None:
         """Wait until the page's WebSockets have had that many frames with a text in them."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while sum(text in request for request in self.requests()) < times:
             assert time.monotonic() < deadline, f"{text} did not come {times} times\n{self.report()}"
             time.sleep(0.05)

@@ -28,7 +28,7 @@ class Server:
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url = url
-        self.client = httpx.Client(base_url=url, timeout=30)
+        self.client = httpx.Client(base_url=url, timeout=60)
         self._directory = directory
 
     @property

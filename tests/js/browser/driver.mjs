@@ -5,7 +5,7 @@ import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
 
 const [executablePath] = process.argv.slice(2);
-const PATIENCE = 30_000;
+const PATIENCE = 60_000;
 
 const browser = await chromium.launch({
   executablePath,

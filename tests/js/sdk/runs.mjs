@@ -13,6 +13,9 @@ async function fresh() {
 async function started(threadId, payload = LONG) {
   const run = await client.runs.create(threadId, "slow", payload);
   await running(threadId, run.run_id);
+  // In its first step, and not only claimed: there is something to keep or to undo.
+  const metadata = { run_id: run.run_id };
+  await until(async () => (await client.threads.getHistory(threadId, { metadata })).length, "the run has a checkpoint");
   return run;
 }
 
@@ -210,6 +213,8 @@ describe("sets of runs", () => {
     await client.runs.cancelMany({ status: "running" });
     assert.equal((await ended(one, first.run_id)).status, "interrupted");
     assert.equal((await ended(two, third.run_id)).status, "interrupted");
+    // The others have left a run that was cancelled with them.
+    await until(async () => (await client.threads.search({ status: "busy" })).length === 0, "nothing is under way");
     await refused(client.runs.cancelMany({ status: "all", action: "rollback" }), 404);
     await refused(client.runs.cancelMany({ threadId: one, runIds: [first.run_id], status: "all" }), 422);
   });

@@ -17,7 +17,7 @@ VERSIONS = ("1.12.0", "2.0.0")
 
 async def passes(script: str, server: Server, version: str, **environ: str) -> None:
     printed = await run_node(
-        HERE / f"{script}.mjs", env={"HOLDFAST_URL": server.url, "SDK_VERSION": version, **environ}, timeout=150
+        HERE / f"{script}.mjs", env={"HOLDFAST_URL": server.url, "SDK_VERSION": version, **environ}, timeout=240
     )
     assert re.search(r"^# pass [1-9]", printed, re.MULTILINE), f"{script} has tested nothing:\n{printed}"
 

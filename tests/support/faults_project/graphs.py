@@ -103,10 +103,13 @@ def blocking_step(name: str) -> Any:
 
 
 async def chat(state: State, config: RunnableConfig) -> State:
-    """Streams `events` numbered events, with a breath after each."""
+    """Streams `events` numbered events, with a breath after each; half of them after the gate, if it holds."""
     await mark_start("chat", config)
     write = get_stream_writer()
-    for number in range(1, state.get("events", 100) + 1):
+    events = state.get("events", 100)
+    for number in range(1, events + 1):
+        if state.get("hold") == "chat" and number == events // 2:
+            await pass_gate(config)
         write({"number": number})
         await asyncio.sleep(state.get("seconds", 0.0))
     return {"done": ["chat"]}

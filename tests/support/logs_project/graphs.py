@@ -93,7 +93,7 @@ async def hold(state: State, config: RunnableConfig) -> Command[Any]:
 
 
 async def block(state: State) -> dict[str, Any]:
-    time.sleep(1.0)
+    time.sleep(3.0)
     return {}
 
 
