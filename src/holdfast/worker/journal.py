@@ -1,7 +1,8 @@
 """The journal: everything a worker's runs make durable goes through here, and is fenced here.
 
-One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat.
-There is no timer; a batch grows for exactly as long as the previous commit takes.
+One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat. A batch
+grows for exactly as long as the previous commit takes. A run's first entries, which come right after its claim, rest
+for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one.
 
 Guarantees:
 
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# Seconds that a run's first entries rest.
+BREATH = 0.002
 # Called after each commit with what became visible, and the queued runs that became ready.
 Announce = Callable[[list[Flush], list[ReadyRun]], None]
 Waiters = Sequence[asyncio.Future[None]]
@@ -87,6 +90,8 @@ class Lane:
         self._waiters: list[asyncio.Future[None]] = []
         # Seconds that the run has waited for the database, for its timeline.
         self._waited = 0.0
+        # Whether the first entries have rested; None: there are none yet.
+        self._rested: bool | None = None
 
     def event(self, kind: str, data: bytes, namespace: str = "") -> None:
         """Append an event to the thread's log. It gets its number, and becomes visible, when it is committed."""
@@ -173,7 +178,20 @@ class Lane:
             )
         self._entries.append(entry)
         self._bytes += size
+        if self._rested is None:
+            self._rested = False
+            asyncio.get_running_loop().call_later(BREATH, self._rest)
         self._journal.wake(self)
+
+    @property
+    def due(self) -> bool:
+        """Whether what was handed in is to be written now."""
+        return self._rested is True or bool(self._waiters)
+
+    def _rest(self) -> None:
+        self._rested = True
+        if self._entries:
+            self._journal.wake(self)
 
     async def _wait(self) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -255,7 +273,8 @@ class Journal:
 
     def wake(self, lane: Lane) -> None:
         self._dirty[lane] = None
-        self._wake.set()
+        if lane.due:
+            self._wake.set()
 
     def failed(self, lane: Lane) -> None:
         self._dirty.pop(lane, None)
@@ -267,8 +286,9 @@ class Journal:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._dirty:
-                    lanes, self._dirty = list(self._dirty), {}
+                while lanes := [lane for lane in self._dirty if lane.due or self._closing]:
+                    for lane in lanes:
+                        del self._dirty[lane]
                     await self._write([lane for lane in lanes if lane.failure is None])
                 if self._closing:
                     return
