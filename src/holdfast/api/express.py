@@ -1,10 +1,11 @@
 """The express way: what a busy server is asked all day long, answered past FastAPI's machinery.
 
 To create a thread or a run is to call one function with one validated body. FastAPI gets there through its middleware,
-three exit stacks and a resolver of dependencies, which cost more than all that the function does. Here the same function
-is called with the same body, validated by the same field; and whatever is out of the ordinary goes FastAPI's way, from
-the start: another form of a path, a query, a key that makes a request idempotent, a body that is not valid, a project's
-own authentication. What the function raises is raised again there, so that every answer but the good one has one maker.
+three exit stacks and a resolver of dependencies, which cost more than all that the function does. Here the same
+function is called with the same body, validated by the same field; and whatever is out of the ordinary goes FastAPI's
+way, from the start: another form of a path, a query, a key that makes a request idempotent, a body that is not valid, a
+project's own authentication. What the function raises is raised again there: every answer but the good one has one
+maker.
 """
 
 from __future__ import annotations
