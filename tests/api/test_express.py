@@ -242,13 +242,18 @@ async def test_what_is_out_of_the_ordinary_goes_the_long_way(client: httpx.Async
 async def test_what_is_raised(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: type[Exception], status: int
 ) -> None:
-    async def failing(*_: Any, **__: Any) -> Any:
+    calls: list[Any] = []
+
+    async def failing(*given: Any, **__: Any) -> Any:
+        calls.append(given)
         raise error("nobody expects it")
 
     monkeypatch.setattr(runs, "described_run", failing)
     for short, long in (await paths(client))[:2]:
+        calls.clear()
         with capture_logs() as express_log:
             express = await client.post(short, json=RUN, headers={"origin": "https://example.com"})
+        assert len(calls) == 1, "nothing is tried twice"
         with capture_logs() as slow_log:
             slow = await client.post(long, json=RUN, headers={"origin": "https://example.com"})
         assert [line["event"] for line in express_log] == [line["event"] for line in slow_log]
