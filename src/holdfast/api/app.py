@@ -33,6 +33,7 @@ from holdfast.api.context import WebContext
 from holdfast.api.custom_app import surround
 from holdfast.api.edge import BodyLimit
 from holdfast.api.errors import install_error_handlers
+from holdfast.api.express import Api, Express
 from holdfast.api.meta import describe, meta_router
 from holdfast.api.perimeter import CorsLayer, MountPrefix
 from holdfast.api.request_context import RequestContextLayer
@@ -73,7 +74,7 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     whoever runs it."""
     section = http_section(web.catalog.project).under(web.settings) if section is None else section
     undocumented = {"docs_url": None, "redoc_url": None, "openapi_url": None} if "meta" in section.disabled else {}
-    app = FastAPI(title="Holdfast", version=holdfast.__version__, telemetry=SILENT, **undocumented)  # type: ignore[arg-type]
+    app = Api(title="Holdfast", version=holdfast.__version__, telemetry=SILENT, **undocumented)  # type: ignore[arg-type]
     app.state.holdfast = web
     install_error_handlers(app)
     app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
@@ -86,6 +87,7 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
     for router in switched_on:
         app.include_router(router, responses=denials)
     app.router.middleware_stack = Shortcuts(app.router, [meta, *switched_on])
+    app.express = Express(web, switched_on)
     return app
 
 

@@ -162,9 +162,11 @@ def process_context(connection: HTTPConnection) -> WebContext:
 def web_of(connection: HTTPConnection) -> WebContext:
     """The process's context, as the caller of an authenticated request sees it."""
     context: WebContext = connection.scope.get(WEB) or process_context(connection)
-    if context.auth is None:
-        return context
-    caller: Caller = connection.scope[CALLER]
+    return context if context.auth is None else seen_by(context, connection.scope[CALLER])
+
+
+def seen_by(context: WebContext, caller: Caller) -> WebContext:
+    """The context as a caller sees it."""
     if caller is ANYONE:
         return context
     catalog = context.catalog.acting_for(caller.user, caller.configurable)

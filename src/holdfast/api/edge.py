@@ -21,6 +21,8 @@ from holdfast.api.traces import SERVED
 
 # Levels of nesting in a request body.
 DEEPEST = 200
+# Where a request's scope has what was raised when it was answered the express way.
+RAISED = "holdfast.raised"
 
 
 class JsonRequest(Request):
@@ -68,6 +70,8 @@ class JsonRoute(APIRoute):
             parsed = JsonRequest(request.scope, request.receive)
             if SERVED in request.scope:
                 request.scope[SERVED].routed(self.path_format)
+            if RAISED in request.scope:
+                raise request.scope.pop(RAISED)
             # Before anything of the request is looked at: a stranger is not told what is wrong with it.
             await identify(parsed)
             try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.api.errors import Json
@@ -22,6 +23,13 @@ class CorsLayer(CORSMiddleware):
         # A page on the internet that talks to a server on this machine or network, such as a studio in development.
         super().__init__(app, **options, allow_private_network=True)
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not any(name == b"origin" for name, _ in scope["headers"]):
+            # From no page: all there is to say is that the answer would be another for one.
+            await self.app(scope, receive, _Varying(send))
+        else:
+            await super().__call__(scope, receive, send)
+
     def preflight_response(self, request_headers: Headers) -> Response:
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
@@ -30,6 +38,27 @@ class CorsLayer(CORSMiddleware):
         rule = "http.cors of langgraph.json, and CORS_ALLOW_ORIGINS, say what is allowed."
         detail = f"{bytes(answer.body).decode()}. {rule}"
         return Json({"detail": detail}, status_code=answer.status_code, headers=headers)
+
+
+class _Varying:
+    """Adds to an answer that it depends on the origin, as the layer itself would."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    # Not a coroutine of its own: there is nothing to wait for.
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
+            if any(name.lower() == b"vary" for name, _ in headers):
+                varied = MutableHeaders(raw=headers)
+                varied["Vary"] = ", ".join([*varied.getlist("Vary"), "Origin"])
+            else:
+                headers.append((b"vary", b"Origin"))
+            message["headers"] = headers
+        return self._send(message)
 
 
 class MountPrefix:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import orjson
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars, reset_contextvars
 from uuid_utils.compat import uuid7
 
 from holdfast.api.errors import FAILED, Json
@@ -137,18 +138,17 @@ class RequestContextLayer:
         request_id = given if REQUEST_ID.fullmatch(given) else str(uuid7())
         answer = _Answer(send, request_id)
         token = _current.set(RequestContext(request_id, headers, self._forwarded))
+        bound = bind_contextvars(request_id=request_id, method=scope.get("method", "SOCKET"), path=scope["path"])
         began = time.monotonic()
         try:
-            with structlog.contextvars.bound_contextvars(
-                request_id=request_id, method=scope.get("method", "SOCKET"), path=scope["path"]
-            ):
-                await self._answered(scope, receive, answer)
-                if self._logged is not None and scope["type"] == "http":
-                    shown = {name: text for name, text in headers.items() if self._shows(name)}
-                    milliseconds = round((time.monotonic() - began) * 1000)
-                    about = {"method": scope["method"], "path": scope["path"], "status": answer.status}
-                    log.info("http.request", **about, milliseconds=milliseconds, headers=shown)
+            await self._answered(scope, receive, answer)
+            if self._logged is not None and scope["type"] == "http":
+                shown = {name: text for name, text in headers.items() if self._shows(name)}
+                milliseconds = round((time.monotonic() - began) * 1000)
+                about = {"method": scope["method"], "path": scope["path"], "status": answer.status}
+                log.info("http.request", **about, milliseconds=milliseconds, headers=shown)
         finally:
+            reset_contextvars(**bound)
             _current.reset(token)
 
     def _shows(self, name: str) -> bool:
@@ -175,7 +175,8 @@ class _Answer:
         self.status = 0
         self.complete = False
 
-    async def __call__(self, message: Message) -> None:
+    # Not a coroutine of its own: there is nothing to wait for.
+    def __call__(self, message: Message) -> Awaitable[None]:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
             self.status = message.get("status", 101)
@@ -183,4 +184,4 @@ class _Answer:
             message = {**message, "headers": [*others, self._header]}
         elif kind == "http.response.body" and not message.get("more_body", False):
             self.complete = True
-        await self._send(message)
+        return self._send(message)

@@ -13,7 +13,7 @@ from psycopg.rows import DictRow
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api.connections import line_of
+from holdfast.api.connections import WhileConnected, line_of
 from holdfast.api.context import WebContext
 from holdfast.errors import Gone, NotFound
 from holdfast.resources.runs import get_run
@@ -33,6 +33,14 @@ STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 class Breakable(StreamingResponse):
     """A response that breaks off where it is when the process goes away, for clients that would take a clean end for
     the end of it all. They come back to another process."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = line_of(scope)
+        if line is None or self.background is not None:
+            await super().__call__(scope, receive, send)
+            return
+        with WhileConnected(line):
+            await self.stream_response(send)
 
     async def stream_response(self, send: Send) -> None:
         with suppress(HubClosed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from langgraph_sdk.auth.types import StudioUser
@@ -18,6 +18,8 @@ from holdfast.resources.api_keys import MARK, Scope
 # What only looks. All that is not known to only look, changes.
 READING = frozenset({"read", "search", "get", "list_namespaces"})
 CHALLENGE = {"www-authenticate": "Bearer"}
+# Where a request may show a key.
+SHOWING = (b"authorization", b"x-api-key")
 
 
 class KeyAuth:
@@ -31,6 +33,11 @@ class KeyAuth:
     @property
     def guarded(self) -> bool:
         return self._roster.guarded
+
+    def asks(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether it takes a look to know who sends a request: anyone does that shows nothing while there are no
+        keys."""
+        return self._roster.guarded or any(name in SHOWING for name, _ in headers)
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
         """Who sends a request, by its key. Raises Denied."""

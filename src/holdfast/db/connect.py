@@ -21,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from holdfast.db.pipelines import gathered
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings
 from holdfast.telemetry.metrics import Metrics
@@ -156,7 +157,7 @@ class Database:
     async def pipelined(self) -> AsyncIterator[AsyncConnection[DictRow]]:
         """A transaction that costs one round trip, its beginning and its end included, and commits at the end of the
         block. What the statements have said can be read after that. Rolls back on any exception."""
-        async with self._pool.connection() as connection, connection.pipeline():
+        async with self._pool.connection() as connection, gathered(connection):
             await connection.execute("BEGIN")
             if self._scope is not None:
                 await connection.execute(self._scope)

@@ -1,0 +1,101 @@
+"""Pipelines whose statements leave together, and say what they would have said one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, AsyncPipeline, waiting
+from psycopg.rows import DictRow, dict_row
+
+from holdfast.db.pipelines import gathered
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncConnection[DictRow]:
+    return await AsyncConnection.connect(database_url, autocommit=True, row_factory=dict_row, prepare_threshold=2)
+
+
+async def test_answers_are_there_after_the_block(connection: AsyncConnection[DictRow]) -> None:
+    async with connection:
+        for _ in range(4):  # Prepared from the third time on.
+            async with gathered(connection):
+                asked = [await connection.execute("SELECT %s::int AS n", (number,)) for number in range(20)]
+            assert [(await cursor.fetchall())[0]["n"] for cursor in asked] == list(range(20))
+
+
+async def test_a_statement_does_not_wait(connection: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = 0
+    original = waiting.wait_async
+
+    async def counted(generator: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal waits
+
+        def steps() -> Any:
+            nonlocal waits
+            state = None
+            while True:
+                try:
+                    wanted = generator.send(state)
+                except StopIteration as end:
+                    return end.value
+                waits += 1
+                state = yield wanted
+
+        return await original(steps(), *arguments, **options)
+
+    monkeypatch.setattr(waiting, "wait_async", counted)
+    async with connection:
+        async with gathered(connection):
+            await connection.execute("SELECT 1")
+            assert waits == 0
+        assert waits > 0
+
+
+async def test_more_than_the_network_holds(connection: AsyncConnection[DictRow]) -> None:
+    """Neither side waits for the other: what is sent, and what is answered meanwhile, is longer than any buffer."""
+    async with connection:
+        async with gathered(connection):
+            asked = [await connection.execute("SELECT %s::text AS said", ("x" * 1_000_000,)) for _ in range(20)]
+        assert {len((await cursor.fetchall())[0]["said"]) for cursor in asked} == {1_000_000}
+
+
+async def test_the_first_error_is_raised_at_the_end(connection: AsyncConnection[DictRow]) -> None:
+    async with connection:
+        passed = []
+
+        async def divide() -> None:
+            async with gathered(connection):
+                for statement in (b"BEGIN", b"SELECT 1/0", b"SELECT nothing", b"COMMIT"):
+                    await connection.execute(statement)
+                    passed.append(statement)
+
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await divide()
+        assert len(passed) == 4
+        await connection.rollback()
+        cursor = await connection.execute("SELECT 1 AS n")
+        assert await cursor.fetchone() == {"n": 1}
+
+
+async def test_what_is_raised_in_the_block(connection: AsyncConnection[DictRow]) -> None:
+    async with connection:
+
+        async def fail() -> None:
+            async with gathered(connection):
+                await connection.execute("BEGIN")
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await fail()
+        await connection.rollback()
+        assert connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+
+
+async def test_one_within_another_is_the_others_to_send(connection: AsyncConnection[DictRow]) -> None:
+    async with connection, connection.pipeline() as outer:
+        async with gathered(connection):
+            cursor = await connection.execute("SELECT 1 AS n")
+            assert type(outer) is AsyncPipeline
+        assert await cursor.fetchone() == {"n": 1}
