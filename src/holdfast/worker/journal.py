@@ -29,6 +29,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_session
+from holdfast.db.pipelines import gathered
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.ready import ReadyRun
@@ -386,7 +387,7 @@ class Journal:
         """One pipelined transaction: one round trip. The queued runs that became ready, and the events' time."""
         connection = await self._connected()
         async with asyncio.timeout(self.settings.lease):
-            async with connection.pipeline():
+            async with gathered(connection):
                 await self._begin(connection)
                 written = await write_portions(connection, portions, verify=True, repeat=repeat)
                 await connection.execute("COMMIT")
