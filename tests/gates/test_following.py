@@ -11,6 +11,7 @@ import orjson
 import pytest
 from langgraph_sdk import get_client
 
+from holdfast.api.streaming import check_followed
 from tests.gates.asking import Desk
 from tests.support.sse import Frame, frames
 
@@ -156,3 +157,21 @@ async def test_a_pause_that_outlives_its_events(desk: Desk) -> None:
         await desk.answer(asked.thread_id, "yes")
         told = [orjson.loads(line[6:]) async for line in lines if line.startswith("data: ")]
     assert told[-1]["answer"] == "yes"
+
+
+async def test_an_answer_that_comes_while_the_stream_of_such_a_pause_begins(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = await desk.ask()
+    [last] = await desk.rows("SELECT last_seq FROM thread WHERE thread_id = %(id)s", id=asked.thread_id)
+    await desk.rows("DELETE FROM event WHERE thread_id = %(id)s RETURNING 1", id=asked.thread_id)
+    await desk.rows("UPDATE run SET first_seq = NULL WHERE run_id = %(id)s RETURNING 1", id=asked.run_id)
+
+    async def answered(*arguments: Any) -> None:
+        await check_followed(*arguments)
+        run = await desk.answer(asked.thread_id, "yes")
+        await desk.join(asked.thread_id, run["run_id"])
+
+    monkeypatch.setattr("holdfast.api.runs.check_followed", answered)
+    seen = [frame async for frame in followed(desk, f"{asked.path}/stream", after=str(last["last_seq"]))]
+    assert seen[-1].data["answer"] == "yes"

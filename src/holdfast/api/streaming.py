@@ -257,9 +257,11 @@ async def _followed(web: WebContext, run: DictRow, chain: Chain, after: int | No
     cursor = start if after is None else max(start, after)
     if run["first_seq"] is None and run["attempt"] > 0:
         rests_at = await chain.rest(after)
-        if rests_at is None:
+        if rests_at is None and after is None:
             return
-        cursor = rests_at
+        # It rested at the cursor when the request was let in: whatever has been said since comes after it.
+        chain.paused = True
+        cursor = rests_at or cursor
     elif cursor > start:
         await chain.catch_up(start, cursor)
     async for events in chain.events(cursor, tick=web.settings.stream_heartbeat):
