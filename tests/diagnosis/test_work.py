@@ -89,10 +89,11 @@ async def test_a_running_run_that_says_nothing(
 ) -> None:
     _, run_id = await claimed(database)
     execute("UPDATE run SET updated_at = now() - interval '2 hours', started_at = now() - interval '2 hours'")
+    execute("UPDATE event SET created_at = now() - interval '2 hours'")
     finding = await check_stuck_runs(installation)
     assert finding.verdict is Verdict.WARN
     assert f"1 run ({run_id}) without an event for 2.0 h" in finding.found
-    execute("INSERT INTO event (thread_id, seq, run_id, kind, data) SELECT thread_id, 1, run_id, 'custom', '' FROM run")
+    execute("INSERT INTO event (thread_id, seq, run_id, kind, data) SELECT thread_id, 2, run_id, 'custom', '' FROM run")
     assert (await check_stuck_runs(installation)).verdict is Verdict.PASS
 
 
