@@ -92,6 +92,28 @@ async def test_everything_that_waits_goes_into_one_commit(station: Station) -> N
     assert sorted(station.announced) == sorted((lane.thread_id, 3) for lane in lanes)
 
 
+async def test_what_a_run_says_first_is_written_although_nobody_waits(station: Station) -> None:
+    [lane] = await open_lanes(station, 1)
+    say(lane, "first")
+    await until_true(lambda: station.announced == [(lane.thread_id, 2)], "it is written")
+    assert await written(station, lane) == ["first"]
+
+
+async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
+    station: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.journal.BREATH", 3600)
+    lane, other = await open_lanes(station, 2)
+    say(lane, "first")
+    say(other, "awaited")
+    await other.flush()
+    assert (await written(station, lane), await written(station, other)) == ([], ["awaited"])
+    say(lane, "last")
+    await lane.finish(SUCCESS)
+    assert station.journal.commits == 2
+    assert await written(station, lane) == ["first", "last"]
+
+
 async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:
     first, *others = await open_lanes(station, 10)
     async with blocked(station.database, first.run_id):
