@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -15,7 +15,9 @@ import structlog
 from psycopg import sql
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import Database
+from holdfast.db.connect import Database, open_blocking_session
+from holdfast.engine import lease
+from holdfast.engine.lease import Peer, Registration
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -220,6 +222,26 @@ async def run_ended_somehow(database: Database, run_id: UUID) -> DictRow:
         return row if row["finished_at"] is not None else None
 
     return cast(DictRow, await until(ended, f"the end of run {run_id}"))
+
+
+async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Settings, database: Database) -> None:
+    first = Registration(uuid4(), "here", 1, "0", 10, ("a", "b"), cores=2)
+    second = Registration(uuid4(), "there", 1, "0", 10, ("b",), cores=1)
+    older = Registration(uuid4(), "here", 1, "0", 10, ("a",))
+    gone = Registration(uuid4(), "here", 1, "0", 10, ("a",), cores=2)
+    known = {
+        first.worker_id: Peer(frozenset(["a", "b"]), "here", 2),
+        second.worker_id: Peer(frozenset(["b"]), "there", 1),
+        older.worker_id: Peer(frozenset(["a"]), "here", None),
+    }
+    with open_blocking_session(settings, "heartbeat") as session:
+        for registration in (gone, older, second):
+            lease.register(session, registration, settings.lease, session=True)
+        lease.resign(session, gone.worker_id)
+        assert lease.register(session, first, settings.lease, session=True).peers == known
+        renewal = lease.renew(session, second.worker_id, settings.lease, session=True, reconnected=False)
+        assert renewal is not None
+        assert renewal.peers == known
 
 
 async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from holdfast.db.connect import Database
+from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.cancelling import cancel_all
@@ -16,6 +18,11 @@ from holdfast.worker.wakes import Wakes
 from tests.support.waiting import until_true
 
 WORKERS = 50
+# On a host with room for all of them: nobody is a reserve.
+HERE = Peer(frozenset(["graph"]), "here", WORKERS)
+# Seconds: the turn of a reserve does not come while the test runs, however slow the machine is.
+PATIENT = 300.0
+OTHERS = Peer(frozenset(["another"]), "here", WORKERS)
 
 
 class Idler:
@@ -27,7 +34,9 @@ class Idler:
         self.looks = 0
         self._fleet = fleet
         self._wake = asyncio.Event()
-        self.wakes = Wakes(graphs, self._wake.set, lambda: None, step=fleet.step)
+        self.wakes = Wakes(
+            graphs, self._wake.set, lambda: None, step=fleet.step, patience=fleet.patience, longest=PATIENT
+        )
         self.signals = fleet.signals
         self.signals.listen("work", self.wakes.hint)
 
@@ -57,11 +66,13 @@ class Idler:
 
 
 class IdleFleet:
-    """Fifty of them over real signals."""
+    """Fifty of them over real signals. Those beyond the cores of their host are its reserve."""
 
-    def __init__(self, database: Database, step: float) -> None:
+    def __init__(self, database: Database, step: float, *, cores: int = WORKERS, patience: float = PATIENT) -> None:
         self.database = database
         self.step = step
+        self.cores = cores
+        self.patience = patience
         # One listening session serves all, as if each had its own.
         self.signals = PostgresSignals(database)
         self.queue: list[str] = []
@@ -86,7 +97,7 @@ class IdleFleet:
         self.idlers = idlers
         heard: list[str | None] = []
         for idler in idlers:
-            idler.wakes.meet(idler.worker_id, {other.worker_id: ["graph"] for other in idlers})
+            idler.wakes.meet(idler.worker_id, {other.worker_id: replace(HERE, cores=self.cores) for other in idlers})
         ear = self.signals
         ear.listen("events", heard.append)
         tasks = [asyncio.create_task(ear.run()), *(asyncio.create_task(idler.run()) for idler in idlers)]
@@ -141,6 +152,34 @@ async def test_an_occasion_is_settled_by_whoever_finds_the_queue_empty(database:
         assert fleet.looks - before <= 2
 
 
+async def test_the_reserve_of_a_host_rests_while_the_others_take(database: Database) -> None:
+    fleet = IdleFleet(database, step=30, cores=2)
+    async with fleet.running() as signals:
+        ordinary = sorted(fleet.idlers, key=lambda idler: idler.worker_id)[:2]
+        before = [idler.looks for idler in fleet.idlers if idler not in ordinary]
+        for number in range(1, 11):
+            run_id = uuid4()
+            fleet.queue.append(str(run_id))
+            announce_ready(signals, [ReadyRun(run_id, "graph")])
+            await until_true(lambda number=number: len(fleet.taken) == number, "it is taken")  # type: ignore[misc]
+            await fleet.at_rest()
+        assert [idler.looks for idler in fleet.idlers if idler not in ordinary] == before
+
+
+async def test_the_reserve_of_a_host_takes_what_the_others_leave_standing(database: Database) -> None:
+    fleet = IdleFleet(database, step=30, cores=2, patience=0.05)
+    async with fleet.running() as signals:
+        ordinary = sorted(fleet.idlers, key=lambda idler: idler.worker_id)[:2]
+        for idler in ordinary:
+            idler.busy = True
+        before, run_id = fleet.looks, uuid4()
+        fleet.queue.append(str(run_id))
+        announce_ready(signals, [ReadyRun(run_id, "graph")])
+        await until_true(lambda: fleet.taken == [str(run_id)], "somebody takes it")
+        await fleet.at_rest()
+        assert 1 <= fleet.looks - before <= 2
+
+
 # --- one worker alone, without a carrier ------------------------------------------------------------------------------
 
 
@@ -150,7 +189,7 @@ class Alone:
         self.asked = 0
         self.wakes = Wakes(["graph"], self._wake, self._ask)
         self.me = UUID(int=7)
-        self.wakes.meet(self.me, {UUID(int=100 + number): ["graph"] for number in range(peers)} | {self.me: ["graph"]})
+        self.wakes.meet(self.me, {UUID(int=100 + number): HERE for number in range(peers)} | {self.me: HERE})
 
     def _wake(self) -> None:
         self.woken += 1
@@ -184,7 +223,7 @@ async def test_a_run_of_a_graph_it_does_not_have_is_none_of_its_business() -> No
 
 async def test_workers_without_the_graph_are_not_waited_for() -> None:
     alone = Alone()
-    alone.wakes.meet(alone.me, {UUID(int=100 + number): ["another"] for number in range(50)})
+    alone.wakes.meet(alone.me, {UUID(int=100 + number): OTHERS for number in range(50)} | {alone.me: HERE})
     assert {alone.wakes.delay(str(uuid4()), "graph") for _ in range(100)} == {0}
 
 

@@ -13,19 +13,26 @@ from psycopg.rows import DictRow
 
 from holdfast.engine.states import CancelAction
 
+_PEERS = """
+    SELECT jsonb_object_agg(
+        peer.worker_id, jsonb_build_object('graphs', peer.graphs, 'host', peer.host, 'cores', peer.cores)
+    ) FROM worker peer
+    WHERE peer.status = 'online' AND peer.lease_until > now()
+"""
+
 # Behind PgBouncer the server process seen here is borrowed and says nothing about the worker.
-REGISTER = """
-INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, lease_until, backend_pid, backend_start)
-VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s,
+REGISTER = f"""
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, lease_until,
+                    backend_pid, backend_start)
+VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s, %(cores)s,
         now() + make_interval(secs => %(lease)s),
         CASE WHEN %(session)s THEN pg_backend_pid() END,
         CASE WHEN %(session)s THEN (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END)
-RETURNING (SELECT jsonb_object_agg(peer.worker_id, peer.graphs) FROM worker peer
-           WHERE peer.status = 'online' AND peer.lease_until > now()) AS peers
+RETURNING ({_PEERS}) AS peers
 """
 
 # A new session after a reconnect is recorded in the same statement, so that the reaper never looks for the old one.
-RENEW = """
+RENEW = f"""
 WITH renewed AS (
     UPDATE worker SET
         lease_until = now() + make_interval(secs => %(lease)s), session_gone_at = NULL,
@@ -38,8 +45,7 @@ WITH renewed AS (
     RETURNING worker_id, status
 )
 SELECT renewed.status, cancel.run_id, cancel.fence, cancel.cancel_action,
-       (SELECT jsonb_object_agg(peer.worker_id, peer.graphs) FROM worker peer
-        WHERE peer.status = 'online' AND peer.lease_until > now()) AS peers
+       ({_PEERS}) AS peers
 FROM renewed LEFT JOIN run cancel
     ON cancel.worker_id = renewed.worker_id AND cancel.status = 'running' AND cancel.cancel_action IS NOT NULL
 """
@@ -59,6 +65,16 @@ class Registration:
     version: str
     capacity: int
     graphs: tuple[str, ...]
+    cores: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker that is online, as the others know it. `cores` is how many its process may use, None: not known."""
+
+    graphs: frozenset[str]
+    host: str
+    cores: int | None
 
 
 @dataclass(frozen=True)
@@ -71,11 +87,11 @@ class CancelOrder:
 @dataclass(frozen=True)
 class Renewal:
     """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop; `peers`
-    are the workers online, with the graphs they have."""
+    are the workers online, this one among them."""
 
     status: str
     cancels: list[CancelOrder]
-    peers: dict[UUID, list[str]]
+    peers: dict[UUID, Peer]
 
 
 def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal:
@@ -89,16 +105,22 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
             "version": worker.version,
             "capacity": worker.capacity,
             "graphs": list(worker.graphs),
+            "cores": worker.cores,
             "lease": lease,
             "session": session,
         },
     ).fetchone()
     assert row is not None
-    return Renewal("online", [], _peers(row))
+    # A statement does not see the row it inserts.
+    itself = Peer(frozenset(worker.graphs), worker.host, worker.cores)
+    return Renewal("online", [], {**_peers(row), worker.worker_id: itself})
 
 
-def _peers(row: DictRow) -> dict[UUID, list[str]]:
-    return {UUID(worker_id): graphs for worker_id, graphs in (row["peers"] or {}).items()}
+def _peers(row: DictRow) -> dict[UUID, Peer]:
+    return {
+        UUID(worker_id): Peer(frozenset(peer["graphs"]), peer["host"], peer["cores"])
+        for worker_id, peer in (row["peers"] or {}).items()
+    }
 
 
 def renew(

@@ -47,6 +47,7 @@ from holdfast.telemetry.run_context import logging_run
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.batch import EventEntry
+from holdfast.worker.cores import usable_cores
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
@@ -236,7 +237,7 @@ class Worker:
             self._start(worker_id, run)
         if self._wakes.in_company:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
-            announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
+            announce_taken(self.signals, self._wakes.telling(taken), patience=TAKEN_PATIENCE)
         return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
 
     async def _return_strays(self, worker_id: UUID) -> bool:
@@ -432,6 +433,7 @@ class Worker:
             version=holdfast.__version__,
             capacity=self._settings.jobs,
             graphs=tuple(self._catalog.graph_ids),
+            cores=usable_cores(),
         )
 
 

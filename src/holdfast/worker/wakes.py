@@ -3,6 +3,9 @@
 A hint reaches every worker, and one of them will do. So each ranks itself for what the hint names, by a hash that all
 of them compute alike: the first two look at once, the next two a moment later, then four, eight, and so on, unless
 they have heard by then that it is taken. A worker that is gone, or has no free slot, costs a moment.
+
+That is so among ordinary workers. Those of a host's reserve (`reserve.py`) come after all of them, in the same order:
+when nothing has been heard to be taken for a moment, by anybody, or when a run has been left standing for long.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
 from uuid import UUID
 
+from holdfast.engine.lease import Peer
 from holdfast.engine.ready import Ready, understand_work
+from holdfast.worker.reserve import Company, Rest
 
 # Seconds between one group of workers and the next. Claiming and saying so takes less.
 STEP = 0.025
-# Runs remembered that are not due yet. Beyond that the database is asked.
+# Seconds without a word that anything is taken, after which the reserve takes over. The word may be sent a little late.
+PATIENCE = 2 * STEP
+# Seconds after which it does in any case: those who take are too slow.
+LONGEST = 0.25
+# Runs remembered that are not due yet, beyond which the database is asked; and that we have told to be taken.
 MAX_REMEMBERED = 1000
 
 
@@ -24,28 +33,44 @@ class Wakes:
     """`wake` is called when it is time to look; `ask` when the database must be asked for what is due later."""
 
     def __init__(
-        self, graphs: Collection[str], wake: Callable[[], None], ask: Callable[[], None], *, step: float = STEP
+        self,
+        graphs: Collection[str],
+        wake: Callable[[], None],
+        ask: Callable[[], None],
+        *,
+        step: float = STEP,
+        patience: float = PATIENCE,
+        longest: float = LONGEST,
     ) -> None:
         self._graphs = frozenset(graphs)
         self._step = step
+        self._patience = patience
+        self._longest = longest
         self._wake = wake
         self._ask = ask
-        self._me = b""
-        # The workers that are online: their ids, and the graphs they have.
-        self._peers: dict[bytes, frozenset[str]] = {}
+        self._company = Company(self._graphs)
         # What there is to look for. Without a timer: now.
         self._timers: dict[str, asyncio.TimerHandle | None] = {}
+        self._rest = Rest(self._turns)
         self._later: dict[str, asyncio.TimerHandle] = {}
+        # What we told to be taken and have not heard yet.
+        self._told: set[str] = set()
 
-    def meet(self, worker_id: UUID, peers: Mapping[UUID, Collection[str]]) -> None:
+    def meet(self, worker_id: UUID, peers: Mapping[UUID, Peer]) -> None:
         """Who is online, as of now."""
-        self._me = worker_id.bytes
-        self._peers = {peer.bytes: frozenset(graphs) for peer, graphs in peers.items() if peer != worker_id}
+        self._company = Company(self._graphs, worker_id, peers)
 
     @property
     def in_company(self) -> bool:
         """Whether anybody would wait a moment to hear that something is taken."""
-        return len(self._peers) >= 2
+        return self._company.listens
+
+    def telling(self, taken: list[str]) -> list[str]:
+        """What is about to be told to be taken. We shall hear it, too; it says nothing about the others."""
+        if len(self._told) > MAX_REMEMBERED:
+            self._told.clear()
+        self._told.update(taken)
+        return taken
 
     def hint(self, payload: str | None) -> None:
         if payload is None:
@@ -59,6 +84,9 @@ class Wakes:
             self._ask()
             self._wake()
             return
+        if not self._told.issuperset(taken):
+            self._rest.taken()
+        self._told.difference_update(taken)
         for name in taken:
             self._forget(name)
         for one in ready:
@@ -66,25 +94,23 @@ class Wakes:
                 self._expect(one)
 
     def delay(self, name: str, graph_id: str | None = None) -> float:
-        """How long to leave it to others."""
-        mine = _score(name, self._me)
-        rank = sum(
-            _score(name, peer) > mine
-            for peer, graphs in self._peers.items()
-            if (graph_id in graphs if graph_id is not None else not graphs.isdisjoint(self._graphs))
-        )
-        return self._step * max(0, rank.bit_length() - 1)
+        """How long to leave it to others, if nothing is heard of them."""
+        standing = self._company.standing(graph_id)
+        mine = _score(name, self._company.me)
+        rank = sum(_score(name, rival) > mine for rival in standing.rivals)
+        turn = self._step * max(0, rank.bit_length() - 1)
+        return self._patience + turn if standing.reserve else turn
 
     def looking(self) -> list[str]:
         """A look begins: what it will have settled if nothing is left afterwards."""
-        return list(self._timers)
+        return [*self._timers, *self._rest.names()]
 
     def looked(self, names: list[str], *, drained: bool) -> list[str]:
         """The look is over. Which of the names nobody need look for any more."""
         if not drained:
             self.passed()
             return []
-        settled = [name for name in names if name in self._timers]
+        settled = [name for name in names if name in self._timers or name in self._rest]
         for name in settled:
             self._forget(name)
         return settled
@@ -95,7 +121,7 @@ class Wakes:
             del self._timers[name]
 
     def _expect(self, one: Ready) -> None:
-        if one.name in self._timers or one.name in self._later:
+        if one.name in self._timers or one.name in self._rest or one.name in self._later:
             return
         loop = asyncio.get_running_loop()
         if one.after > 0:
@@ -110,7 +136,9 @@ class Wakes:
     def _due(self, one: Ready) -> None:
         self._later.pop(one.name, None)
         delay = self.delay(one.name, one.graph_id)
-        if delay == 0:
+        if self._company.standing(one.graph_id).reserve:
+            self._rest.keep(one.name, delay, self._longest + delay - self._patience)
+        elif delay == 0:
             self._timers[one.name] = None
             self._wake()
         else:
@@ -120,7 +148,12 @@ class Wakes:
         self._timers[name] = None
         self._wake()
 
+    def _turns(self, names: list[str]) -> None:
+        self._timers.update(dict.fromkeys(names))
+        self._wake()
+
     def _forget(self, name: str) -> None:
+        self._rest.forget(name)
         for timers in (self._timers, self._later):
             timer = timers.pop(name, None)
             if timer is not None:

@@ -1,0 +1,151 @@
+"""The reserve of a host: its workers beyond its cores.
+
+More processes than cores do not do more, they do less: they push each other out of the caches, share each commit with
+fewer runs, and each takes and tells by itself. So of the workers of one host that have a graph, as many as the host has
+cores are *ordinary*; the others leave the graph's runs to them, and take what these leave standing, because they are
+full of runs that wait for a model, blocked, or gone. Everybody computes alike who is who.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from uuid import UUID
+
+from holdfast.engine.lease import Peer
+
+# What a loop's clock may be behind its timers.
+RESOLUTION = 0.001
+
+NAMELESS = UUID(int=0)
+NOBODY: Mapping[UUID, Peer] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker is for the runs of a graph: whether of the reserve, and with whom it shares the turn."""
+
+    reserve: bool
+    rivals: tuple[bytes, ...]
+
+
+class Company:
+    """The workers that are online, as one of them, which has `graphs`, sees them."""
+
+    def __init__(self, graphs: frozenset[str], me: UUID = NAMELESS, peers: Mapping[UUID, Peer] = NOBODY) -> None:
+        self._graphs = graphs
+        self.me = me.bytes
+        # Who is leaving is not among them, and is no reserve to itself.
+        self._all = {worker_id.bytes: peer for worker_id, peer in peers.items()}
+        self.others = {worker_id: peer for worker_id, peer in self._all.items() if worker_id != self.me}
+        self._standings: dict[str | None, Standing] = {}
+        self._cores = self._cores_by_host()
+
+    @property
+    def listens(self) -> bool:
+        """Whether anybody would wait a moment to hear that something is taken: those for whom others come first."""
+        if len(self.others) != 1:
+            return len(self.others) > 1
+        [(other, peer)] = self.others.items()
+        return not peer.graphs.isdisjoint(self._graphs) and other in self._reserve(list(self._all))
+
+    def standing(self, graph_id: str | None) -> Standing:
+        """For the runs of a graph; None: not known which."""
+        found = self._standings.get(graph_id)
+        if found is None:
+            found = self._standings[graph_id] = self._find(graph_id)
+        return found
+
+    def _find(self, graph_id: str | None) -> Standing:
+        if graph_id is not None:
+            rivals = instead = [other for other, peer in self.others.items() if graph_id in peer.graphs]
+        else:
+            # Whatever it is, only who has all that we have can be relied on to take it in our place.
+            rivals = [other for other, peer in self.others.items() if not peer.graphs.isdisjoint(self._graphs)]
+            instead = [other for other, peer in self.others.items() if peer.graphs >= self._graphs]
+        mine = [self.me] if graph_id is None or graph_id in self._graphs else []
+        reserve = self._reserve([*instead, *mine])
+        in_reserve = self.me in reserve
+        return Standing(in_reserve, tuple(rival for rival in rivals if (rival in reserve) == in_reserve))
+
+    def _reserve(self, workers: list[bytes]) -> set[bytes]:
+        """Those of the workers that are more than their host has cores. By their ids, which mean nothing."""
+        hosts: defaultdict[str, list[bytes]] = defaultdict(list)
+        for worker_id in sorted(workers):
+            peer = self._all.get(worker_id)
+            if peer is not None and peer.host in self._cores:
+                hosts[peer.host].append(worker_id)
+        return {worker_id for host, there in hosts.items() for worker_id in there[self._cores[host] :]}
+
+    def _cores_by_host(self) -> dict[str, int]:
+        """The fewest that anybody there has, of each host of which all say so. Older versions do not."""
+        cores: dict[str, int] = {}
+        for peer in self._all.values():
+            if peer.cores is not None:
+                cores[peer.host] = min(peer.cores, cores.get(peer.host, peer.cores))
+        silent = {peer.host for peer in self._all.values() if peer.cores is None}
+        return {host: count for host, count in cores.items() if host not in silent}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    heard: float
+    # How long nothing may have been taken before it is our turn, and how long we wait for that at most.
+    patience: float
+    longest: float
+
+
+class Rest:
+    """What a worker of the reserve leaves to others for now. `turn` is called with what it must look for after all.
+
+    One timer for all of it, which is only ever early: a burst names hundreds, and every run that is taken puts all of
+    them off.
+    """
+
+    def __init__(self, turn: Callable[[list[str]], None]) -> None:
+        self._turn = turn
+        self._kept: dict[str, Kept] = {}
+        self._taken_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
+    def names(self) -> list[str]:
+        return list(self._kept)
+
+    def keep(self, name: str, patience: float, longest: float) -> None:
+        kept = self._kept[name] = Kept(asyncio.get_running_loop().time(), patience, longest)
+        self._set_timer(self._when(kept))
+
+    def forget(self, name: str) -> None:
+        self._kept.pop(name, None)
+
+    def taken(self) -> None:
+        """The others are taking runs: whatever there is may be next."""
+        self._taken_at = asyncio.get_running_loop().time()
+
+    def _when(self, kept: Kept) -> float:
+        return min(max(kept.heard, self._taken_at) + kept.patience, kept.heard + kept.longest)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time() + RESOLUTION
+        turns = {name: self._when(kept) for name, kept in self._kept.items()}
+        due = [name for name, when in turns.items() if when <= now]
+        for name in due:
+            del self._kept[name]
+        if len(due) < len(turns):
+            self._set_timer(min(when for when in turns.values() if when > now))
+        if due:
+            self._turn(due)

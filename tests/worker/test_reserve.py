@@ -1,0 +1,305 @@
+"""Workers beyond their host's cores leave runs to the others, and take what these leave standing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from uuid import UUID
+
+import pytest
+
+from holdfast.engine.lease import Peer
+from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
+from holdfast.worker.main import TAKEN_PATIENCE
+from holdfast.worker.wakes import LONGEST, MAX_REMEMBERED, PATIENCE, STEP, Wakes
+
+RUN, OTHER = UUID(int=501), UUID(int=502)
+GRAPH = frozenset(["graph"])
+
+
+def worker(number: int) -> UUID:
+    """In this order they are ordinary."""
+    return UUID(int=1000 + number)
+
+
+def host(cores: int | None, workers: range, name: str = "here", graphs: frozenset[str] = GRAPH) -> dict[UUID, Peer]:
+    return {worker(number): Peer(graphs, name, cores) for number in workers}
+
+
+class Clock:
+    """A loop whose time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.loop = asyncio.new_event_loop()
+        self.loop.time = lambda: self.now  # type: ignore[method-assign]
+
+    def do(self, what: Callable[[], None]) -> None:
+        async def inside() -> None:
+            what()
+            await asyncio.sleep(0)
+
+        self.loop.run_until_complete(inside())
+
+    def advance(self, seconds: float) -> None:
+        """In small steps, so that a timer which sets another is not late."""
+        for _ in range(round(seconds * 1000)):
+            self.now += 0.001
+            self.do(lambda: None)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    yield clock
+    clock.loop.close()
+
+
+class Seen:
+    """The wakes of one worker of a fleet, and when it was woken."""
+
+    def __init__(self, clock: Clock, me: int, peers: Mapping[UUID, Peer]) -> None:
+        self._clock = clock
+        self.woken: list[float] = []
+        self.asked = 0
+        self.began = clock.now
+        self.me = worker(me)
+        self.wakes = Wakes(peers[self.me].graphs, self._wake, self._ask)
+        self.wakes.meet(self.me, peers)
+
+    def _wake(self) -> None:
+        self.woken.append(round(self._clock.now - self.began, 3))
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+    def publish(self, topic: str, payload: str, **_: object) -> None:
+        self._clock.do(lambda: self.wakes.hint(payload))
+
+    def hear(self, *run_ids: UUID, graph: str | None = "graph", after: float = 0) -> None:
+        announce_ready(self, [ReadyRun(run_id, graph, after) for run_id in run_ids])  # type: ignore[arg-type]
+
+    def hear_taken(self, *run_ids: UUID) -> None:
+        announce_taken(self, [str(run_id) for run_id in run_ids], patience=0)  # type: ignore[arg-type]
+
+
+def looks_at_once(clock: Clock, me: int, peers: Mapping[UUID, Peer], graph: str | None = "graph") -> bool:
+    seen = Seen(clock, me, peers)
+    seen.hear(RUN, graph=graph)
+    return seen.woken == [0]
+
+
+# --- who is a reserve -------------------------------------------------------------------------------------------------
+
+
+def ordinary(clock: Clock, peers: Mapping[UUID, Peer], graph: str | None = "graph") -> list[int]:
+    numbers = [peer.int - 1000 for peer in peers if graph is None or graph in peers[peer].graphs]
+    return [number for number in numbers if looks_at_once(clock, number, peers, graph)]
+
+
+def test_as_many_are_ordinary_as_the_host_has_cores(clock: Clock) -> None:
+    assert ordinary(clock, host(2, range(4))) == [0, 1]
+    assert ordinary(clock, host(1, range(4))) == [0]
+    assert ordinary(clock, host(4, range(2))) == [0, 1]
+
+
+def test_each_host_has_its_own(clock: Clock) -> None:
+    peers = {**host(1, range(2), "here"), **host(1, range(2, 4), "there")}
+    assert ordinary(clock, peers) == [0, 2]
+
+
+def test_the_fewest_cores_count(clock: Clock) -> None:
+    assert ordinary(clock, {**host(8, range(2)), **host(1, range(2, 3))}) == [0]
+
+
+def test_a_host_of_which_not_everybody_says_its_cores_has_none(clock: Clock) -> None:
+    peers = {**host(1, range(1)), **host(None, range(1, 2))}
+    assert ordinary(clock, peers) == [0, 1]
+    # Nor for the graphs of the others.
+    older = {**host(1, range(2)), **host(None, range(2, 3), graphs=frozenset(["another"]))}
+    assert ordinary(clock, older) == [0, 1]
+    assert ordinary(clock, {**host(1, range(2)), **host(None, range(2, 3), "there")}) == [0, 2]
+
+
+def test_only_those_who_have_the_graph_count(clock: Clock) -> None:
+    both, other = frozenset(["graph", "other"]), frozenset(["other"])
+    peers = {**host(1, range(1)), **host(1, range(1, 2), graphs=both), **host(1, range(2, 3), graphs=other)}
+    assert ordinary(clock, peers, "graph") == [0]
+    assert ordinary(clock, peers, "other") == [1]
+
+
+def test_the_only_one_that_has_a_graph_is_no_reserve_for_it(clock: Clock) -> None:
+    peers = {**host(1, range(3)), **host(1, range(3, 4), graphs=frozenset(["rare"]))}
+    assert ordinary(clock, peers, "rare") == [3]
+
+
+def test_what_may_be_of_any_graph_is_left_only_to_those_who_have_them_all(clock: Clock) -> None:
+    peers = {**host(1, range(2)), **host(1, range(2, 3), graphs=frozenset(["graph", "rare"]))}
+    assert ordinary(clock, peers, None) == [0, 2]
+
+
+def test_one_that_leaves_is_succeeded(clock: Clock) -> None:
+    seen = Seen(clock, 1, host(1, range(2)))
+    seen.hear(RUN)
+    assert seen.woken == []
+    seen.wakes.meet(seen.me, host(1, range(1, 2)))
+    seen.hear(OTHER)
+    assert seen.woken == [0]
+
+
+def test_ordinary_workers_take_turns_among_themselves(clock: Clock) -> None:
+    """As if the reserve was not there."""
+    few, many = host(4, range(4)), host(4, range(40))
+    for number in range(4):
+        with_reserve, without = Seen(clock, number, many).wakes, Seen(clock, number, few).wakes
+        names = [str(UUID(int=name)) for name in range(100)]
+        assert [with_reserve.delay(name, "graph") for name in names] == [without.delay(name, "graph") for name in names]
+    assert {Seen(clock, 0, many).wakes.delay(str(UUID(int=name)), "graph") for name in range(100)} == {0, STEP}
+
+
+def test_those_for_whom_others_come_first_are_told_what_is_taken(clock: Clock) -> None:
+    assert Seen(clock, 0, host(1, range(2))).wakes.in_company
+    assert not Seen(clock, 1, host(1, range(2))).wakes.in_company, "the other does not wait for us"
+    assert not Seen(clock, 0, host(2, range(2))).wakes.in_company
+    assert not Seen(clock, 0, {**host(1, range(1)), **host(1, range(1, 2), "there")}).wakes.in_company
+    assert not Seen(
+        clock, 0, {**host(1, range(1)), **host(1, range(1, 2), graphs=frozenset(["rare"]))}
+    ).wakes.in_company
+    assert Seen(clock, 0, host(8, range(3))).wakes.in_company
+    assert PATIENCE > 2 * TAKEN_PATIENCE, "the word must have come by then"
+
+
+# --- when it looks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen(clock: Clock) -> Seen:
+    """The only reserve of its host."""
+    return Seen(clock, 1, host(1, range(2)))
+
+
+def test_what_is_taken_it_does_not_look_for(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN)
+    assert seen.wakes.looking() == [str(RUN)]
+    seen.hear_taken(RUN)
+    clock.advance(1)
+    assert seen.woken == []
+    assert seen.wakes.looking() == []
+
+
+def test_when_nothing_is_taken_for_a_moment_it_looks(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN)
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(PATIENCE, abs=0.002)]
+
+
+def test_while_others_take_it_rests(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN, OTHER)
+    clock.advance(0.04)
+    seen.hear_taken(OTHER)
+    clock.advance(0.04)
+    seen.hear_taken(UUID(int=999))
+    clock.advance(0.04)
+    assert seen.woken == []
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(0.08 + PATIENCE, abs=0.002)]
+
+
+def test_it_does_not_rest_for_long(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN)
+    for number in range(100):
+        clock.advance(0.01)
+        seen.hear_taken(UUID(int=2000 + number))
+    assert seen.woken == [pytest.approx(LONGEST, abs=0.002)]
+
+
+def test_what_it_took_itself_says_nothing_about_the_others(clock: Clock, seen: Seen) -> None:
+    seen.wakes.telling([str(OTHER)])
+    seen.hear(RUN)
+    clock.advance(0.04)
+    seen.hear_taken(OTHER)
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(PATIENCE, abs=0.002)]
+    # The next time somebody else must have taken it.
+    seen.began = clock.now
+    seen.hear(RUN)
+    seen.wakes.passed()
+    seen.hear(RUN)
+    clock.advance(0.04)
+    seen.hear_taken(OTHER)
+    clock.advance(1)
+    assert seen.woken[1:] == [pytest.approx(0.04 + PATIENCE, abs=0.002)]
+
+
+def test_what_it_told_is_not_remembered_for_ever(seen: Seen) -> None:
+    for number in range(10 * MAX_REMEMBERED):
+        seen.wakes.telling([str(number)])
+    assert len(seen.wakes._told) <= MAX_REMEMBERED + 1
+
+
+def test_a_burst_is_one_look(clock: Clock, seen: Seen) -> None:
+    runs = [UUID(int=3000 + number) for number in range(300)]
+    seen.hear(*runs)
+    clock.advance(0.02)
+    seen.hear_taken(*runs[:100])
+    clock.advance(1)
+    assert len(seen.woken) == 1
+    names = seen.wakes.looking()
+    assert sorted(names) == sorted(str(run) for run in runs[100:])
+    assert seen.wakes.looked(names, drained=True) == names
+    assert seen.wakes.looking() == []
+
+
+def test_a_look_for_another_reason_settles_what_it_rests_for(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN)
+    assert seen.wakes.looked(seen.wakes.looking(), drained=True) == [str(RUN)]
+    clock.advance(1)
+    assert seen.woken == []
+
+
+def test_reserves_take_turns_as_well(clock: Clock) -> None:
+    peers = host(2, range(12))
+    reserve = [Seen(clock, number, peers) for number in range(2, 12)]
+    for one in reserve:
+        one.hear(RUN)
+    clock.advance(1)
+    firsts = sorted(one.woken[0] for one in reserve)
+    groups = [0, 0, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert firsts == [pytest.approx(PATIENCE + STEP * group, abs=0.002) for group in groups]
+    assert {len(one.woken) for one in reserve} == {1}
+    # And when they do not rest any longer.
+    for one in reserve:
+        one.began, one.woken = clock.now, []
+        one.wakes.passed()
+        one.hear(RUN)
+    for _ in range(100):
+        clock.advance(0.01)
+        for one in reserve:
+            one.hear_taken(OTHER)
+    firsts = sorted(one.woken[0] for one in reserve)
+    assert firsts == [pytest.approx(LONGEST + STEP * group, abs=0.002) for group in groups]
+
+
+def test_what_is_due_later_is_left_to_the_others_when_it_is(clock: Clock, seen: Seen) -> None:
+    seen.hear(RUN, after=1.0)
+    clock.advance(1.03)
+    assert seen.woken == []
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(1 + PATIENCE, abs=0.003)]
+    # Without a hint, too: the moment is added to the pause until it is due.
+    assert seen.wakes.delay(str(OTHER), "graph") == PATIENCE
+
+
+def test_hints_it_may_have_missed_or_does_not_understand_make_it_look_at_once(seen: Seen) -> None:
+    for number, payload in enumerate([None, "", '{"ready": 3}'], 1):
+        seen.wakes.hint(payload)
+        assert (len(seen.woken), seen.asked) == (number, number)
+
+
+def test_an_occasion_is_settled_by_others_or_looked_for(clock: Clock, seen: Seen) -> None:
+    for name in (f"{OCCASION}1", f"{OCCASION}2"):
+        seen.publish("work", f'{{"ready": [["{name}", null, 0]]}}')
+    seen.publish("work", f'{{"taken": ["{OCCASION}1"]}}')
+    clock.advance(1)
+    assert len(seen.woken) == 1
+    assert seen.wakes.looking() == [f"{OCCASION}2"]
