@@ -72,9 +72,10 @@ async def test_the_reserve_takes_what_the_ordinary_worker_leaves_standing(fleet:
 
     # It stands still, and nobody can know.
     ordinary.signal(signal.SIGSTOP)
-    third = await fleet.post("steps", {})
+    third = await fleet.post("steps", {"hold": "s3"})
     third_watcher, third_watching = fleet.watch(third)
     assert await taken(fleet, third) is reserve
+    fleet.steps.open_gate(third.thread_id)
     await third_watching
     await fleet.prove_finished(third, third_watcher, attempts=[1], nodes=STEPS)
     assert {mark.pid for mark in fleet.steps.marks(third.run_id)} == {reserve.pid}
