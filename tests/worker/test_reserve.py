@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from uuid import UUID
 
 import pytest
+import uvloop
 
 from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
@@ -255,6 +256,21 @@ def test_a_look_for_another_reason_settles_what_it_rests_for(clock: Clock, seen:
     assert seen.wakes.looked(seen.wakes.looking(), drained=True) == [str(RUN)]
     clock.advance(1)
     assert seen.woken == []
+
+
+def test_a_turn_that_comes_at_once_is_no_trouble_on_the_loop_that_workers_have() -> None:
+    """uvloop makes something else than a timer of it."""
+
+    async def hear_several() -> list[str]:
+        looking = asyncio.Event()
+        wakes = Wakes(["graph"], looking.set, lambda: None, patience=0)
+        wakes.meet(worker(1), host(1, range(2)))
+        for run_id in (RUN, OTHER):
+            wakes.hint(f'{{"ready": [["{run_id}", "graph", 0]]}}')
+        await asyncio.wait_for(looking.wait(), 60)
+        return wakes.looking()
+
+    assert uvloop.run(hear_several()) == [str(RUN), str(OTHER)]
 
 
 def test_reserves_take_turns_as_well(clock: Clock) -> None:

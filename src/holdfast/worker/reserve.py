@@ -110,6 +110,7 @@ class Rest:
         self._kept: dict[str, Kept] = {}
         self._taken_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
 
     def __contains__(self, name: str) -> bool:
         return name in self._kept
@@ -133,9 +134,11 @@ class Rest:
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._rings_at <= when:
                 return
             self._timer.cancel()
+        # Remembered, because the handle of a timer that is due at once does not know it with uvloop.
+        self._rings_at = when
         self._timer = asyncio.get_running_loop().call_at(when, self._ring)
 
     def _ring(self) -> None:
