@@ -225,13 +225,13 @@ async def run_ended_somehow(database: Database, run_id: UUID) -> DictRow:
 
 
 async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Settings, database: Database) -> None:
-    first = Registration(uuid4(), "here", 1, "0", 10, ("a", "b"), cores=2)
-    second = Registration(uuid4(), "there", 1, "0", 10, ("b",), cores=1)
+    first = Registration(uuid4(), "here", 1, "0", 10, ("a", "b"), cores=2, cpus="3")
+    second = Registration(uuid4(), "there", 1, "0", 10, ("b",), cores=1, cpus="1")
     older = Registration(uuid4(), "here", 1, "0", 10, ("a",))
     gone = Registration(uuid4(), "here", 1, "0", 10, ("a",), cores=2)
     known = {
-        first.worker_id: Peer(frozenset(["a", "b"]), "here", 2),
-        second.worker_id: Peer(frozenset(["b"]), "there", 1),
+        first.worker_id: Peer(frozenset(["a", "b"]), "here", 2, "3"),
+        second.worker_id: Peer(frozenset(["b"]), "there", 1, "1"),
         older.worker_id: Peer(frozenset(["a"]), "here", None),
     }
     with open_blocking_session(settings, "heartbeat") as session:

@@ -14,17 +14,18 @@ from psycopg.rows import DictRow
 from holdfast.engine.states import CancelAction
 
 _PEERS = """
-    SELECT jsonb_object_agg(
-        peer.worker_id, jsonb_build_object('graphs', peer.graphs, 'host', peer.host, 'cores', peer.cores)
-    ) FROM worker peer
+    SELECT jsonb_object_agg(peer.worker_id, jsonb_build_object(
+        'graphs', peer.graphs, 'host', peer.host, 'cores', peer.cores, 'cpus', peer.cpus
+    )) FROM worker peer
     WHERE peer.status = 'online' AND peer.lease_until > now()
 """
 
 # Behind PgBouncer the server process seen here is borrowed and says nothing about the worker.
 REGISTER = f"""
-INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, lease_until,
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, cpus, lease_until,
                     backend_pid, backend_start)
-VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s, %(cores)s,
+VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s,
+        %(cores)s, %(cpus)s,
         now() + make_interval(secs => %(lease)s),
         CASE WHEN %(session)s THEN pg_backend_pid() END,
         CASE WHEN %(session)s THEN (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END)
@@ -66,15 +67,18 @@ class Registration:
     capacity: int
     graphs: tuple[str, ...]
     cores: int | None = None
+    cpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A worker that is online, as the others know it. `cores` is how many its process may use, None: not known."""
+    """A worker that is online, as the others know it. `cores` is how many its process may use, None: not known. Workers
+    on one host for which `cpus` is the same share them."""
 
     graphs: frozenset[str]
     host: str
     cores: int | None
+    cpus: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,19 +110,20 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
             "capacity": worker.capacity,
             "graphs": list(worker.graphs),
             "cores": worker.cores,
+            "cpus": worker.cpus,
             "lease": lease,
             "session": session,
         },
     ).fetchone()
     assert row is not None
     # A statement does not see the row it inserts.
-    itself = Peer(frozenset(worker.graphs), worker.host, worker.cores)
+    itself = Peer(frozenset(worker.graphs), worker.host, worker.cores, worker.cpus)
     return Renewal("online", [], {**_peers(row), worker.worker_id: itself})
 
 
 def _peers(row: DictRow) -> dict[UUID, Peer]:
     return {
-        UUID(worker_id): Peer(frozenset(peer["graphs"]), peer["host"], peer["cores"])
+        UUID(worker_id): Peer(frozenset(peer["graphs"]), peer["host"], peer["cores"], peer["cpus"])
         for worker_id, peer in (row["peers"] or {}).items()
     }
 

@@ -1,34 +1,68 @@
-"""How many cores this process may use: those it may run on, and no more than its control groups have time for."""
+"""How many cores this process may use: those it may run on, and no more than its control groups have time for.
+
+And which. Workers that are pinned each to a core of its own, or that are in containers which go by the name of their
+host, do not share what they have.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def usable_cores(root: Path = Path("/"), may_run_on: int | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Processes on one host for which `which` is the same share them."""
+
+    count: int
+    which: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The cores' worth of time of a control group."""
+
+    cores: float
+    group: str
+
+
+def usable_cores(root: Path = Path("/"), allowed: Collection[int] | None = None) -> Cores:
     """At least 1. Time for one and a half cores keeps two of them busy, so it counts as two."""
-    if may_run_on is None:
-        may_run_on = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min([may_run_on, *_shares(root)])))
+    if allowed is None:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    which = f"{sum(1 << core for core in allowed):x}"
+    least = min(_shares(root), key=lambda share: share.cores, default=None)
+    if least is None or least.cores >= len(allowed):
+        return Cores(len(allowed), which)
+    return Cores(max(1, math.ceil(least.cores)), f"{which} {least.group}")
 
 
-def _shares(root: Path) -> Iterator[float]:
-    """The cores' worth of time that each control group around this process has, where that is limited."""
+def _shares(root: Path) -> Iterator[Share]:
+    """Of each control group around this process, where that is limited."""
     mounted = root / "sys/fs/cgroup"
+    # Containers may all see themselves at the top, each in a world of its own.
+    world = ""
+    with suppress(OSError):
+        world = os.readlink(root / "proc/self/ns/cgroup")
     with suppress(OSError, UnicodeDecodeError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             with suppress(ValueError):
                 _, controllers, path = line.split(":", 2)
                 if not controllers:  # Version 2, which has one tree for everything.
-                    for group in _around(mounted, path):
-                        yield from _share(group / "cpu.max")
+                    tree, files = mounted, ["cpu.max"]
                 elif "cpu" in controllers.split(","):
-                    for group in _around(mounted / controllers, path):
-                        yield from _share(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+                    tree, files = mounted / controllers, ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+                else:
+                    continue
+                for group in _around(tree, path):
+                    for cores in _quota(*(group / file for file in files)):
+                        # A path that leads nowhere from here, being the host's, still tells containers apart.
+                        seen = path if group == tree and not (tree / path.lstrip("/")).exists() else ""
+                        yield Share(cores, f"{world}/{group.relative_to(tree)}{seen}")
 
 
 def _around(tree: Path, path: str) -> Iterator[Path]:
@@ -38,8 +72,8 @@ def _around(tree: Path, path: str) -> Iterator[Path]:
     yield from (one for one in (group, *group.parents) if one.is_relative_to(tree))
 
 
-def _share(*files: Path) -> Iterator[float]:
-    """A quota and its period, in one file or two. "max" and -1 are none."""
+def _quota(*files: Path) -> Iterator[float]:
+    """A quota by its period, in one file or two. "max" and -1 are none."""
     with suppress(OSError, ValueError):
         quota, period = map(int, " ".join(file.read_text() for file in files).split())
         if quota > 0 and period > 0:

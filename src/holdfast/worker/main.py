@@ -426,6 +426,7 @@ class Worker:
             )
 
     def _registration(self) -> Registration:
+        cores = usable_cores()
         return Registration(
             worker_id=UUID(int=0),
             host=socket.gethostname(),
@@ -433,7 +434,8 @@ class Worker:
             version=holdfast.__version__,
             capacity=self._settings.jobs,
             graphs=tuple(self._catalog.graph_ids),
-            cores=usable_cores(),
+            cores=cores.count,
+            cpus=cores.which,
         )
 
 

@@ -3,7 +3,8 @@
 More processes than cores do not do more, they do less: they push each other out of the caches, share each commit with
 fewer runs, and each takes and tells by itself. So of the workers of one host that have a graph, as many as the host has
 cores are *ordinary*; the others leave the graph's runs to them, and take what these leave standing, because they are
-full of runs that wait for a model, blocked, or gone. Everybody computes alike who is who.
+full of runs that wait for a model, blocked, or gone. Everybody computes alike who is who. Workers that do not share
+their cores, being pinned or limited each by itself, are as on different hosts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from holdfast.engine.lease import Peer
 
 # What a loop's clock may be behind its timers.
 RESOLUTION = 0.001
+
+# A host, and which of its cores.
+Place = tuple[str, str | None]
 
 NAMELESS = UUID(int=0)
 NOBODY: Mapping[UUID, Peer] = MappingProxyType({})
@@ -42,7 +46,7 @@ class Company:
         self._all = {worker_id.bytes: peer for worker_id, peer in peers.items()}
         self.others = {worker_id: peer for worker_id, peer in self._all.items() if worker_id != self.me}
         self._standings: dict[str | None, Standing] = {}
-        self._cores = self._cores_by_host()
+        self._cores = self._cores_by_place()
 
     @property
     def listens(self) -> bool:
@@ -72,22 +76,26 @@ class Company:
         return Standing(in_reserve, tuple(rival for rival in rivals if (rival in reserve) == in_reserve))
 
     def _reserve(self, workers: list[bytes]) -> set[bytes]:
-        """Those of the workers that are more than their host has cores. By their ids, which mean nothing."""
-        hosts: defaultdict[str, list[bytes]] = defaultdict(list)
+        """Those of the workers that are more than the cores they share. By their ids, which mean nothing."""
+        sharing: defaultdict[Place, list[bytes]] = defaultdict(list)
         for worker_id in sorted(workers):
             peer = self._all.get(worker_id)
-            if peer is not None and peer.host in self._cores:
-                hosts[peer.host].append(worker_id)
-        return {worker_id for host, there in hosts.items() for worker_id in there[self._cores[host] :]}
+            if peer is not None and _place(peer) in self._cores:
+                sharing[_place(peer)].append(worker_id)
+        return {worker_id for place, there in sharing.items() for worker_id in there[self._cores[place] :]}
 
-    def _cores_by_host(self) -> dict[str, int]:
-        """The fewest that anybody there has, of each host of which all say so. Older versions do not."""
-        cores: dict[str, int] = {}
+    def _cores_by_place(self) -> dict[Place, int]:
+        """The fewest that anybody there has, on each host of which all say so. Older versions do not."""
+        cores: dict[Place, int] = {}
         for peer in self._all.values():
             if peer.cores is not None:
-                cores[peer.host] = min(peer.cores, cores.get(peer.host, peer.cores))
+                cores[_place(peer)] = min(peer.cores, cores.get(_place(peer), peer.cores))
         silent = {peer.host for peer in self._all.values() if peer.cores is None}
-        return {host: count for host, count in cores.items() if host not in silent}
+        return {place: count for place, count in cores.items() if place[0] not in silent}
+
+
+def _place(peer: Peer) -> Place:
+    return peer.host, peer.cpus
 
 
 @dataclass(frozen=True, slots=True)
