@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
 import uvloop
 
+from holdfast.db.connect import Database
 from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
 from holdfast.worker.main import TAKEN_PATIENCE
 from holdfast.worker.wakes import LONGEST, MAX_REMEMBERED, PATIENCE, STEP, Wakes
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import Words, line
+from tests.support.records import post_run, run_ended
+from tests.support.waiting import until_true
 
 RUN, OTHER = UUID(int=501), UUID(int=502)
 GRAPH = frozenset(["graph"])
@@ -340,3 +347,25 @@ def test_an_occasion_is_settled_by_others_or_looked_for(clock: Clock, seen: Seen
     clock.advance(1)
     assert len(seen.woken) == 1
     assert seen.wakes.looking() == [f"{OCCASION}2"]
+
+
+# --- a whole worker ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_knows_its_own_word_when_it_hears_it(database_url: str, database: Database) -> None:
+    async def say(state: Words) -> dict[str, Any]:
+        return {"words": ["said"]}
+
+    # It is told who is there by the test, not by a renewal.
+    settings = quick_settings(database_url, lease=1000.0, heartbeat=300.0)
+    async with running_worker(settings, catalog_of(graph=line(say))) as running:
+        heard: list[str | None] = []
+        running.signals.listen("work", heard.append)
+        await until_true(lambda: running._worker_id is not None, "the worker is online")
+        assert running._worker_id is not None
+        running._wakes.meet(running._worker_id, {**host(1, range(3)), running._worker_id: Peer(GRAPH, "here", 1)})
+        created = await post_run(database, "graph", input={"words": []})
+        await run_ended(database, created.run["run_id"])
+        await until_true(lambda: any("taken" in (payload or "") for payload in heard), "it hears that it has taken it")
+        assert running._wakes._rest._taken_at == 0, "it would rest because of itself"
+        assert not running._wakes._told
