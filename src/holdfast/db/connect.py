@@ -22,6 +22,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from holdfast.db.pipelines import gathered
+from holdfast.db.plans import PLANNED_ONCE
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings
 from holdfast.telemetry.metrics import Metrics
@@ -29,7 +30,7 @@ from holdfast.telemetry.metrics import Metrics
 MINIMUM_SERVER = 140000
 
 
-def connection_parameters(settings: Settings, role: str, *, session: bool = False) -> str:
+def connection_parameters(settings: Settings, role: str, *, session: bool = False, planned_once: bool = False) -> str:
     """The connection string for `role` (it shows in pg_stat_activity)."""
     url = settings.session_url if session else settings.database_url
     if url is None:
@@ -52,6 +53,7 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
             # A process that is stopped in the middle of a transaction must not keep its locks: whoever takes over
             # its runs waits for them.
             "idle_in_transaction_session_timeout": f"{settings.lease * 1000:.0f}",
+            **(PLANNED_ONCE if planned_once else {}),
         }
         parameters["options"] = " ".join(f"-c {name}={value}" for name, value in options.items())
     try:
@@ -60,11 +62,11 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
         raise DatabaseError(f"DATABASE_URL is not a Postgres URL: {error}") from None
 
 
-async def open_session(settings: Settings, role: str) -> AsyncConnection[DictRow]:
-    """A connection of one's own, in autocommit. The caller closes it."""
+async def open_session(settings: Settings, role: str, *, planned_once: bool = False) -> AsyncConnection[DictRow]:
+    """A connection of one's own, in autocommit. The caller closes it. `planned_once`: see `db/plans.py`."""
     direct = settings.session_url is not None
     return await AsyncConnection.connect(
-        connection_parameters(settings, role, session=direct),
+        connection_parameters(settings, role, session=direct, planned_once=planned_once),
         autocommit=True,
         row_factory=dict_row,
         prepare_threshold=1 if direct else None,

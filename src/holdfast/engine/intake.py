@@ -18,6 +18,7 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.plans import PLANNED_ONCE, KeptPlans
 from holdfast.engine.create import (
     Created,
     NewRun,
@@ -35,7 +36,10 @@ MOST = 50
 OUTAGE = (psycopg.OperationalError, psycopg.InterfaceError, OSError)
 CONTENTION = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # A thread that somebody holds for longer must not keep those waiting who have nothing to do with it.
-PATIENCE = "SET LOCAL lock_timeout = '50ms'"
+PATIENCE = "50ms"
+TERMS = "SELECT " + ", ".join(
+    f"set_config('{name}', '{value}', true)" for name, value in {"lock_timeout": PATIENCE, **PLANNED_ONCE}.items()
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +66,7 @@ class Intake:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._plans = KeptPlans()
         self._arrived: list[_Arrival] = []
         self._working: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
@@ -137,7 +142,8 @@ class Intake:
         threads = [arrival.new for arrival in group if isinstance(arrival.new, NewThread)]
         opened: AsyncCursor[DictRow] | None = None
         async with self._database.pipelined() as connection:
-            await connection.execute(PATIENCE)
+            await connection.execute(TERMS)
+            await self._plans.use(connection)
             if threads:
                 opened = await create_threads(connection, threads)
             written = await write_runs(connection, runs) if runs else None

@@ -30,6 +30,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import open_session
 from holdfast.db.pipelines import gathered
+from holdfast.db.plans import KeptPlans
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.ready import ReadyRun
@@ -265,6 +266,7 @@ class Journal:
         # Whether a line about each flush would be seen: nothing is counted for one that is not.
         self._tells = settings.log_level == "debug"
         self._connection: AsyncConnection[DictRow] | None = None
+        self._plans = KeptPlans()
         self._backoff = Backoff("journal.outage", "journal.recovered")
         # When what is being written was taken up, for traces.
         self._taken_at = 0
@@ -435,6 +437,7 @@ class Journal:
     async def _begin(self, connection: AsyncConnection[DictRow]) -> None:
         self._began = time.monotonic()
         await connection.execute("BEGIN")
+        await self._plans.use(connection)
         if self.settings.session_url is None:
             await connection.execute(f"SET LOCAL search_path TO {self.settings.db_schema}".encode())
 
@@ -449,7 +452,7 @@ class Journal:
 
     async def _connected(self) -> AsyncConnection[DictRow]:
         if self._connection is None or self._connection.closed:
-            self._connection = await open_session(self.settings, "journal")
+            self._connection = await open_session(self.settings, "journal", planned_once=True)
         return self._connection
 
     async def _disconnect(self) -> None:

@@ -1,0 +1,69 @@
+"""Plans that are kept, and made anew before they are old."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database, open_session
+from holdfast.db.plans import EVERY, KeptPlans
+from holdfast.engine.create import NewThread
+from holdfast.engine.intake import Intake
+from holdfast.settings import Settings
+
+# Of the statements that the session has prepared: how often each was planned for all parameters, and for those at hand.
+PLANNED = """
+SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE %s
+"""
+
+
+@pytest.fixture
+async def session(settings: Settings) -> AsyncIterator[AsyncConnection[DictRow]]:
+    async with await open_session(settings, "test", planned_once=True) as connection:
+        yield connection
+
+
+async def planned(connection: AsyncConnection[DictRow], text: str) -> list[DictRow]:
+    return await (await connection.execute(PLANNED, (f"%{text}%",))).fetchall()
+
+
+async def test_a_session_has_one_plan_for_all_parameters(session: AsyncConnection[DictRow]) -> None:
+    for _ in range(10):
+        await session.execute("SELECT 1 FROM run WHERE run_id = ANY(%s::uuid[])", ([uuid4()],))
+    [row] = await planned(session, "SELECT 1 FROM run WHERE")
+    assert row["custom_plans"] == 0
+    assert row["generic_plans"] > 5
+
+
+async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[DictRow]) -> None:
+    """Nothing else tells a session that a table has grown, until somebody analyses it."""
+    plans = KeptPlans()
+    await session.execute("CREATE TEMPORARY TABLE grown (number integer)")
+    await session.execute("PREPARE asked(integer) AS SELECT * FROM grown WHERE number > $1")
+
+    async def expected() -> int:
+        row = await (await session.execute("EXPLAIN (FORMAT JSON) EXECUTE asked(1)")).fetchone()
+        assert row is not None
+        return int(row["QUERY PLAN"][0]["Plan"]["Plan Rows"])
+
+    before = await expected()
+    await session.execute("INSERT INTO grown SELECT generate_series(1, 100000)")
+    for _ in range(EVERY):
+        await plans.use(session)
+    assert await expected() == before
+    await plans.use(session)
+    assert await expected() > before
+
+
+async def test_what_comes_in_is_planned_once(database: Database) -> None:
+    """Also when the plans are made anew in the middle: the statements stay prepared."""
+    intake = Intake(database)
+    for _ in range(EVERY + 20):
+        assert await intake.create_thread(NewThread(uuid4(), {})) is not None
+    async with database.connection() as connection:
+        rows = await planned(connection, "INSERT INTO thread")
+    assert all(row["custom_plans"] == 0 for row in rows)
