@@ -2,7 +2,9 @@
 
 One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat. A batch
 grows for exactly as long as the previous commit takes. A run's first entries, which come right after its claim, rest
-for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one.
+for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one. And
+after a commit of several runs the journal rests for as long as that took, so that it does not use up a busy machine
+with many small commits: a slow one is followed by a large one.
 
 Guarantees:
 
@@ -62,6 +64,8 @@ log = structlog.get_logger(__name__)
 
 # Seconds that a run's first entries rest.
 BREATH = 0.002
+# Seconds that the journal rests at most.
+LONGEST_REST = 0.02
 # Called after each commit with what became visible, and the queued runs that became ready.
 Announce = Callable[[list[Flush], list[ReadyRun]], None]
 Waiters = Sequence[asyncio.Future[None]]
@@ -292,7 +296,10 @@ class Journal:
                 while lanes := [lane for lane in self._dirty if lane.due or self._closing]:
                     for lane in lanes:
                         del self._dirty[lane]
+                    began = time.monotonic()
                     await self._write([lane for lane in lanes if lane.failure is None])
+                    if len(lanes) > 1 and not self._closing:
+                        await asyncio.sleep(min(LONGEST_REST, time.monotonic() - began))
                 if self._closing:
                     return
         finally:
