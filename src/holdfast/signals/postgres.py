@@ -26,7 +26,7 @@ TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
 class PostgresSignals(Carrier):
-    """One listening session and one sending task per process. Every process has every hint."""
+    """One session that listens and one that sends per process. Every process has every hint."""
 
     # What NOTIFY takes, less a little.
     max_payload = 7900
@@ -36,6 +36,15 @@ class PostgresSignals(Carrier):
         super().__init__(database.settings, database.settings.signal_ping or 15.0)
         self._database = database
         self._session: AsyncConnection[DictRow] | None = None
+        # Hints are many and short: to take a connection from the pool and give it back would cost more than to send
+        # them.
+        self._sender: AsyncConnection[DictRow] | None = None
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            await self._part()
 
     def _channel(self, topic: Topic | None) -> str:
         return f"{self._settings.db_schema}_{topic or self._name}"
@@ -56,14 +65,36 @@ class PostgresSignals(Carrier):
 
     @property
     def _send_patience(self) -> float:
-        # There may be a queue for the pool's connections.
+        # There may be a connection to make.
         return self._settings.database_timeout
 
     async def _send(self, hints: list[Hint]) -> None:
-        async with self._database.connection() as connection:
-            await connection.execute(
+        kept = self._sender is not None
+        try:
+            await self._notify(hints)
+        except psycopg.OperationalError:
+            if not kept:
+                raise
+            # The server may have gone and come back since the last hint. To be told twice does no harm.
+            await self._notify(hints)
+
+    async def _notify(self, hints: list[Hint]) -> None:
+        if self._sender is None:
+            self._sender = await open_session(self._settings, "hints")
+        try:
+            await self._sender.execute(
                 NOTIFY, (texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints]))
             )
+        except BaseException:
+            await self._part()
+            raise
+
+    async def _part(self) -> None:
+        """Of the session that sends. The next hints open another."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            with suppress(psycopg.Error, OSError):
+                await sender.close()
 
     async def _receive(self) -> None:
         topics: dict[str, Topic | None] = {
