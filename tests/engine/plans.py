@@ -136,7 +136,8 @@ FILL = [
 ]
 
 
-def fill(connection: Connection[DictRow]) -> None:
+def fill(connection: Connection[DictRow], *, known: bool = True) -> None:
+    """Give the tables a past. `known`: the planner is told of it, and makes its plans anew."""
     parameters = {
         "graph": GRAPH,
         "running": RUNNING,
@@ -151,7 +152,8 @@ def fill(connection: Connection[DictRow]) -> None:
         for statement in FILL:
             used = {name: value for name, value in parameters.items() if f"%({name})s" in statement}
             connection.execute(statement.encode(), used or None)
-    connection.execute("VACUUM ANALYZE")
+    if known:
+        connection.execute("VACUUM ANALYZE")
 
 
 @dataclass(frozen=True)
@@ -168,26 +170,46 @@ class Reading:
 def measure(connection: Connection[DictRow], statement: str, parameters: dict[str, Any], *, generic: bool) -> Reading:
     """Execute a statement inside the caller's transaction and say what it read. `generic` is the plan that serves all
     parameters, which Postgres may settle on when a statement is used often."""
-    names: list[str] = []
-
-    def number(match: re.Match[str]) -> str:
-        if match[1] not in names:
-            names.append(match[1])
-        return f"${names.index(match[1]) + 1}"
-
-    text = re.sub(r"%\((\w+)\)[sbt]", number, statement).replace("%%", "%")
     connection.execute(f"SET LOCAL plan_cache_mode = force_{'generic' if generic else 'custom'}_plan".encode())
-    connection.execute(f"PREPARE measured AS {text}".encode())
+    prepared = Prepared(connection, "measured", statement)
     try:
-        arguments = f"({', '.join(['%s'] * len(names))})" if names else ""
-        call = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE measured{arguments}"
-        with ClientCursor(connection, row_factory=tuple_row) as cursor:
-            cursor.execute(call.encode(), [parameters[name] for name in names])
-            row = cursor.fetchone()
+        return prepared.measure(parameters)
     finally:
         connection.execute("DEALLOCATE measured")
-    assert row is not None
-    plan = row[0][0]["Plan"]
+
+
+class Prepared:
+    """A statement as its connection keeps it, under a name, together with the plan once there is one for all."""
+
+    def __init__(self, connection: Connection[DictRow], name: str, statement: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._parameters: list[str] = []
+
+        def number(match: re.Match[str]) -> str:
+            if match[1] not in self._parameters:
+                self._parameters.append(match[1])
+            return f"${self._parameters.index(match[1]) + 1}"
+
+        text = re.sub(r"%\((\w+)\)[sbt]", number, statement).replace("%%", "%")
+        connection.execute(f"PREPARE {name} AS {text}".encode())
+
+    def explain(self, options: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        arguments = f"({', '.join(['%s'] * len(self._parameters))})" if self._parameters else ""
+        call = f"EXPLAIN ({options}, FORMAT JSON) EXECUTE {self._name}{arguments}"
+        with ClientCursor(self._connection, row_factory=tuple_row) as cursor:
+            cursor.execute(call.encode(), [parameters[name] for name in self._parameters])
+            row = cursor.fetchone()
+        assert row is not None
+        plan: dict[str, Any] = row[0][0]["Plan"]
+        return plan
+
+    def measure(self, parameters: dict[str, Any]) -> Reading:
+        """Execute it, and say what it read."""
+        return _reading(self.explain("ANALYZE, BUFFERS, TIMING OFF", parameters))
+
+
+def _reading(plan: dict[str, Any]) -> Reading:
     nodes = list(walk(plan))
     return Reading(
         rows=sum(

@@ -14,18 +14,32 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from psycopg import Connection
-from psycopg.rows import DictRow
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import DictRow, dict_row
 
-from holdfast.db.connect import open_blocking_session
+from holdfast.db.connect import connection_parameters, open_blocking_session
 from holdfast.engine import cancel, claim, create, gates, lease, outbox, outcome, queue, quota, reap, rollback
 from holdfast.resources import interrupts, webhooks
 from holdfast.settings import load_settings
 from holdfast.streams import log
 from holdfast.worker import batch
+from tests.conftest import TEMPLATE
 from tests.engine import plans
-from tests.engine.plans import GRAPH, TABLES, fill, filled_database, measure, readings, run_at, thread_at, undone
+from tests.engine.plans import (
+    GRAPH,
+    TABLES,
+    Prepared,
+    fill,
+    filled_database,
+    measure,
+    readings,
+    run_at,
+    thread_at,
+    undone,
+)
 
 WORKER = UUID("00000000-0000-4000-a000-000000000001")
 # Runs 2 of these threads are running.
@@ -72,6 +86,8 @@ def new_run(thread: int) -> dict[str, Any]:
         "assistant_metadatas": ["{}"],
         "kwargs": ["{}"],
         "webhooks": [None],
+        "streamed": [True],
+        "acceptance": b"{}",
         "stamps": [json.dumps({"graph_id": GRAPH})],
         "temporaries": [False],
         "ttl_minutes": [30.0],
@@ -253,6 +269,21 @@ STATEMENTS = [
     Statement("erase runs", rollback.ERASE_RUNS, one_run, 5),
 ]
 
+# Those that the intake and the journal use for every run.
+BY_KEY = [
+    statement
+    for statement in STATEMENTS
+    if statement.text
+    in {
+        *(create.CREATE_THREADS, create.LOCK_OPEN_THREADS, create.LOCK_LATER_HEADS, create.INSERT_RUNS),
+        *(create.MARK_BUSY, queue.LOCK_THREADS, batch.VERIFY, batch.INSERT_EVENTS, batch.REPEAT_EVENTS),
+        *(batch.PUT_BLOBS, batch.PUT_CHECKPOINTS, batch.PUT_WRITES, batch.REPLACE_WRITES, batch.TAKE_ANSWERS),
+        *(batch.MARK_PROGRESS, outcome.END_RUNS, outcome.END_THREADS, outcome.RELEASE_RUNS, queue.PROMOTE_NEXT),
+        *(queue.SETTLE_THREAD, outbox.QUEUE_WEBHOOKS, rollback.ERASE_CHECKPOINTS, rollback.ERASE_COMMAND_WRITES),
+        *(rollback.ERASE_UNUSED_BLOBS, rollback.KEEP_NUMBERS, rollback.ERASE_RUNS),
+    }
+]
+
 
 @pytest.fixture(scope="module")
 def filled_url(server_url: str) -> Iterator[str]:
@@ -274,6 +305,35 @@ def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], 
         shown = json.dumps(reading.plan, indent=1)
         assert not set(reading.whole_tables) & set(TABLES), shown
         assert reading.rows <= statement.rows, shown
+
+
+def test_plans_made_anew_go_from_key_to_key_before_anybody_has_counted_the_rows(server_url: str) -> None:
+    """Of the journal and of the intake, whose plans are kept for a while: first for tables that are empty."""
+    name, far = f"test_{uuid4().hex[:12]}", list[str]()
+    with psycopg.connect(server_url, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}".encode())
+        settings = load_settings({}, database_url=make_conninfo(server_url, dbname=name))
+        with (
+            Connection[DictRow].connect(
+                connection_parameters(settings, "test", session=True, planned_once=True), row_factory=dict_row
+            ) as kept,
+            open_blocking_session(settings, "test") as filling,
+        ):
+            prepared = [Prepared(kept, f"kept_{place}", statement.text) for place, statement in enumerate(BY_KEY)]
+            for statement, plan in zip(BY_KEY, prepared, strict=True):
+                plan.explain("COSTS OFF", statement.parameters())
+            kept.commit()
+            fill(filling, known=False)
+            kept.execute("DISCARD PLANS")
+            for statement, plan in zip(BY_KEY, prepared, strict=True):
+                if statement.after is not None:
+                    kept.execute(statement.after[0].encode(), statement.after[1]())
+                reading = plan.measure(statement.parameters())
+                kept.rollback()
+                if set(reading.whole_tables) & set(TABLES) or reading.rows > statement.rows:
+                    far.append(f"{statement.name} reads {reading.rows:.0f} rows: {json.dumps(reading.plan, indent=1)}")
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    assert not far, "\n".join(far)
 
 
 # --- claiming, which must cost the same whatever waits --------------------------------------------------------------

@@ -33,6 +33,7 @@ from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
 from holdfast.resources.runs import get_run, list_runs, present_run
 from holdfast.resources.threads import get_thread
+from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
@@ -51,18 +52,21 @@ async def create_from(
     answers_run: UUID | None = None,
     kept: Mapping[str, Any] = MappingProxyType({}),
     watched: bool = False,
+    streamed: bool = False,
 ) -> DictRow:
     """Create the run that a request describes, and tell the workers. `answers_run`: it answers what that run asked;
-    `kept`: what it keeps of it; `watched`: it is going to be, by whoever asked for it."""
+    `kept`: what it keeps of it; `watched`: it is going to be, by whoever asked for it; `streamed`: event by event."""
+    watched = watched or streamed
 
     async def create(remembered: bool) -> DictRow:
         new = await described_run(web, body, thread_id, protocol=protocol, remembered=remembered)
-        new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept})
+        new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept}, streamed=streamed)
         if watched:
             web.hub.expect(new.thread_id)
         created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
         if watched:
-            web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1)
+            accepted = () if created.acceptance is None else (created.acceptance,)
+            web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
         return announce_created(web, new, created)
 
     try:
@@ -140,6 +144,10 @@ def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
     if created.ready:
         announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])
+    if (told := created.acceptance) is not None:
+        flush = Flush(new.thread_id, new.run_id, told.seq, told.seq, [told], told.created_at)
+        for hint in tell(flush, web.signals.max_payload):
+            web.signals.publish("events", hint, thread_id=new.thread_id)
     return created.run
 
 
@@ -156,7 +164,7 @@ async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     responses=streamed_run(400, 404, 409),
 )
 async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
-    run = await create_from(web, body, thread_id, watched=True)
+    run = await create_from(web, body, thread_id, streamed=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, follow=follow)
 
@@ -182,7 +190,7 @@ async def create_stateless(web: Web, body: RunCreate) -> Response:
     responses=streamed_run(400, 404),
 )
 async def stream_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None, watched=True)
+    run = await create_from(web, body, None, streamed=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 

@@ -26,7 +26,7 @@ from holdfast.resources.state import read_state
 from holdfast.resources.threads import state_moments
 from holdfast.streams.log import LogEvent, heads, read_after
 from holdfast.streams.serialize import to_json
-from holdfast.streams.sse import HEARTBEAT, frame
+from holdfast.streams.sse import BEGINNINGS, HEARTBEAT, frame
 from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
@@ -132,7 +132,7 @@ class Follower:
                 return b""
             done = orjson.dumps({"status": "run_done", "run_id": str(event.run_id)})
             return b"event: metadata\r\ndata: %s\r\nid: %d\r\n\r\n" % (done, event.seq)
-        if "run_modes" in self._modes or ("lifecycle" in self._modes and event.kind == "metadata"):
+        if "run_modes" in self._modes or ("lifecycle" in self._modes and event.kind in BEGINNINGS):
             return frame(event)
         return b""
 

@@ -85,11 +85,13 @@ _CLAIMED = """
               now() AS claimed_at,
               convert_to(json_build_object(
                   'run_id', run.run_id, 'attempt', run.attempt, 'graph_id', run.graph_id, 'worker_id', run.worker_id,
-                  'retries', run.retries, 'crashes', run.crashes
+                  'retries', run.retries, 'crashes', run.crashes,
+                  'accepted', run.fence = 1 AND run.first_seq < numbered.next_seq
               )::text, 'UTF8') AS announcement
 """
 # A run is announced by the transaction that takes it, so nobody who watches has to wait for another commit.
-# Who has it, and what the attempts before came to, is for the run's timeline.
+# Who has it, and what the attempts before came to, is for the run's timeline; `accepted`: its creation has told of
+# this attempt already, as far as clients of v1 are concerned.
 _ANNOUNCED = """
     INSERT INTO event (thread_id, seq, run_id, kind, data)
     SELECT thread_id, announced_seq, run_id, 'metadata', announcement FROM claimed

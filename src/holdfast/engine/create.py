@@ -28,6 +28,7 @@ from holdfast.engine.gates import answer_of, repeat_answers, take_questions
 from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
+from holdfast.streams.log import ACCEPTANCE, LogEvent
 from holdfast.streams.serialize import to_json
 from holdfast.telemetry import tracing
 
@@ -55,7 +56,7 @@ CREATE_THREADS = f"""
 INSERT INTO thread (thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
 SELECT asked.thread_id, asked.tenant_id, asked.metadata::jsonb, asked.temporary, asked.ttl_minutes, asked.ttl_strategy,
        now() + asked.ttl_minutes * interval '1 minute',
-       EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = asked.thread_id::text)
+       EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = asked.thread_id::text OFFSET 0)
 FROM unnest(%(thread_ids)b::uuid[], %(tenant_ids)b::text[], %(metadatas)b::text[], %(temporaries)b::boolean[],
             %(ttl_minutes)b::float8[], %(ttl_strategies)b::text[])
      AS asked(thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy)
@@ -84,6 +85,8 @@ ORDER BY run.run_id FOR NO KEY UPDATE OF run
 # a head due between them would step back for a run that then waits for it, and the thread would stand still.
 # `seen` is how the creator knows the assistant, from an earlier look: a run is made of no other than there is now, and
 # everything fails, by a division by zero, if there is another.
+# A run that is streamed, and can begin at once, is told of by the transaction that creates it: whoever asked for it has
+# its id as soon as there is one. Nobody else gives out numbers in its thread: it is locked, and nothing in it runs.
 INSERT_RUNS = f"""
 WITH due AS MATERIALIZED (
     SELECT asked.*, clock_timestamp() + make_interval(secs => asked.after_seconds) AS at,
@@ -93,30 +96,41 @@ WITH due AS MATERIALIZED (
            ))::integer AS current
     FROM unnest(%(run_ids)b::uuid[], %(thread_ids)b::uuid[], %(assistant_ids)b::uuid[], %(seens)b::timestamptz[],
                 %(graph_ids)b::text[], %(afters)b::float8[], %(priorities)b::integer[], %(strategies)b::text[],
-                %(metadatas)b::text[], %(assistant_metadatas)b::text[], %(kwargs)b::text[], %(webhooks)b::text[])
+                %(metadatas)b::text[], %(assistant_metadatas)b::text[], %(kwargs)b::text[], %(webhooks)b::text[],
+                %(streamed)b::boolean[])
          AS asked(run_id, thread_id, assistant_id, seen, graph_id, after_seconds, priority, strategy, metadata,
-                  assistant_metadata, kwargs, webhook)
+                  assistant_metadata, kwargs, webhook, streamed)
 ), demoted AS (
     UPDATE run SET ready_at = NULL FROM due
     WHERE run.thread_id = due.thread_id AND run.status = 'pending' AND run.ready_at IS NOT NULL
       AND run.created_at > due.at
+), entered AS (
+    INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
+                     metadata, kwargs, webhook, parent_run_id, depth, tenant_id, first_seq)
+    SELECT due.run_id, thread.thread_id, due.assistant_id, due.graph_id, due.at, turn.ready_at,
+           due.priority, due.strategy,
+           due.assistant_metadata::jsonb || thread.metadata || due.metadata::jsonb, due.kwargs::json,
+           due.webhook, thread.parent_run_id, thread.depth, thread.tenant_id,
+           CASE WHEN due.streamed AND due.after_seconds = 0 AND turn.ready_at IS NOT NULL THEN 1 + greatest(
+               thread.last_seq, (SELECT seq FROM event WHERE event.thread_id = thread.thread_id
+                                 ORDER BY seq DESC LIMIT 1)) END
+    FROM due JOIN thread ON thread.thread_id = due.thread_id AND thread.hidden_at IS NULL
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN NOT EXISTS (
+            SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
+              AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
+        ) THEN due.at END AS ready_at OFFSET 0
+    ) AS turn
+    WHERE NOT (due.strategy = 'reject' AND EXISTS (
+               SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
+                 AND other.status IN ('pending', 'running')))
+      AND due.current = 1
+    RETURNING {RUN_COLUMNS}, ready_at IS NOT NULL AS is_head
+), accepted AS (
+    INSERT INTO event (thread_id, seq, run_id, kind, data)
+    SELECT thread_id, first_seq, run_id, 'accepted', %(acceptance)s::bytea FROM entered WHERE first_seq IS NOT NULL
 )
-INSERT INTO run (run_id, thread_id, assistant_id, graph_id, created_at, ready_at, priority, multitask_strategy,
-                 metadata, kwargs, webhook, parent_run_id, depth, tenant_id)
-SELECT due.run_id, thread.thread_id, due.assistant_id, due.graph_id, due.at,
-       CASE WHEN NOT EXISTS (
-           SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
-             AND other.status IN ('pending', 'running') AND (other.status = 'running' OR other.created_at <= due.at)
-       ) THEN due.at END,
-       due.priority, due.strategy,
-       due.assistant_metadata::jsonb || thread.metadata || due.metadata::jsonb, due.kwargs::json,
-       due.webhook, thread.parent_run_id, thread.depth, thread.tenant_id
-FROM due JOIN thread ON thread.thread_id = due.thread_id AND thread.hidden_at IS NULL
-WHERE NOT (due.strategy = 'reject' AND EXISTS (
-           SELECT 1 FROM run other WHERE other.thread_id = thread.thread_id
-             AND other.status IN ('pending', 'running')))
-  AND due.current = 1
-RETURNING {RUN_COLUMNS}, ready_at IS NOT NULL AS is_head
+SELECT entered.*, now() AS accepted_at FROM entered
 """
 
 MARK_BUSY = """
@@ -160,6 +174,8 @@ class NewRun:
     tenant_id: str = ""
     # Looked at for tenants that may have limits.
     quota: Quota | None = None
+    # Whether its events are going to be watched by whoever asks for it.
+    streamed: bool = False
     # When the assistant that the run was made of had last been changed, if it was not looked up just now.
     assistant_seen: datetime | None = None
     run_id: UUID = field(default_factory=uuid7)
@@ -194,11 +210,13 @@ class NewThread:
 
 @dataclass(frozen=True)
 class Created:
-    """A new run, whether it is its thread's head, and what its strategy cancelled."""
+    """A new run, whether it is its thread's head, and what its strategy cancelled. `acceptance` is what its thread's
+    log says of it already, if it does."""
 
     run: DictRow
     ready: bool
     cancelled: CancelledRuns
+    acceptance: LogEvent | None = None
 
 
 class AssistantChanged(Exception):
@@ -326,9 +344,14 @@ class Written:
                 f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "
                 "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
             )
-        # Not where its events begin, but a place that they come after: who watches it need not read what is older.
-        row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
-        return Created(run=row, ready=cast(bool, row.pop("is_head")), cancelled=CancelledRuns())
+        ready, accepted_at = cast(bool, row.pop("is_head")), row.pop("accepted_at")
+        acceptance = None
+        if row["first_seq"] is None:
+            # Not where its events begin, but a place that they come after: who watches it need not read what is older.
+            row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
+        else:
+            acceptance = LogEvent(row["first_seq"], new.run_id, "accepted", "", ACCEPTANCE, accepted_at)
+        return Created(run=row, ready=ready, cancelled=CancelledRuns(), acceptance=acceptance)
 
 
 async def write_runs(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> Written:
@@ -368,6 +391,8 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "kwargs": texts([to_json(new.kwargs).decode() for new in runs]),
         "webhooks": texts([new.kwargs.get("webhook") for new in runs]),
         "stamps": texts([_stamp(new) for new in runs]),
+        "streamed": booleans([new.streamed for new in runs]),
+        "acceptance": ACCEPTANCE,
     }
 
 

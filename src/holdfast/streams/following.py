@@ -18,11 +18,12 @@ from holdfast.db.connect import Database
 from holdfast.engine.gates import answer_of
 from holdfast.streams.hub import Hub, HubClosed
 from holdfast.streams.log import LogEvent
+from holdfast.streams.sse import BEGINNINGS
 from holdfast.telemetry.backoff import Backoff
 
 TURNS = """
 SELECT seq, run_id, kind, namespace, data, created_at FROM event
-WHERE thread_id = %(thread_id)s AND seq > %(after)s AND seq <= %(through)s AND kind IN ('metadata', 'end')
+WHERE thread_id = %(thread_id)s AND seq > %(after)s AND seq <= %(through)s AND kind IN ('accepted', 'metadata', 'end')
 ORDER BY seq
 """
 
@@ -101,7 +102,7 @@ class Chain:
             waiting = self._hub.thread_events(self._thread_id, after, tick=tick, touches=True, counted=False)
             async for events in waiting:
                 for event in events:
-                    if event.kind == "metadata" and event.run_id != self.current:
+                    if event.kind in BEGINNINGS and event.run_id != self.current:
                         await self._see(event)
                         if self.over:
                             return
@@ -134,7 +135,7 @@ class Chain:
         if not self.paused:
             if event.run_id == self.current and event.kind == "end":
                 self._ended(event)
-        elif event.kind == "metadata" and event.run_id != self.current:
+        elif event.kind in BEGINNINGS and event.run_id != self.current:
             found = await self._rows(KWARGS, {"run_id": event.run_id})
             if not found:
                 return  # It was undone: the question waits as before.

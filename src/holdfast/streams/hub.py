@@ -77,15 +77,18 @@ class Feed:
         """Keep what is said until `begin`."""
         self._early = []
 
-    def begin(self, head: int) -> None:
+    def begin(self, head: int, events: Sequence[LogEvent] = ()) -> None:
         """What the expected run says comes after `head`, and nothing that has come since was missed. For whoever waits
-        for that run, the log need not be looked at: if it had gone further before, a gap in what comes will show it."""
-        if self._early is not None:
-            early, self._early = self._early, None
+        for that run, the log need not be looked at: if it had gone further before, a gap in what comes will show it.
+        `events`: the first of it."""
+        early, self._early = self._early, None
+        if early is not None:
             self.head, self.stale = head, False
             self._unseen = True
-            for seq, events in early:
-                self.hint(seq, events)
+        if events:
+            self.hint(events[-1].seq, events)
+        for seq, told in early or ():
+            self.hint(seq, told)
 
     def doubt(self, after: int) -> None:
         """Somebody else has come, who may want what was in the log before."""
@@ -215,10 +218,10 @@ class Hub:
             self._hold(thread_id, 0)
         asyncio.get_running_loop().call_later(EXPECTED, self._let_go, self._feeds[thread_id])
 
-    def begin(self, thread_id: UUID, run_id: UUID, head: int) -> None:
-        """The run that was expected is there, and its events come after `head`."""
+    def begin(self, thread_id: UUID, run_id: UUID, head: int, events: Sequence[LogEvent] = ()) -> None:
+        """The run that was expected is there, and its events come after `head`; `events`: those that it has already."""
         if (feed := self._feeds.get(thread_id)) is not None:
-            feed.begin(head)
+            feed.begin(head, events)
             self._expected.add(run_id)
             asyncio.get_running_loop().call_later(EXPECTED, self._expected.discard, run_id)
 

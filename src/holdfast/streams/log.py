@@ -11,6 +11,9 @@ import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+# What the creation of a run says of it, if it says something: the attempt that will be its first.
+ACCEPTANCE = b'{"attempt":1}'
+
 # Read by primary key, so that a reader costs what it is sent, whatever the log holds.
 READ_AFTER = """
 SELECT seq, run_id, kind, namespace, data, created_at FROM event
@@ -53,7 +56,7 @@ WHERE run.thread_id = %(thread_id)s AND run.status = 'running'
 LIFE = """
 SELECT event.seq, event.run_id, event.kind, event.namespace, event.data, event.created_at
 FROM (SELECT run_id, first_seq FROM run
-      WHERE thread_id = %(thread_id)s AND first_seq IS NOT NULL
+      WHERE thread_id = %(thread_id)s AND first_seq IS NOT NULL AND started_at IS NOT NULL
         AND (%(run_id)s::uuid IS NULL OR run_id = %(run_id)s)
       ORDER BY created_at DESC, run_id DESC LIMIT 1) AS told
 JOIN event ON event.thread_id = %(thread_id)s AND event.seq >= told.first_seq AND event.run_id = told.run_id

@@ -12,6 +12,8 @@ from holdfast.streams.log import LogEvent
 HEARTBEAT = b": heartbeat\r\n"
 
 # In the log for Holdfast's own use; clients of v1 learn of an end by the stream's.
+# A run has been created to be watched; an attempt at it begins.
+BEGINNINGS = ("accepted", "metadata")
 _HIDDEN = frozenset({"end", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})
 
 
@@ -23,13 +25,15 @@ def frame(event: LogEvent, modes: frozenset[str] | None = None) -> bytes:
     """
     if event.kind in _HIDDEN:
         return b""
-    if modes is not None and event.kind != "error" and _base(event.kind) not in modes:
-        return b""
-    data = event.data
-    if event.kind == "metadata":
+    kind, data = event.kind, event.data
+    if kind in BEGINNINGS:
         told = orjson.loads(data)
-        data = orjson.dumps({"run_id": told["run_id"], "attempt": told["attempt"]})
-    name = f"{event.kind}|{event.namespace}" if event.namespace else event.kind
+        if told.get("accepted"):
+            return b""  # Of this attempt the run's acceptance has told.
+        kind, data = "metadata", orjson.dumps({"run_id": str(event.run_id), "attempt": told["attempt"]})
+    if modes is not None and kind != "error" and _base(kind) not in modes:
+        return b""
+    name = f"{kind}|{event.namespace}" if event.namespace else kind
     return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (name.encode(), data, event.seq)
 
 
