@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "signal_ping": 300.0,
     "stream_heartbeat": 15.0,
     "pool_min": 1,
-    "pool_max": 1,
+    "pool_max": 2,
 }
 SERVER = {
     "log_line_prefix": "'bench-guard %d %a | '",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from holdfast.diagnosis.findings import Finding, failed, passed, warned
 from holdfast.diagnosis.installation import Installation
 
-# Besides its pool: journal, heartbeat, two for signals, and leadership; a web process has no journal and no heartbeat.
-OF_WORKER, OF_WEB = 5, 3
+# Besides its pool: journal, heartbeat, signals and leadership; of a web process: signals and leadership.
+OF_WORKER, OF_WEB = 4, 2
 # Of the connections there are, how many may be spoken for before it is worth a word.
 CROWDED = 0.8
 

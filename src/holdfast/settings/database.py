@@ -48,8 +48,8 @@ class DatabaseSettings(Section):
         ge=1,
         le=1000,
         validation_alias=names("DATABASE_POOL_MAX"),
-        description="Connections a process may open in its pool; besides these a worker holds five of its own "
-        "(journal, heartbeat, two for signals, leadership) and a web process three. Too many for the server's "
+        description="Connections a process may open in its pool; besides these a worker holds four of its own "
+        "(journal, heartbeat, signals, leadership) and a web process two. Too many for the server's "
         "max_connections and processes fail to start.",
     )
     database_timeout: Seconds = Field(

@@ -26,7 +26,7 @@ TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
 class PostgresSignals(Carrier):
-    """One session that listens and one that sends per process. Every process has every hint."""
+    """One listening session and one sending task per process. Every process has every hint."""
 
     # What NOTIFY takes, less a little.
     max_payload = 7900
@@ -36,8 +36,9 @@ class PostgresSignals(Carrier):
         super().__init__(database.settings, database.settings.signal_ping or 15.0)
         self._database = database
         self._session: AsyncConnection[DictRow] | None = None
-        # Hints are many and short: to take a connection from the pool and give it back would cost more than to send
-        # them.
+        # Hints are many and short: to take a connection from the pool for each, and to give it back, costs more than to
+        # send it. So one is kept, unless there is only one.
+        self._keeps = database.settings.pool_max > 1
         self._sender: AsyncConnection[DictRow] | None = None
 
     async def run(self) -> None:
@@ -65,36 +66,28 @@ class PostgresSignals(Carrier):
 
     @property
     def _send_patience(self) -> float:
-        # There may be a connection to make.
+        # There may be a queue for the pool's connections.
         return self._settings.database_timeout
 
     async def _send(self, hints: list[Hint]) -> None:
-        kept = self._sender is not None
-        try:
-            await self._notify(hints)
-        except psycopg.OperationalError:
-            if not kept:
-                raise
-            # The server may have gone and come back since the last hint. To be told twice does no harm.
-            await self._notify(hints)
-
-    async def _notify(self, hints: list[Hint]) -> None:
+        told = texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints])
+        if self._keeps and self._sender is None:
+            self._sender = await self._database.pool.getconn()
         if self._sender is None:
-            self._sender = await open_session(self._settings, "hints")
+            async with self._database.connection() as connection:
+                await connection.execute(NOTIFY, told)
+            return
         try:
-            await self._sender.execute(
-                NOTIFY, (texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints]))
-            )
+            await self._sender.execute(NOTIFY, told)
         except BaseException:
             await self._part()
             raise
 
     async def _part(self) -> None:
-        """Of the session that sends. The next hints open another."""
+        """Of the connection that is kept. The pool replaces it if it is broken."""
         sender, self._sender = self._sender, None
         if sender is not None:
-            with suppress(psycopg.Error, OSError):
-                await sender.close()
+            await self._database.pool.putconn(sender)
 
     async def _receive(self) -> None:
         topics: dict[str, Topic | None] = {
