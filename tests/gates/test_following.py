@@ -64,6 +64,25 @@ async def test_it_goes_on_with_the_answer(desk: Desk) -> None:
     assert await desk.get(f"/threads/{thread_id}/runs/{runs[0]}/join", follow="true") == {"answers": [1, 2]}
 
 
+async def test_it_goes_on_with_an_answer_that_is_streamed_itself(desk: Desk) -> None:
+    """Whose run is told of before it begins."""
+    asked = await desk.ask()
+    path = f"/threads/{asked.thread_id}/runs/{asked.run_id}/stream"
+    seen: list[Frame] = []
+    async for frame in followed(desk, path, after="-"):
+        seen.append(frame)
+        if asks(frame):
+            body = {"assistant_id": "gate", "command": {"resume": {asked.ids[0]: "yes"}}}
+            async with desk.client.stream("POST", f"/threads/{asked.thread_id}/runs/stream", json=body) as answering:
+                answered = [part async for part in frames(answering)]
+    begun = next(place for place, frame in enumerate(seen) if frame.data == answered[0].data)
+    assert seen[begun:] == answered
+    assert answered[-1].data["answer"] == "yes"
+    # And who comes back in between finds the same.
+    cut = seen.index(answered[0]) - 1
+    assert [frame async for frame in followed(desk, path, after=str(seen[cut].id))] == answered
+
+
 async def test_with_the_sdk(desk: Desk) -> None:
     asked = await desk.ask()
     sdk = get_client(url=f"http://127.0.0.1:{desk.settings.port}")
