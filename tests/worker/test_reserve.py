@@ -73,7 +73,9 @@ class Seen:
         self.asked = 0
         self.began = clock.now
         self.me = worker(me)
-        self.wakes = Wakes(peers[self.me].graphs, self._wake, self._ask)
+        # Whether the host has time to spare.
+        self.spare = True
+        self.wakes = Wakes(peers[self.me].graphs, self._wake, self._ask, spare=lambda: self.spare)
         self.wakes.meet(self.me, peers)
 
     def _wake(self) -> None:
@@ -280,7 +282,7 @@ def test_a_turn_that_comes_at_once_is_no_trouble_on_the_loop_that_workers_have()
 
     async def hear_several() -> list[str]:
         looking = asyncio.Event()
-        wakes = Wakes(["graph"], looking.set, lambda: None, patience=0)
+        wakes = Wakes(["graph"], looking.set, lambda: None, patience=0, spare=lambda: True)
         wakes.meet(worker(1), host(1, range(2)))
         for run_id in (RUN, OTHER):
             wakes.hint(f'{{"ready": [["{run_id}", "graph", 0]]}}')

@@ -17,6 +17,9 @@ Listener = Callable[[str | None], None]
 class Signals(Protocol):
     """One small interface, whatever carries the hints. They may be lost, come twice and overtake each other."""
 
+    # Hints may come a little late, and many at a time: nobody here is in a hurry for them.
+    unhurried: bool
+
     @property
     def max_payload(self) -> int:
         """The bytes a hint may have. A larger one is lost."""

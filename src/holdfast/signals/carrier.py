@@ -53,6 +53,7 @@ class Carrier(ABC):
     max_payload: int
 
     def __init__(self, settings: Settings, ping_interval: float) -> None:
+        self.unhurried = False
         self._settings = settings
         self._ping_interval = ping_interval
         self._patience = min(ECHO_PATIENCE, ping_interval)

@@ -6,6 +6,7 @@ whole server queue behind one lock. One statement sends all that wait.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 
 NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%b::text[], %b::text[]) AS hint(channel, payload)"
+# Seconds for which hints are left to gather if nobody is in a hurry: to be woken for each costs more than they do.
+UNHURRIED = 0.02
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
@@ -99,8 +102,12 @@ class PostgresSignals(Carrier):
                 for channel in topics:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 self._joined()
-                async for notify in connection.notifies():
-                    self._received(topics[notify.channel], notify.payload)
+                while True:
+                    # All that have come, at least one.
+                    async for notify in connection.notifies(stop_after=1):
+                        self._received(topics[notify.channel], notify.payload)
+                    if self.unhurried:
+                        await asyncio.sleep(UNHURRIED)
             finally:
                 self._session = None
 

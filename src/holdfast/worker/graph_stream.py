@@ -12,6 +12,8 @@ from langchain_core.runnables import RunnableConfig
 
 from holdfast.auth.users import configurable_of
 from holdfast.graphs.catalog import Graph
+from holdfast.streams.hints import Flush
+from holdfast.worker.batch import EventEntry
 from holdfast.worker.resume import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
 
 # Beside what came from headers: their names. LangGraph writes no key of this form anywhere.
@@ -56,6 +58,11 @@ class Claimed:
     announced_seq: int = 0
     announcement: bytes = b""
     claimed_at: datetime | None = None
+
+    def announced(self) -> Flush:
+        """What the claim has written, for those who watch."""
+        event = EventEntry("metadata", "", self.announcement)
+        return Flush(self.thread_id, self.run_id, self.announced_seq, self.announced_seq, [event], self.claimed_at)
 
 
 def run_config(run: Claimed) -> RunnableConfig:

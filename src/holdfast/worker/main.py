@@ -46,7 +46,6 @@ from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
-from holdfast.worker.batch import EventEntry
 from holdfast.worker.cores import usable_cores
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
@@ -67,6 +66,8 @@ CLEANUP_TIMEOUT = 5.0
 THREAD_PATIENCE = 1.0
 # Seconds the word that a run is taken may wait for the run's first events, to be sent with them.
 TAKEN_PATIENCE = 0.01
+# The same of the word that it has begun.
+BEGUN_PATIENCE = 0.005
 
 
 class Worker:
@@ -233,7 +234,7 @@ class Worker:
         for row in rows:
             self._served = row["tenant_id"]
             run = Claimed(**row)
-            self._announce([_announcement(run)], [])
+            self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
             self._start(worker_id, run)
         if self._wakes.in_company:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
@@ -299,8 +300,10 @@ class Worker:
                 del self._attempts[run.run_id]
             self.finished += 1
             # A tenant at its limit may have one more now. Without hints, any moment is as good as another.
-            if self._more or run.tenant_id or self.signals.degraded:
+            if run.tenant_id or self.signals.degraded:
                 self._wake.set()
+            elif self._more:
+                self._wakes.more()
         count_end(self.database.metrics, run, outcome, time.monotonic() - started)
         match outcome:
             case Ended(status=status):
@@ -337,6 +340,7 @@ class Worker:
 
     def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
         self._wakes.meet(worker_id, renewal.peers)
+        self.signals.unhurried = self._wakes.resting
         for order in renewal.cancels:
             attempt = self._attempts.get(order.run_id)
             if attempt is not None and attempt.run.fence == order.fence:
@@ -400,10 +404,10 @@ class Worker:
 
     # --- what we tell others ----------------------------------------------------------------------
 
-    def _announce(self, visible: list[Flush], ready: list[ReadyRun]) -> None:
+    def _announce(self, visible: list[Flush], ready: list[ReadyRun], *, patience: float = 0.0) -> None:
         for flush in visible:
             for hint in tell(flush, self.signals.max_payload):
-                self.signals.publish("events", hint, thread_id=flush.thread_id)
+                self.signals.publish("events", hint, thread_id=flush.thread_id, patience=patience)
         if ready:
             announce_ready(self.signals, ready)
             self._wake.set()
@@ -437,12 +441,6 @@ class Worker:
             cores=cores.count,
             cpus=cores.which,
         )
-
-
-def _announcement(run: Claimed) -> Flush:
-    """What the claim has written, for those who watch."""
-    event = EventEntry("metadata", "", run.announcement)
-    return Flush(run.thread_id, run.run_id, run.announced_seq, run.announced_seq, [event], run.claimed_at)
 
 
 async def _outlive(journal: asyncio.Task[None]) -> None:

@@ -3,8 +3,9 @@
 More processes than cores do not do more, they do less: they push each other out of the caches, share each commit with
 fewer runs, and each takes and tells by itself. So of the workers of one host that have a graph, as many as the host has
 cores are *ordinary*; the others leave the graph's runs to them, and take what these leave standing, because they are
-full of runs that wait for a model, blocked, or gone. Everybody computes alike who is who. Workers that do not share
-their cores, being pinned or limited each by itself, are as on different hosts.
+full of runs that wait for a model, blocked, or gone. As long as the ordinary ones go on taking, and use up the host's
+time, there is nothing to help with. Everybody computes alike who is who. Workers that do not share their cores, being
+pinned or limited each by itself, are as on different hosts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from holdfast.engine.lease import Peer
 
 # What a loop's clock may be behind its timers.
 RESOLUTION = 0.001
+# How many times as long a host may be too busy for its reserve, while the others go on taking.
+OVERLOADED = 8
+# Seconds between two looks whether it still is.
+LOOK_AGAIN = 0.05
 
 # A host, and which of its cores.
 Place = tuple[str, str | None]
@@ -101,7 +106,8 @@ def _place(peer: Peer) -> Place:
 @dataclass(frozen=True, slots=True)
 class Kept:
     heard: float
-    # How long nothing may have been taken before it is our turn, and how long we wait for that at most.
+    # How long nothing may have been taken before it is our turn, and how long we wait for that if the host has time to
+    # spare.
     patience: float
     longest: float
 
@@ -113,8 +119,9 @@ class Rest:
     them off.
     """
 
-    def __init__(self, turn: Callable[[list[str]], None]) -> None:
+    def __init__(self, turn: Callable[[list[str]], None], spare: Callable[[], bool]) -> None:
         self._turn = turn
+        self._spare = spare
         self._kept: dict[str, Kept] = {}
         self._taken_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -137,8 +144,11 @@ class Rest:
         """The others are taking runs: whatever there is may be next."""
         self._taken_at = asyncio.get_running_loop().time()
 
-    def _when(self, kept: Kept) -> float:
-        return min(max(kept.heard, self._taken_at) + kept.patience, kept.heard + kept.longest)
+    def _when(self, kept: Kept, *, spare: bool = True) -> float:
+        stands_since = max(kept.heard, self._taken_at)
+        if spare:
+            return min(stands_since + kept.patience, kept.heard + kept.longest)
+        return min(stands_since + kept.longest, kept.heard + kept.longest * OVERLOADED)
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
@@ -152,11 +162,14 @@ class Rest:
     def _ring(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time() + RESOLUTION
-        turns = {name: self._when(kept) for name, kept in self._kept.items()}
+        spare = self._spare()
+        turns = {name: self._when(kept, spare=spare) for name, kept in self._kept.items()}
         due = [name for name, when in turns.items() if when <= now]
         for name in due:
             del self._kept[name]
-        if len(due) < len(turns):
-            self._set_timer(min(when for when in turns.values() if when > now))
+        if self._kept:
+            later = min(turns[name] for name in self._kept)
+            # There may be time to spare before that.
+            self._set_timer(later if spare else min(later, now + LOOK_AGAIN))
         if due:
             self._turn(due)

@@ -5,7 +5,8 @@ of them compute alike: the first two look at once, the next two a moment later, 
 they have heard by then that it is taken. A worker that is gone, or has no free slot, costs a moment.
 
 That is so among ordinary workers. Those of a host's reserve (`reserve.py`) come after all of them, in the same order:
-when nothing has been heard to be taken for a moment, by anybody, or when a run has been left standing for long.
+when nothing has been heard to be taken for a moment, by anybody, or when a run has been left standing for long; and
+later if the host has no time to spare.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from uuid import UUID
 
 from holdfast.engine.lease import Peer
 from holdfast.engine.ready import Ready, understand_work
+from holdfast.worker.idleness import Idleness
 from holdfast.worker.reserve import Company, Rest
 
 # Seconds between one group of workers and the next. Claiming and saying so takes less.
 STEP = 0.025
 # Seconds without a word that anything is taken, after which the reserve takes over. The word may be sent a little late.
 PATIENCE = 2 * STEP
-# Seconds after which it does in any case: those who take are too slow.
+# Seconds after which it does although others are taking: they are too slow.
 LONGEST = 0.25
 # Runs remembered that are not due yet, beyond which the database is asked; and that we have told to be taken.
 MAX_REMEMBERED = 1000
+# What a worker of the reserve calls its own free place.
+ROOM = ""
 
 
 class Wakes:
@@ -41,6 +45,7 @@ class Wakes:
         step: float = STEP,
         patience: float = PATIENCE,
         longest: float = LONGEST,
+        spare: Callable[[], bool] | None = None,
     ) -> None:
         self._graphs = frozenset(graphs)
         self._step = step
@@ -51,7 +56,7 @@ class Wakes:
         self._company = Company(self._graphs)
         # What there is to look for. Without a timer: now.
         self._timers: dict[str, asyncio.TimerHandle | None] = {}
-        self._rest = Rest(self._turns)
+        self._rest = Rest(self._turns, spare or Idleness().spare)
         self._later: dict[str, asyncio.TimerHandle] = {}
         # What we told to be taken and have not heard yet.
         self._told: set[str] = set()
@@ -59,6 +64,11 @@ class Wakes:
     def meet(self, worker_id: UUID, peers: Mapping[UUID, Peer]) -> None:
         """Who is online, as of now."""
         self._company = Company(self._graphs, worker_id, peers)
+
+    @property
+    def resting(self) -> bool:
+        """Whether everything is left to others first."""
+        return self._company.standing(None).reserve
 
     @property
     def in_company(self) -> bool:
@@ -119,6 +129,13 @@ class Wakes:
         """There is no room for what we had our turn for. We look anyway when there is."""
         for name in [name for name, timer in self._timers.items() if timer is None]:
             del self._timers[name]
+
+    def more(self) -> None:
+        """There is room again, and may be something to fill it."""
+        if not self.resting:
+            self._wake()
+        elif ROOM not in self._rest:
+            self._rest.keep(ROOM, self._patience, self._longest)
 
     def _expect(self, one: Ready) -> None:
         if one.name in self._timers or one.name in self._rest or one.name in self._later:
