@@ -34,6 +34,7 @@ class Deaf:
 
     def __init__(self) -> None:
         self.degraded = False
+        self.unhurried = False
         self.listeners: list[Listener] = []
         self.followed: Counter[UUID] = Counter()
 

@@ -114,6 +114,35 @@ async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
     assert await written(station, lane) == ["first", "last"]
 
 
+@pytest.mark.parametrize(("runs", "rests"), [(1, 0), (2, 1)])
+async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
+    station: Station, monkeypatch: pytest.MonkeyPatch, runs: int, rests: int
+) -> None:
+    """Of one run it does not: there is nobody to wait for, and somebody may wait for the run's next step."""
+    longest = 0.0123
+    monkeypatch.setattr("holdfast.worker.journal.LONGEST_REST", longest)
+    rested: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float, *given: Any) -> Any:
+        rested.append(seconds)
+        return await sleep(seconds, *given)
+
+    lanes = await open_lanes(station, runs)
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    async with blocked(station.database, lanes[0].run_id):
+        for lane in lanes:
+            say(lane, "slowly")
+        flushing = asyncio.gather(*(lane.flush() for lane in lanes))
+        await until(lambda: waits_for_lock(station.database), "the commit is under way")
+        await sleep(longest)
+    await flushing
+    say(lanes[0], "after it")
+    await lanes[0].flush()
+    assert rested.count(longest) == rests
+    assert station.journal.commits == 2
+
+
 async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:
     first, *others = await open_lanes(station, 10)
     async with blocked(station.database, first.run_id):

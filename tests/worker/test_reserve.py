@@ -15,6 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
 from holdfast.worker.main import TAKEN_PATIENCE
+from holdfast.worker.reserve import LOOK_AGAIN, OVERLOADED
 from holdfast.worker.wakes import LONGEST, MAX_REMEMBERED, PATIENCE, STEP, Wakes
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -231,6 +232,50 @@ def test_it_does_not_rest_for_long(clock: Clock, seen: Seen) -> None:
         clock.advance(0.01)
         seen.hear_taken(UUID(int=2000 + number))
     assert seen.woken == [pytest.approx(LONGEST, abs=0.002)]
+
+
+def test_while_others_take_and_the_host_is_busy_it_rests_longer(clock: Clock, seen: Seen) -> None:
+    seen.spare = False
+    seen.hear(RUN)
+    for number in range(150):
+        clock.advance(0.01)
+        seen.hear_taken(UUID(int=2000 + number))
+    assert seen.woken == []
+    # The moment that there is something to help with, almost.
+    seen.spare = True
+    clock.advance(LOOK_AGAIN + 0.002)
+    assert len(seen.woken) == 1
+
+
+def test_a_busy_host_is_no_reason_to_leave_a_run_for_ever(clock: Clock, seen: Seen) -> None:
+    seen.spare = False
+    seen.hear(RUN)
+    for number in range(300):
+        clock.advance(0.01)
+        seen.hear_taken(UUID(int=2000 + number))
+    assert seen.woken == [pytest.approx(LONGEST * OVERLOADED, abs=LOOK_AGAIN)]
+
+
+def test_what_stands_still_on_a_busy_host_is_taken_a_little_later(clock: Clock, seen: Seen) -> None:
+    seen.spare = False
+    seen.hear(RUN)
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(LONGEST, abs=0.002)]
+
+
+def test_with_room_for_more_it_leaves_that_to_others_too(clock: Clock, seen: Seen) -> None:
+    clock.do(seen.wakes.more)
+    assert seen.woken == []
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(PATIENCE, abs=0.002)]
+    other = Seen(clock, 0, host(1, range(2)))
+    clock.do(other.wakes.more)
+    assert other.woken == [0]
+
+
+def test_it_is_in_no_hurry_for_hints(clock: Clock) -> None:
+    assert Seen(clock, 1, host(1, range(2))).wakes.resting
+    assert not Seen(clock, 0, host(1, range(2))).wakes.resting
 
 
 def test_what_it_took_itself_says_nothing_about_the_others(clock: Clock, seen: Seen) -> None:

@@ -24,7 +24,7 @@ from holdfast.signals.carrier import Carrier, Hint
 
 NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%b::text[], %b::text[]) AS hint(channel, payload)"
 # Seconds for which hints are left to gather if nobody is in a hurry: to be woken for each costs more than they do.
-UNHURRIED = 0.02
+UNHURRIED = 0.04
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 

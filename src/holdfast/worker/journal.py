@@ -296,10 +296,7 @@ class Journal:
                 while lanes := [lane for lane in self._dirty if lane.due or self._closing]:
                     for lane in lanes:
                         del self._dirty[lane]
-                    began = time.monotonic()
                     await self._write([lane for lane in lanes if lane.failure is None])
-                    if len(lanes) > 1 and not self._closing:
-                        await asyncio.sleep(min(LONGEST_REST, time.monotonic() - began))
                 if self._closing:
                     return
         finally:
@@ -322,6 +319,7 @@ class Journal:
         self._taken_at = time.time_ns()
         await self._settle(writing, repeat=False)
         self.in_flight = set()
+        took = time.monotonic() - began
         if self._tells and writing:
             entries, size = (
                 sum(len(item[0].entries) for item in writing.values()),
@@ -332,8 +330,10 @@ class Journal:
                 runs=len(writing),
                 entries=entries,
                 bytes=size,
-                seconds=round(time.monotonic() - began, 6),
+                seconds=round(took, 6),
             )
+        if len(writing) > 1 and not self._closing:
+            await asyncio.sleep(min(LONGEST_REST, took))
 
     async def _settle(self, group: Group, *, repeat: bool) -> None:
         """Bring a group to its end, whatever it takes: written, told that it is lost, or refused."""

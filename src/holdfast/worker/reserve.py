@@ -24,7 +24,7 @@ RESOLUTION = 0.001
 # How many times as long a host may be too busy for its reserve, while the others go on taking.
 OVERLOADED = 8
 # Seconds between two looks whether it still is.
-LOOK_AGAIN = 0.05
+LOOK_AGAIN = 0.1
 
 # A host, and which of its cores.
 Place = tuple[str, str | None]
