@@ -85,8 +85,13 @@ def main() -> None:
         profiler.enable()
         return run(main)
 
-    # A run of one step is over before its first entries have rested, as it is where nobody counts.
-    with patch("uvloop.run", run_counted), patch("holdfast.worker.journal.BREATH", 60.0):
+    # A run of one step is over before its first entries have rested, and before the word that it has begun is sent by
+    # itself, as it is where nobody counts.
+    with (
+        patch("uvloop.run", run_counted),
+        patch("holdfast.worker.journal.BREATH", 60.0),
+        patch("holdfast.worker.main.BEGUN_PATIENCE", 60.0),
+    ):
         app(arguments)
 
 

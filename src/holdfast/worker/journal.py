@@ -1,10 +1,9 @@
 """The journal: everything a worker's runs make durable goes through here, and is fenced here.
 
 One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat. A batch
-grows for exactly as long as the previous commit takes. A run's first entries, which come right after its claim, rest
-for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one. And
-after a commit of several runs the journal rests for as long as that took, so that it does not use up a busy machine
-with many small commits: a slow one is followed by a large one.
+grows for as long as the previous commit takes, and if that was one of several runs, for as long again: slow commits on
+a busy machine are followed by large ones, not by many. A run's first entries, which come right after its claim, rest
+for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one.
 
 Guarantees:
 
