@@ -80,7 +80,8 @@ def _holdfast(workers: int, *, redis: bool = False) -> Callable[[Order, ExitStac
             broker = stack.enter_context(Redis())
             environ["REDIS_URL"] = broker.url
             processes["redis"] = [broker.pid]
-        port, jobs = free_port(), -(-order.concurrency // workers)
+        # However many workers there are, two are enough for all clients.
+        port, jobs = free_port(), -(-order.concurrency // 2)
         command = [sys.executable, "-m", "holdfast", "serve", "--config", "langgraph.json", "--port", str(port)]
         command += ["--workers", str(workers), "--jobs", str(jobs)]
         program, url = _launch(stack, command, port, environ)
@@ -166,7 +167,7 @@ SERVERS = (
     ),
     Server(
         name=Participant.HOLDFAST_4,
-        settings="as Holdfast, with 4 workers",
+        settings="as Holdfast, with 4 workers of as many jobs each",
         start=_holdfast(4),
         version=_own_version,
         scenarios=(Scenario.THREAD, Scenario.FIVE),

@@ -23,7 +23,7 @@ from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Gate, Words, line
 from tests.support.records import attempts_told, post_run, query, run_ended, run_events, run_row, thread_events
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 WORKERS = "SELECT worker_id, status, backend_pid, lease_until, session_gone_at FROM worker ORDER BY started_at"
 SESSION = """
@@ -242,6 +242,18 @@ async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Setti
         renewal = lease.renew(session, second.worker_id, settings.lease, session=True, reconnected=False)
         assert renewal is not None
         assert renewal.peers == known
+
+
+async def test_workers_that_are_started_together_hear_of_each_other_soon(
+    database_url: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when the first of them renews its lease in due time."""
+    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 5.0)
+    rare = quick_settings(database_url, lease=3600.0, heartbeat=1000.0)
+    async with running_worker(rare, catalog_of()) as first:
+        await until(lambda: online(database), "the first is online")
+        async with running_worker(rare, catalog_of()):
+            await until_true(lambda: len(first._wakes._company.others) == 1, "the first knows the second")
 
 
 async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:

@@ -30,6 +30,9 @@ from holdfast.telemetry.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
+# Seconds from a worker's registration to its first renewal.
+SOON = 1.0
+
 
 class Heartbeat:
     """`deadline` is when, on this process's monotonic clock, the lease can no longer be relied on.
@@ -103,13 +106,16 @@ class Heartbeat:
         backoff = Backoff("heartbeat.outage", "heartbeat.recovered", cap=min(1.0, self._settings.heartbeat))
         try:
             while True:
-                pause = self._settings.heartbeat
+                pause, known = self._settings.heartbeat, self._worker_id
                 try:
                     reconnected = connection is None
                     connection = connection or open_blocking_session(self._settings, "heartbeat")
                     if not self._beat(connection, reconnected=reconnected):
                         return
                     backoff.succeeded()
+                    if self._worker_id != known:
+                        # Where many are started together, those who came after us are there in a moment.
+                        pause = min(pause, SOON)
                 except (psycopg.Error, OSError) as error:
                     pause = backoff.note(error)
                     if connection is not None:
