@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
@@ -26,6 +28,47 @@ async def test_a_terminated_session_is_replaced(database: Database, database_url
             await until_true(lambda: one.hints("work") == ["after"], "hints come again")
     told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
     assert told == ["signals.degraded", "signals.restored"]
+
+
+KEPT = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'holdfast test' AND query ~ 'pg_notify' AND pid <> pg_backend_pid()
+"""
+
+
+async def test_hints_are_sent_by_a_connection_that_is_kept_and_replaced(database: Database, database_url: str) -> None:
+    async with process(signal_settings(database_url)) as one:
+        [kept] = await query(database, KEPT)
+        for number in range(20):
+            one.signals.publish("work", f"{number}")
+            await until_true(lambda: one.hints("work")[-1:] == [f"{number}"], "it arrives")  # noqa: B023
+        assert [row["pid"] for row in await query(database, KEPT)] == [kept["pid"]]
+        await query(database, f"SELECT pg_terminate_backend({kept['pid']})")
+
+        def comes_again() -> bool:
+            one.signals.publish("work", f"{len(one.hints('work'))}")
+            return len(one.hints("work")) > 20
+
+        await until_true(comes_again, "hints come again")
+
+
+async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> None:
+    async with process(signal_settings(database_url, pool_max=1)) as one:
+        one.signals.publish("work", "heard")
+        await until_true(lambda: one.hints("work") == ["heard"], "it arrives")
+        pool = one.signals._database  # type: ignore[attr-defined]
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")
+
+
+async def test_who_is_in_no_hurry_hears_everything_in_order(database_url: str) -> None:
+    async with process(signal_settings(database_url)) as one:
+        one.signals.unhurried = True
+        told = [f"{number}" for number in range(300)]
+        for hint in told:
+            one.signals.publish("work", hint)
+            await asyncio.sleep(0)
+        await until_true(lambda: one.hints("work") == told, "all of it")
 
 
 async def test_a_process_listens_with_one_session_and_to_its_own_schema(database: Database, database_url: str) -> None:
