@@ -32,7 +32,8 @@ async def test_a_terminated_session_is_replaced(database: Database, database_url
 
 KEPT = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast test' AND query ~ 'pg_notify' AND pid <> pg_backend_pid()
+WHERE datname = current_database() AND application_name = 'holdfast test' AND query ~ 'pg_notify'
+  AND pid <> pg_backend_pid()
 """
 
 
