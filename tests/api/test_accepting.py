@@ -7,7 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import pytest
 
+from holdfast.errors import Conflict
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings
@@ -78,6 +80,28 @@ async def test_who_watches_the_thread_elsewhere_is_told_at_once(web: httpx.Async
             run_id = response.headers["content-location"].rpartition("/")[2]
         async with asyncio.timeout(60):
             assert (await anext(frames(watching))).data == {"run_id": run_id, "attempt": 1}
+
+
+async def test_nobody_is_told_of_a_run_whose_transaction_fails(
+    web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key more is committed than the run."""
+
+    async def fails(*_: Any) -> None:
+        raise Conflict("not now")
+
+    thread_id = await new_thread(web)
+    modes = {"stream_mode": "lifecycle"}
+    async with web.stream("GET", f"/threads/{thread_id}/stream", params=modes) as watching:
+        with monkeypatch.context() as patched:
+            patched.setattr("holdfast.api.idempotency.keep_answer", fails)
+            key = {"Idempotency-Key": "once"}
+            failed = await web.post(f"/threads/{thread_id}/runs/stream", json=STEPS, headers=key)
+            assert failed.status_code == 409
+        async with web.stream("POST", f"/threads/{thread_id}/runs/stream", json=STEPS, headers=key) as response:
+            first = await anext(frames(response))
+        assert first.id == 1
+        assert await anext(frames(watching)) == first
 
 
 async def test_a_run_that_has_to_wait_for_its_turn_says_nothing(web: httpx.AsyncClient, settings: Settings) -> None:

@@ -65,7 +65,8 @@ async def create_from(
             web.hub.expect(new.thread_id)
         created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
         if watched:
-            accepted = () if created.acceptance is None else (created.acceptance,)
+            # As part of a larger transaction it is not committed yet: nobody may see it but by the hint that follows.
+            accepted = () if created.acceptance is None or web.intake is None else (created.acceptance,)
             web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
         return announce_created(web, new, created)
 
