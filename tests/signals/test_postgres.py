@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from psycopg_pool import PoolTimeout
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
@@ -44,6 +46,11 @@ async def test_hints_are_sent_by_a_connection_that_is_kept_and_replaced(database
             one.signals.publish("work", f"{number}")
             await until_true(lambda: one.hints("work")[-1:] == [f"{number}"], "it arrives")  # noqa: B023
         assert [row["pid"] for row in await query(database, KEPT)] == [kept["pid"]]
+        # Of the two that its pool may have one is left for the others.
+        pool = one.signals._database.pool  # type: ignore[attr-defined]
+        async with pool.connection():
+            with pytest.raises(PoolTimeout):
+                await pool.getconn(timeout=0.2)
         await query(database, f"SELECT pg_terminate_backend({kept['pid']})")
 
         def comes_again() -> bool:
