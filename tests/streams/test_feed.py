@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any, cast
 from unittest.mock import patch
 from uuid import UUID
@@ -25,10 +26,15 @@ START = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 # Small, so that some flushes are told in several hints and some events are too large for any.
 MAX_PAYLOAD = 420
 
-commits = st.tuples(st.just("commit"), st.lists(st.integers(0, 250), min_size=1, max_size=5), st.booleans())
+commits = st.tuples(st.just("commit"), st.lists(st.integers(0, 900), min_size=1, max_size=5), st.booleans())
 deliveries = st.tuples(st.just("deliver"), st.integers(0, 50), st.booleans())
 readers = st.tuples(st.just("reader"), st.integers(0, 8))
 others = st.tuples(st.sampled_from(["look", "slow reads", "finish reads", "fail reads"]))
+
+
+def noise(size: int) -> bytes:
+    """Text that can be packed to half its size at best."""
+    return Random(size).randbytes((size + 1) // 2).hex()[:size].encode()
 
 
 class Scene:
@@ -56,7 +62,7 @@ class Scene:
         return found
 
     def commit(self, sizes: list[int], stamped: bool) -> None:
-        entries = [EventEntry("values", "", b"x" * size) for size in sizes]
+        entries = [EventEntry("values", "", noise(size) if size % 2 else b"x" * size) for size in sizes]
         first, stamp = len(self.log) + 1, START + timedelta(microseconds=len(self.log))
         self.log += [LogEvent(first + n, RUN, e.kind, e.namespace, e.data, stamp) for n, e in enumerate(entries)]
         flush = Flush(THREAD, RUN, first, len(self.log), entries, stamp if stamped else None)
@@ -196,14 +202,15 @@ async def test_while_one_watcher_reads_another_is_not_told_that_there_is_nothing
 
 @given(
     st.lists(st.tuples(st.sampled_from(["values", "messages/partial", "end"]), st.text(), st.binary()), max_size=8),
+    st.sampled_from([1, 1, 20, 400]),
     st.integers(1, 2**40),
     st.sampled_from([600, 7900, 262144]),
     st.datetimes(min_value=datetime(2020, 1, 1)).map(lambda naive: naive.replace(tzinfo=UTC)),  # noqa: DTZ001
 )
 def test_a_hint_says_what_the_log_will(
-    told: list[tuple[str, str, bytes]], first: int, max_payload: int, stamp: datetime
+    told: list[tuple[str, str, bytes]], times: int, first: int, max_payload: int, stamp: datetime
 ) -> None:
-    entries = [EventEntry(kind, namespace, repr(data).encode()) for kind, namespace, data in told]
+    entries = [EventEntry(kind, namespace, repr(data * times).encode()) for kind, namespace, data in told]
     flush = Flush(THREAD, RUN, first, first + len(entries) - 1, entries, stamp)
     hints = list(tell(flush, max_payload))
     assert all(len(hint.encode()) <= max_payload for hint in hints)
@@ -221,3 +228,44 @@ def test_a_hint_says_what_the_log_will(
 
 def test_a_hint_that_only_says_to_look() -> None:
     assert understand(tell_to_look(THREAD), {THREAD}) == EventHint(THREAD, None, [])
+
+
+def hints_of(events: list[bytes], max_payload: int = 7900) -> list[str]:
+    entries = [EventEntry("messages", "", data) for data in events]
+    hints = list(tell(Flush(THREAD, RUN, 1, len(entries), entries, START), max_payload))
+    understood = [understand(hint, {THREAD}) for hint in hints]
+    told = [event.data for hint in understood if isinstance(hint, EventHint) for event in hint.events]
+    assert told in (events, [])
+    return hints if told else []
+
+
+def test_what_a_model_says_takes_few_hints() -> None:
+    """Each of its messages is what the one before was, but for a word."""
+    around = noise(600).decode()
+    messages = [f'{{"content": "word {number}", "around": "{around}"}}'.encode() for number in range(200)]
+    assert sum(map(len, messages)) > 100_000
+    hints = hints_of(messages)
+    assert 1 <= len(hints) <= 5
+    assert max(map(len, hints)) < 3000
+
+
+def test_what_cannot_be_packed_is_divided_until_it_fits() -> None:
+    # About 10,000 bytes each pair, and 5,000 each, as it is carried.
+    assert len(hints_of([noise(7000 + number) for number in range(4)])) == 4
+    assert hints_of([noise(7000), noise(20_000)]) == [], "one that is too large for any"
+    assert hints_of([noise(7000 + number) for number in range(17)]) == [], "too many"
+
+
+def test_events_told_as_another_version_does_are_left_to_the_log() -> None:
+    rows = '[["values","",2]]'
+    told = {
+        f"0,true]\n{rows}\n{{}}": [],  # Not packed.
+        "0,true]\nAAAA": [],
+        f"0,{rows}]\n{{}}": [],  # As it was done once.
+        "0]\n": [],
+        f'"a time",false]\n{rows}\n{{}}': [],
+        f"0,false]\n{rows}\n{{}}, and more": [],
+        f"0,false]\n{rows}\n{{}}": [LogEvent(7, RUN, "values", "", b"{}", datetime(1970, 1, 1, tzinfo=UTC))],
+    }
+    for rest, events in told.items():
+        assert understand(f'["{THREAD}",7,"{RUN}",{rest}', {THREAD}) == EventHint(THREAD, 7, events), rest

@@ -1,15 +1,19 @@
 """What hints about events say: which thread, up to which number, and, when they fit, the events themselves.
 
-A hint is a line of JSON, then the events' data as it is in the log, one after the other: whoever receives it must show
-the very bytes that a replay will.
+A hint is a line of JSON, then the events: a line that describes them, and their data as it is in the log, one after the
+other, because whoever receives it must show the very bytes that a replay will. More than a few are packed: events of a
+run repeat each other, a model's messages nearly all of it, and what carries hints is slower than zlib.
 """
 
 from __future__ import annotations
 
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import orjson
@@ -20,9 +24,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 # More than this for one flush, and it is cheaper for the few who watch to read the log.
 MAX_HINTS = 16
-# Bytes of a hint besides its events: ids, numbers, punctuation.
-OVERHEAD = 200
-EVENT_OVERHEAD = 40
+# Bytes of events told by one hint: of what is packed, it is not worth much to have more of it at once.
+PORTION = 32_768
+# Bytes below which packing costs more than it saves.
+FEW = 1500
+QUICKEST = 1
 # Runs named by one hint.
 ENDED_AT_ONCE = 100
 
@@ -69,30 +75,49 @@ class Touched:
 
 def tell(flush: Flush, max_payload: int) -> Iterator[str]:
     """A flush as hints, each small enough to be carried."""
-    portions = list(_portions(flush, max_payload)) if flush.created_at is not None else None
-    if portions is None or len(portions) > MAX_HINTS or any(size > max_payload for _, _, size in portions):
+    hints = _tell_events(flush, max_payload)
+    if hints is None:
         yield _line(flush.thread_id, flush.last_seq).decode()
-        return
-    assert flush.created_at is not None
+    else:
+        yield from hints
+
+
+def _tell_events(flush: Flush, max_payload: int) -> list[str] | None:
+    """None: there are none, or they are too many, or too large."""
+    if flush.created_at is None or not flush.events:
+        return None
     stamp = (flush.created_at - EPOCH) // MICROSECOND
-    for start, end, _ in portions:
+    hints: list[str] = []
+    portions = list(_portions(flush.events))[::-1]
+    while portions:
+        start, end = portions.pop()
         told = flush.events[start:end]
-        first = flush.first_seq + start
-        rows = [(event.kind, event.namespace, len(event.data)) for event in told]
-        head = _line(flush.thread_id, first + len(told) - 1, str(flush.run_id), stamp, rows)
-        yield b"".join([head, b"\n", *(event.data for event in told)]).decode()
+        rows = orjson.dumps([(event.kind, event.namespace, len(event.data)) for event in told])
+        body = b"".join([rows, b"\n", *(event.data for event in told)])
+        packed = len(body) > FEW
+        if packed:
+            body = b64encode(zlib.compress(body, QUICKEST))
+        head = _line(flush.thread_id, flush.first_seq + end - 1, str(flush.run_id), stamp, packed)
+        if len(head) + 1 + len(body) <= max_payload:
+            hints.append(f"{head.decode()}\n{body.decode()}")
+        elif end - start > 1:
+            middle = (start + end) // 2
+            portions += [(middle, end), (start, middle)]
+        else:
+            return None
+        if len(hints) + len(portions) > MAX_HINTS:
+            return None
+    return hints
 
 
-def _portions(flush: Flush, max_payload: int) -> Iterator[tuple[int, int, int]]:
-    start, size = 0, OVERHEAD
-    for number, event in enumerate(flush.events):
-        # Escaped, a character of the namespace may take six.
-        needed = len(event.data) + len(event.kind) + 6 * len(event.namespace) + EVENT_OVERHEAD
-        if number > start and size + needed > max_payload:
-            yield start, number, size
-            start, size = number, OVERHEAD
-        size += needed
-    yield start, len(flush.events), size
+def _portions(events: Sequence[Committed]) -> Iterator[tuple[int, int]]:
+    start, size = 0, 0
+    for number, event in enumerate(events):
+        if number > start and size + len(event.data) > PORTION:
+            yield start, number
+            start, size = number, 0
+        size += len(event.data)
+    yield start, len(events)
 
 
 def _line(thread_id: UUID, seq: int | None, *more: object) -> bytes:
@@ -117,7 +142,8 @@ def tell_touched(thread_id: UUID) -> str:
 
 def understand(payload: str, watched: Container[UUID]) -> EventHint | Touched | list[UUID]:
     """What a hint says of a thread, or which runs are over. The events of a thread that is not `watched` are not
-    looked at. Raises one of several errors for a hint that another version must have sent."""
+    looked at, and those that another version has told in another way are left to be read from the log. Raises one of
+    several errors for a hint of which not even the thread can be understood."""
     line, _, rest = payload.partition("\n")
     told = orjson.loads(line)
     if isinstance(told, dict) and "touched" in told:
@@ -125,14 +151,21 @@ def understand(payload: str, watched: Container[UUID]) -> EventHint | Touched | 
     if isinstance(told, dict):
         return [UUID(run_id) for run_id in told["ended"]]
     thread_id, seq = UUID(told[0]), told[1]
-    if len(told) == 2 or thread_id not in watched:
-        return EventHint(thread_id, seq, [])
-    run_id, created_at = UUID(told[2]), EPOCH + told[3] * MICROSECOND
-    data, place = rest.encode(), 0
+    events: list[LogEvent] = []
+    if len(told) > 2 and thread_id in watched:
+        with suppress(ValueError, TypeError, IndexError, zlib.error):
+            events = _understand_events(seq, told[2:], rest)
+    return EventHint(thread_id, seq, events)
+
+
+def _understand_events(seq: int, about: Sequence[Any], rest: str) -> list[LogEvent]:
+    run_id, created_at, packed = UUID(about[0]), EPOCH + about[1] * MICROSECOND, about[2]
+    rows, _, data = (zlib.decompress(b64decode(rest)) if packed else rest.encode()).partition(b"\n")
+    described, place = orjson.loads(rows), 0
     events = []
-    for number, (kind, namespace, length) in enumerate(told[4], seq - len(told[4]) + 1):
+    for number, (kind, namespace, length) in enumerate(described, seq - len(described) + 1):
         events.append(LogEvent(number, run_id, kind, namespace, data[place : place + length], created_at))
         place += length
     if place != len(data):
         raise ValueError("the events are not as long as the hint says")
-    return EventHint(thread_id, seq, events)
+    return events
