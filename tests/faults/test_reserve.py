@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 from tests.support.fleet import Fleet, Member, until
@@ -87,3 +92,48 @@ async def test_the_reserve_takes_what_the_ordinary_worker_leaves_standing(fleet:
     fleet.steps.open_gate(first.thread_id)
     await first_watching
     await fleet.prove_finished(first, first_watcher, attempts=[1, 2], nodes=["s1", "s2", "s3", "s3", "s4", "s5"])
+
+
+ASLEEP = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'holdfast signals' AND query = 'UNLISTEN *'
+"""
+# As polite as can be, and yet there is no time left on any core.
+BUSY = "import os; os.nice(19)\nwhile True: pass"
+
+
+@contextmanager
+def a_busy_host() -> Iterator[None]:
+    spinning = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+async def test_a_reserve_that_does_not_listen_takes_what_is_left_standing(fleet: Fleet) -> None:
+    ordinary, reserve = await start_on_one_core(fleet)
+    enough = asyncio.Event()
+
+    async def keep_busy() -> None:
+        while not enough.is_set():
+            run = await fleet.post("steps", {})
+            watcher, watching = fleet.watch(run)
+            await watching
+            await fleet.prove_finished(run, watcher, attempts=[1], nodes=STEPS)
+
+    with a_busy_host():
+        others = asyncio.create_task(keep_busy())
+        await until(lambda: fleet.query(ASLEEP), "the reserve listens no more")
+        ordinary.signal(signal.SIGSTOP)
+        run = await fleet.post("steps", {"hold": "s3"})
+        watcher, watching = fleet.watch(run)
+        assert await taken(fleet, run) is reserve
+    fleet.steps.open_gate(run.thread_id)
+    await watching
+    await fleet.prove_finished(run, watcher, attempts=[1], nodes=STEPS)
+    enough.set()
+    ordinary.signal(signal.SIGCONT)
+    await others

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from psycopg_pool import PoolTimeout
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from tests.signals.rig import process, signal_settings
+from tests.signals.rig import Process, hears_itself, process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
 from tests.support.waiting import until_true
@@ -69,14 +67,34 @@ async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> N
             await connection.execute("SELECT 1")
 
 
-async def test_who_is_in_no_hurry_hears_everything_in_order(database_url: str) -> None:
+async def fall_asleep(one: Process) -> None:
+    """It notices that it is deaf when the next hint comes."""
+    one.signals.deaf = True
+    session = one.signals._session  # type: ignore[attr-defined]
+
+    def asleep() -> bool:
+        one.signals.publish("work", "not heard")
+        return not session.lock.locked()
+
+    await until_true(asleep, "it listens no more")
+    cursor = await session.execute("SELECT pg_listening_channels()")
+    assert await cursor.fetchall() == []
+
+
+async def test_who_is_deaf_does_not_listen(database_url: str) -> None:
+    """Or its session would be woken for every hint of anybody."""
     async with process(signal_settings(database_url)) as one:
-        one.signals.unhurried = True
-        told = [f"{number}" for number in range(300)]
-        for hint in told:
-            one.signals.publish("work", hint)
-            await asyncio.sleep(0)
-        await until_true(lambda: one.hints("work") == told, "all of it")
+        await fall_asleep(one)
+        one.signals.deaf = False
+        await hears_itself(one)
+
+
+async def test_a_session_that_ends_while_nobody_listens_is_replaced(database: Database, database_url: str) -> None:
+    async with process(signal_settings(database_url, signal_ping=0.1)) as one:
+        await fall_asleep(one)
+        assert len(await query(database, TERMINATE)) == 1
+        one.signals.deaf = False
+        await hears_itself(one)
 
 
 async def test_a_process_listens_with_one_session_and_to_its_own_schema(database: Database, database_url: str) -> None:

@@ -34,7 +34,7 @@ class Deaf:
 
     def __init__(self) -> None:
         self.degraded = False
-        self.unhurried = False
+        self.deaf = False
         self.listeners: list[Listener] = []
         self.followed: Counter[UUID] = Counter()
 

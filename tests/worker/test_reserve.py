@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ import uvloop
 
 from holdfast.db.connect import Database
 from holdfast.engine.lease import Peer
-from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
+from holdfast.engine.ready import OCCASION
 from holdfast.worker.main import TAKEN_PATIENCE
 from holdfast.worker.reserve import LOOK_AGAIN, OVERLOADED
 from holdfast.worker.wakes import LONGEST, MAX_REMEMBERED, PATIENCE, STEP, Wakes
@@ -22,77 +22,9 @@ from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line
 from tests.support.records import post_run, run_ended
 from tests.support.waiting import until_true
+from tests.worker.reserve_rig import GRAPH, Clock, Seen, host, worker
 
 RUN, OTHER = UUID(int=501), UUID(int=502)
-GRAPH = frozenset(["graph"])
-
-
-def worker(number: int) -> UUID:
-    """In this order they are ordinary."""
-    return UUID(int=1000 + number)
-
-
-def host(cores: int | None, workers: range, name: str = "here", graphs: frozenset[str] = GRAPH) -> dict[UUID, Peer]:
-    return {worker(number): Peer(graphs, name, cores) for number in workers}
-
-
-class Clock:
-    """A loop whose time passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.loop = asyncio.new_event_loop()
-        self.loop.time = lambda: self.now  # type: ignore[method-assign]
-
-    def do(self, what: Callable[[], None]) -> None:
-        async def inside() -> None:
-            what()
-            await asyncio.sleep(0)
-
-        self.loop.run_until_complete(inside())
-
-    def advance(self, seconds: float) -> None:
-        """In small steps, so that a timer which sets another is not late."""
-        for _ in range(round(seconds * 1000)):
-            self.now += 0.001
-            self.do(lambda: None)
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
-    yield clock
-    clock.loop.close()
-
-
-class Seen:
-    """The wakes of one worker of a fleet, and when it was woken."""
-
-    def __init__(self, clock: Clock, me: int, peers: Mapping[UUID, Peer]) -> None:
-        self._clock = clock
-        self.woken: list[float] = []
-        self.asked = 0
-        self.began = clock.now
-        self.me = worker(me)
-        # Whether the host has time to spare.
-        self.spare = True
-        self.wakes = Wakes(peers[self.me].graphs, self._wake, self._ask, spare=lambda: self.spare)
-        self.wakes.meet(self.me, peers)
-
-    def _wake(self) -> None:
-        self.woken.append(round(self._clock.now - self.began, 3))
-
-    def _ask(self) -> None:
-        self.asked += 1
-
-    def publish(self, topic: str, payload: str, **_: object) -> None:
-        self._clock.do(lambda: self.wakes.hint(payload))
-
-    def hear(self, *run_ids: UUID, graph: str | None = "graph", after: float = 0) -> None:
-        announce_ready(self, [ReadyRun(run_id, graph, after) for run_id in run_ids])  # type: ignore[arg-type]
-
-    def hear_taken(self, *run_ids: UUID) -> None:
-        announce_taken(self, [str(run_id) for run_id in run_ids], patience=0)  # type: ignore[arg-type]
 
 
 # --- who is a reserve -------------------------------------------------------------------------------------------------
@@ -273,9 +205,20 @@ def test_with_room_for_more_it_leaves_that_to_others_too(clock: Clock, seen: See
     assert other.woken == [0]
 
 
-def test_it_is_in_no_hurry_for_hints(clock: Clock) -> None:
-    assert Seen(clock, 1, host(1, range(2))).wakes.resting
-    assert not Seen(clock, 0, host(1, range(2))).wakes.resting
+def test_what_it_may_have_missed_is_left_to_others_too(clock: Clock, seen: Seen) -> None:
+    clock.do(lambda: seen.wakes.hint(None))
+    assert (seen.asked, seen.woken) == (1, [])
+    clock.advance(1)
+    assert seen.woken == [pytest.approx(PATIENCE, abs=0.002)]
+    other = Seen(clock, 0, host(1, range(2)))
+    clock.do(lambda: other.wakes.hint(None))
+    assert other.woken == [0]
+
+
+def test_while_hints_do_not_come_through_it_does_not_wait_for_any(clock: Clock, seen: Seen) -> None:
+    seen.degraded = True
+    clock.do(lambda: seen.wakes.hint(None))
+    assert seen.woken == [0]
 
 
 def test_what_it_took_itself_says_nothing_about_the_others(clock: Clock, seen: Seen) -> None:
@@ -381,8 +324,8 @@ def test_what_is_due_later_is_left_to_the_others_when_it_is(clock: Clock, seen: 
     assert seen.wakes.delay(str(OTHER), "graph") == PATIENCE
 
 
-def test_hints_it_may_have_missed_or_does_not_understand_make_it_look_at_once(seen: Seen) -> None:
-    for number, payload in enumerate([None, "", '{"ready": 3}'], 1):
+def test_hints_it_does_not_understand_make_it_look_at_once(seen: Seen) -> None:
+    for number, payload in enumerate(["", '{"ready": 3}'], 1):
         seen.wakes.hint(payload)
         assert (len(seen.woken), seen.asked) == (number, number)
 
@@ -414,5 +357,5 @@ async def test_a_worker_knows_its_own_word_when_it_hears_it(database_url: str, d
         created = await post_run(database, "graph", input={"words": []})
         await run_ended(database, created.run["run_id"])
         await until_true(lambda: any("taken" in (payload or "") for payload in heard), "it hears that it has taken it")
-        assert running._wakes._rest._taken_at == 0, "it would rest because of itself"
+        assert running._wakes._rest.taken_at == 0, "it would rest because of itself"
         assert not running._wakes._told

@@ -17,8 +17,9 @@ Listener = Callable[[str | None], None]
 class Signals(Protocol):
     """One small interface, whatever carries the hints. They may be lost, come twice and overtake each other."""
 
-    # Hints may come a little late, and many at a time: nobody here is in a hurry for them.
-    unhurried: bool
+    # Hints do not come: nobody here needs them, and to be woken for each costs more than it says. When this ends,
+    # listeners are called with None.
+    deaf: bool
 
     @property
     def max_payload(self) -> int:

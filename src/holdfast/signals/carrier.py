@@ -53,7 +53,6 @@ class Carrier(ABC):
     max_payload: int
 
     def __init__(self, settings: Settings, ping_interval: float) -> None:
-        self.unhurried = False
         self._settings = settings
         self._ping_interval = ping_interval
         self._patience = min(ECHO_PATIENCE, ping_interval)
@@ -68,12 +67,26 @@ class Carrier(ABC):
         self._ping_due = False
         self._ping_sent = asyncio.Event()
         self._degraded_since: float | None = None
+        self._hears = asyncio.Event()
+        self._hears.set()
 
     # --- the interface ----------------------------------------------------------------------------
 
     @property
     def degraded(self) -> bool:
         return self._degraded_since is not None
+
+    @property
+    def deaf(self) -> bool:
+        return not self._hears.is_set()
+
+    @deaf.setter
+    def deaf(self, deaf: bool) -> None:
+        if deaf:
+            self._hears.clear()
+        elif self.deaf:
+            self._hears.set()
+            self._missed()
 
     def listen(self, topic: Topic, listener: Listener) -> None:
         self._listeners[topic].append(listener)
@@ -142,6 +155,8 @@ class Carrier(ABC):
             self._echo.set()
             self._stirred.set()
             return
+        if self.deaf:
+            return
         for listener in self._listeners[topic]:
             listener(payload)
 
@@ -191,8 +206,11 @@ class Carrier(ABC):
 
     async def _ping(self) -> None:
         while True:
+            # Who is deaf hears no echo.
+            await self._hears.wait()
             self._joining.clear()
             self._echo.clear()
+            self._stirred.clear()
             self._ping_sent.clear()
             self._ping_due = True
             self._wake.set()
@@ -202,7 +220,7 @@ class Carrier(ABC):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._ping_interval):
                         await self._joining.wait()
-            elif not self._joining.is_set():
+            elif not self._joining.is_set() and not self.deaf:
                 self._degrade(TimeoutError("no echo of the process's own ping"))
                 self._hang_up()
 

@@ -12,7 +12,7 @@ class HeldSignals:
     """Another's signals, with what is published held back until `release`."""
 
     def __init__(self, carrier: Signals) -> None:
-        self.unhurried = carrier.unhurried
+        self.deaf = carrier.deaf
         self._carrier = carrier
         self._waiting: list[Callable[[], None]] | None = []
 

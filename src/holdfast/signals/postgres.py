@@ -6,7 +6,6 @@ whole server queue behind one lock. One statement sends all that wait.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -23,8 +22,6 @@ from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 
 NOTIFY = "SELECT pg_notify(hint.channel, hint.payload) FROM unnest(%b::text[], %b::text[]) AS hint(channel, payload)"
-# Seconds for which hints are left to gather if nobody is in a hurry: to be woken for each costs more than they do.
-UNHURRIED = 0.04
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
@@ -99,15 +96,17 @@ class PostgresSignals(Carrier):
         async with await open_session(self._settings, "signals") as connection:
             self._session = connection
             try:
-                for channel in topics:
-                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                self._joined()
                 while True:
-                    # All that have come, at least one.
-                    async for notify in connection.notifies(stop_after=1):
-                        self._received(topics[notify.channel], notify.payload)
-                    if self.unhurried:
-                        await asyncio.sleep(UNHURRIED)
+                    for channel in topics:
+                        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                    self._joined()
+                    while not self.deaf:
+                        # All that have come, at least one.
+                        async for notify in connection.notifies(stop_after=1):
+                            self._received(topics[notify.channel], notify.payload)
+                    # Postgres wakes whoever listens for every hint, and not only for those of its channels.
+                    await connection.execute("UNLISTEN *")
+                    await self._hears.wait()
             finally:
                 self._session = None
 

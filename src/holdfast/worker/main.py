@@ -47,6 +47,7 @@ from holdfast.telemetry.run_context import logging_run
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.cores import usable_cores
+from holdfast.worker.dozing import Dozing
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
@@ -92,7 +93,9 @@ class Worker:
         self._journal_task: asyncio.Task[None] | None = None
         self._watchdog: LoopWatchdog | None = None
         self._wake = asyncio.Event()
-        self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
+        self._wakes = Wakes(
+            catalog.graph_ids, self._wake.set, self._ask_database, degraded=lambda: self.signals.degraded
+        )
         self._stopping = asyncio.Event()
         self._draining = False
         # Whether more may be ready than there was room for when we last looked. Whatever becomes ready after a look
@@ -126,6 +129,7 @@ class Worker:
             "stats": self._report(),
             "loop_delay": watch_loop(self.database.metrics),
             "journal_watch": _outlive(journal),
+            "dozing": Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set).run(),
             "serving": self._serve(journal),
         }
         if self._upkeep is not None:
@@ -260,6 +264,7 @@ class Worker:
         attempt = Attempt(run, lane)
         attempt.trace = lane.trace = trace_attempt(run, self._looked_at)
         self._attempts[run.run_id] = attempt
+        self.signals.deaf = False
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
         count_claim(self.database.metrics, run)
@@ -340,7 +345,6 @@ class Worker:
 
     def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
         self._wakes.meet(worker_id, renewal.peers)
-        self.signals.unhurried = self._wakes.resting
         for order in renewal.cancels:
             attempt = self._attempts.get(order.run_id)
             if attempt is not None and attempt.run.fence == order.fence:

@@ -123,7 +123,8 @@ class Rest:
         self._turn = turn
         self._spare = spare
         self._kept: dict[str, Kept] = {}
-        self._taken_at = 0.0
+        # When others were last heard to take something.
+        self.taken_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
 
@@ -140,12 +141,15 @@ class Rest:
     def forget(self, name: str) -> None:
         self._kept.pop(name, None)
 
+    def clear(self) -> None:
+        self._kept.clear()
+
     def taken(self) -> None:
         """The others are taking runs: whatever there is may be next."""
-        self._taken_at = asyncio.get_running_loop().time()
+        self.taken_at = asyncio.get_running_loop().time()
 
     def _when(self, kept: Kept, *, spare: bool = True) -> float:
-        stands_since = max(kept.heard, self._taken_at)
+        stands_since = max(kept.heard, self.taken_at)
         if spare:
             return min(stands_since + kept.patience, kept.heard + kept.longest)
         return min(stands_since + kept.longest, kept.heard + kept.longest * OVERLOADED)

@@ -34,7 +34,9 @@ ROOM = ""
 
 
 class Wakes:
-    """`wake` is called when it is time to look; `ask` when the database must be asked for what is due later."""
+    """`wake` is called when it is time to look; `ask` when the database must be asked for what is due later. While the
+    signals are `degraded`, and whoever is not told says they are, even the reserve looks as soon as there may be
+    something: it would not hear that others take it."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Wakes:
         patience: float = PATIENCE,
         longest: float = LONGEST,
         spare: Callable[[], bool] | None = None,
+        degraded: Callable[[], bool] = lambda: True,
     ) -> None:
         self._graphs = frozenset(graphs)
         self._step = step
@@ -57,6 +60,7 @@ class Wakes:
         # What there is to look for. Without a timer: now.
         self._timers: dict[str, asyncio.TimerHandle | None] = {}
         self._rest = Rest(self._turns, spare or Idleness().spare)
+        self._degraded = degraded
         self._later: dict[str, asyncio.TimerHandle] = {}
         # What we told to be taken and have not heard yet.
         self._told: set[str] = set()
@@ -69,6 +73,11 @@ class Wakes:
     def resting(self) -> bool:
         """Whether everything is left to others first."""
         return self._company.standing(None).reserve
+
+    @property
+    def others_took_at(self) -> float:
+        """When others were last heard to take something, by the loop's clock."""
+        return self._rest.taken_at
 
     @property
     def in_company(self) -> bool:
@@ -85,7 +94,10 @@ class Wakes:
     def hint(self, payload: str | None) -> None:
         if payload is None:
             self._ask()
-            self._wake()
+            if self._degraded():
+                self._wake()
+            else:
+                self.more()
             return
         try:
             ready, taken = understand_work(payload)
@@ -130,8 +142,12 @@ class Wakes:
         for name in [name for name, timer in self._timers.items() if timer is None]:
             del self._timers[name]
 
+    def let_go(self) -> None:
+        """Nothing will be heard for a while of what was left to others."""
+        self._rest.clear()
+
     def more(self) -> None:
-        """There is room again, and may be something to fill it."""
+        """There is room, and may be something to fill it."""
         if not self.resting:
             self._wake()
         elif ROOM not in self._rest:
