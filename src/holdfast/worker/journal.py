@@ -36,7 +36,7 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waitin
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
-from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
+from holdfast.errors import JournalFailed, LeaseLost, RunSignal
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
 from holdfast.telemetry import tracing
@@ -55,6 +55,7 @@ from holdfast.worker.batch import (
     write_portions,
 )
 from holdfast.worker.traces import trace_commits
+from holdfast.worker.verdicts import is_refusal, judge, kind_of
 
 if TYPE_CHECKING:
     from holdfast.telemetry.recorder import AttemptSpan
@@ -349,7 +350,7 @@ class Journal:
                 await self._rollback()
                 inspect = True
             except Exception as error:
-                if _is_refusal(error):
+                if is_refusal(error):
                     await self._rollback()
                     await self._isolate(group, error, repeat=repeat)
                     return
@@ -367,9 +368,8 @@ class Journal:
                 await self._settle({lane: item}, repeat=repeat)
             return
         for lane, (_, waiters, _) in group.items():
-            # Not its message: Postgres quotes what it refuses.
             ids = {"run_id": str(lane.run_id), "thread_id": str(lane.thread_id)}
-            log.warning("journal.refused", **ids, error=_kind(error))
+            log.warning("journal.refused", **ids, error=kind_of(error))
             lane._fail(JournalFailed(f"The database refused what the run wrote: {error}"), waiters)
 
     def _done(self, group: Group, promoted: list[ReadyRun], stamp: datetime | None) -> None:
@@ -418,7 +418,7 @@ class Journal:
             cursor = await connection.execute(INSPECT, {"run_ids": inspected})
             rows = {row["run_id"]: row for row in await cursor.fetchall()}
             for lane, item in group.items():
-                verdict = _judge(item[0], rows.get(lane.run_id), repeat=repeat)
+                verdict = judge(item[0], rows.get(lane.run_id), repeat=repeat)
                 if verdict is None:
                     held[lane] = item
                 elif isinstance(verdict, RunSignal):
@@ -466,35 +466,3 @@ class Journal:
         if connection is not None:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
-
-
-def _kind(error: Exception) -> str:
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return type(error).__name__ if state is None else f"{type(error).__name__} ({state})"
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the data is at fault, so that trying again cannot help. Class 54 (a limit of the server was exceeded)
-    counts as operational for psycopg; class 25 (a server that is read-only for now, as after a fail-over) does not."""
-    if isinstance(error, psycopg.OperationalError):
-        return (error.sqlstate or "").startswith("54")
-    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("25"):
-        return False
-    return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))
-
-
-def _judge(portion: Portion, row: DictRow | None, *, repeat: bool) -> RunSignal | bool | None:
-    """What to do with one run of a batch that failed as a whole: None to write it, True if an earlier try has
-    written it already, or the signal to give it."""
-    lost = LeaseLost(f"run {portion.run_id} is no longer held")
-    if row is None:
-        # Only its owner deletes a started run, by a rollback; this may be that owner's second try.
-        return True if repeat and isinstance(portion.outcome, RolledBack) else lost
-    if row["fence"] != portion.fence:
-        return lost
-    if row["status"] != "running":
-        # The fence is ours, so it was us who moved it.
-        return True if repeat and portion.outcome is not None else lost
-    if isinstance(portion.outcome, Ended) and row["cancel_action"] == "rollback":
-        return Cancelled("rollback")
-    return None
