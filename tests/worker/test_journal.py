@@ -122,25 +122,71 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
     longest = 0.0123
     monkeypatch.setattr("holdfast.worker.journal.LONGEST_REST", longest)
     rested: list[float] = []
-    sleep = asyncio.sleep
+    rest = station.journal._rest
 
-    async def noted(seconds: float, *given: Any) -> Any:
+    async def noted(seconds: float) -> None:
         rested.append(seconds)
-        return await sleep(seconds, *given)
+        await rest(seconds)
 
     lanes = await open_lanes(station, runs)
-    monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr(station.journal, "_rest", noted)
     async with blocked(station.database, lanes[0].run_id):
         for lane in lanes:
             say(lane, "slowly")
         flushing = asyncio.gather(*(lane.flush() for lane in lanes))
         await until(lambda: waits_for_lock(station.database), "the commit is under way")
-        await sleep(longest)
+        await asyncio.sleep(longest)
     await flushing
     say(lanes[0], "after it")
     await lanes[0].flush()
     assert rested.count(longest) == rests
     assert station.journal.commits == 2
+
+
+@pytest.mark.parametrize("other_one", ["waits too", "has ended", "is lost", "is superseded"])
+async def test_the_rest_is_over_when_everybody_waits(
+    station: Station, monkeypatch: pytest.MonkeyPatch, other_one: str
+) -> None:
+    rest = station.journal._rest
+    monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
+    lane, other, ended = await open_lanes(station, 3)
+    say(lane, "first")
+    say(other, "first")
+    flushing = [asyncio.create_task(lane.flush()), asyncio.create_task(other.flush())]
+    await asyncio.gather(*flushing, ended.finish(SUCCESS))
+    assert station.journal.commits == 1
+    say(lane, "second")
+    waiting = asyncio.create_task(lane.flush())
+    await asyncio.sleep(0.05)
+    assert not waiting.done(), "the other may still bring something"
+    match other_one:
+        case "waits too":
+            await asyncio.wait_for(other.finish(SUCCESS), 30)
+        case "has ended":
+            await asyncio.wait_for(asyncio.gather(waiting, other.finish(SUCCESS)), 30)
+            say(lane, "third")
+            waiting = asyncio.create_task(lane.flush())
+        case "is lost":
+            other.void()
+        case "is superseded":
+            successor = await other.supersede()
+            successor.void()
+    await asyncio.wait_for(waiting, 30)
+    assert await written(station, lane) == ["first", "second", *(["third"] if other_one == "has ended" else [])]
+
+
+async def test_who_waits_since_before_is_not_kept_waiting(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it handed in came while the commit was under way."""
+    rest = station.journal._rest
+    monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
+    lane, *ended = await open_lanes(station, 3)
+    async with blocked(station.database, ended[0].run_id):
+        ending = [asyncio.create_task(one.finish(SUCCESS)) for one in ended]
+        await until(lambda: waits_for_lock(station.database), "the commit is under way")
+        say(lane, "meanwhile")
+        waiting = asyncio.create_task(lane.flush())
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(waiting, *ending), 30)
 
 
 async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:

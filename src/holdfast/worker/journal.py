@@ -1,9 +1,10 @@
 """The journal: everything a worker's runs make durable goes through here, and is fenced here.
 
 One connection, one loop: take everything that waits, write it in one transaction, resolve the waiters, repeat. A batch
-grows for as long as the previous commit takes, and if that was one of several runs, for as long again: slow commits on
-a busy machine are followed by large ones, not by many. A run's first entries, which come right after its claim, rest
-for about as long as a commit takes, unless somebody waits for them: a run that is over by then is written in one.
+grows for as long as the previous commit takes, and if that was one of several runs, for as long again, unless all runs
+there are wait for it: slow commits on a busy machine are followed by large ones, not by many. A run's first entries,
+which come right after its claim, rest for about as long as a commit takes, unless somebody waits for them: a run that
+is over by then is written in one.
 
 Guarantees:
 
@@ -22,6 +23,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
+from weakref import WeakSet
 
 import orjson
 import psycopg
@@ -169,10 +171,11 @@ class Lane:
     async def supersede(self) -> Lane:
         """A new lane for the same run; whoever still holds this one writes nothing more."""
         await self.flush()
-        successor = Lane(self._journal, self.run_id, self.thread_id, self.fence, self.next_seq)
+        successor = self._journal.open_lane(self.run_id, self.thread_id, self.fence, self.next_seq)
         successor._waited = self._waited
         successor.trace = self.trace
         self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
+        self._journal.close_lane(self)
         return successor
 
     def _add(self, entry: Entry, size: int) -> None:
@@ -192,7 +195,12 @@ class Lane:
     @property
     def due(self) -> bool:
         """Whether what was handed in is to be written now."""
-        return self._rested is True or bool(self._waiters)
+        return self._rested is True or self.awaited
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits until it is written."""
+        return bool(self._waiters)
 
     def _rest(self) -> None:
         self._rested = True
@@ -266,6 +274,11 @@ class Journal:
         self._on_failed = failed
         self._dirty: dict[Lane, None] = {}
         self._wake = asyncio.Event()
+        # Of runs that may still write. Nobody closes that of an attempt that fell over.
+        self._open: WeakSet[Lane] = WeakSet()
+        # Whether all of them wait. Only asked while the journal rests.
+        self._awaited = asyncio.Event()
+        self._awaited.set()
         self._closing = False
         # Whether a line about each flush would be seen: nothing is counted for one that is not.
         self._tells = settings.log_level == "debug"
@@ -276,16 +289,29 @@ class Journal:
         self._taken_at = 0
 
     def open_lane(self, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> Lane:
-        return Lane(self, run_id, thread_id, fence, next_seq)
+        lane = Lane(self, run_id, thread_id, fence, next_seq)
+        self._open.add(lane)
+        return lane
+
+    def close_lane(self, lane: Lane) -> None:
+        """Nobody has to wait for what the lane may bring."""
+        self._open.discard(lane)
+        self._look_who_waits()
 
     def wake(self, lane: Lane) -> None:
         self._dirty[lane] = None
         if lane.due:
             self._wake.set()
+            self._look_who_waits()
 
     def failed(self, lane: Lane) -> None:
         self._dirty.pop(lane, None)
+        self.close_lane(lane)
         self._on_failed(lane)
+
+    def _look_who_waits(self) -> None:
+        if not self._awaited.is_set() and sum(lane.awaited for lane in self._dirty) >= len(self._open):
+            self._awaited.set()
 
     async def run(self) -> None:
         """Write until `close` is called and nothing waits any more."""
@@ -321,19 +347,20 @@ class Journal:
         self.in_flight = set()
         took = time.monotonic() - began
         if self._tells and writing:
-            entries, size = (
-                sum(len(item[0].entries) for item in writing.values()),
-                sum(item[2] for item in writing.values()),
-            )
-            log.debug(
-                "journal.flushed",
-                runs=len(writing),
-                entries=entries,
-                bytes=size,
-                seconds=round(took, 6),
-            )
+            entries = sum(len(item[0].entries) for item in writing.values())
+            size = sum(item[2] for item in writing.values())
+            log.debug("journal.flushed", runs=len(writing), entries=entries, bytes=size, seconds=round(took, 6))
         if len(writing) > 1 and not self._closing:
-            await asyncio.sleep(min(LONGEST_REST, took))
+            await self._rest(min(LONGEST_REST, took))
+
+    async def _rest(self, seconds: float) -> None:
+        """Let more gather, for as long as there is somebody who does not wait already."""
+        self._awaited.clear()
+        self._look_who_waits()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._awaited.wait()
+        self._awaited.set()
 
     async def _settle(self, group: Group, *, repeat: bool) -> None:
         """Bring a group to its end, whatever it takes: written, told that it is lost, or refused."""
@@ -380,6 +407,8 @@ class Journal:
         visible = []
         ready = list(promoted)
         for lane, (portion, waiters, size) in group.items():
+            if portion.outcome is not None:
+                self._open.discard(lane)
             if lane.failure is None:
                 lane._committed(portion, waiters, size)
             else:
