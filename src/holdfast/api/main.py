@@ -145,7 +145,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     # which it would walk time and again with its default of 700 new ones: a fifth of the CPU of idle streams.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
     try:
         uvloop.run(serve(settings, catalog))
     except* OperatorError as group:

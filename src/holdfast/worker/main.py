@@ -490,7 +490,7 @@ def run_worker(settings: Settings, project: ProjectConfig) -> int:
     # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
     try:
         uvloop.run(_main(settings, catalog))
     except* OperatorError as group:
