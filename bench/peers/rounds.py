@@ -42,6 +42,14 @@ class Findings:
         return [cell for cell in self.cells if cell.server == server and cell.failure is not None]
 
 
+def turns(names: Sequence[Participant], number: int) -> list[Participant]:
+    """Who comes after whom in a round. Each begins with another, and every second goes backwards: whoever comes right
+    after somebody else finds the machine as that one has left it."""
+    order = list(names)[:: -1 if number % 2 else 1]
+    turn = number // 2 % len(order)
+    return order[turn:] + order[:turn]
+
+
 class Comparison:
     def __init__(
         self,
@@ -70,8 +78,7 @@ class Comparison:
                 self._say(f"{number} rounds took {spent / 60:.0f} minutes, another would take too long (--minutes)")
                 break
             self.findings.load.append(os.getloadavg()[0])
-            turn = number % len(self._names)
-            for name in self._names[turn:] + self._names[:turn]:
+            for name in turns(self._names, number):
                 if name in self.findings.skipped:
                     continue
                 began = time.monotonic()
