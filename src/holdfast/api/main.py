@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 
@@ -31,6 +30,7 @@ from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.cancelling import cancel_all
+from holdfast.telemetry.garbage import collect_seldom
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
@@ -141,11 +141,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="web", pid=os.getpid())
     configure_tracing(settings, "web")
-    # What is loaded now stays, so the collector need not walk it again; and every stream keeps hundreds of objects,
-    # which it would walk time and again with its default of 700 new ones: a fifth of the CPU of idle streams.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000)
+    collect_seldom()
     try:
         uvloop.run(serve(settings, catalog))
     except* OperatorError as group:

@@ -12,7 +12,6 @@ class HeldSignals:
     """Another's signals, with what is published held back until `release`."""
 
     def __init__(self, carrier: Signals) -> None:
-        self.deaf = carrier.deaf
         self._carrier = carrier
         self._waiting: list[Callable[[], None]] | None = []
 
@@ -23,6 +22,14 @@ class HeldSignals:
     @property
     def degraded(self) -> bool:
         return self._carrier.degraded
+
+    @property
+    def deaf(self) -> bool:
+        return self._carrier.deaf
+
+    @deaf.setter
+    def deaf(self, deaf: bool) -> None:
+        self._carrier.deaf = deaf
 
     def listen(self, topic: Topic, listener: Listener) -> None:
         self._carrier.listen(topic, listener)

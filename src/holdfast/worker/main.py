@@ -7,7 +7,6 @@ shutdown:  draining → no more claims → wait the grace → stop what is left 
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import signal
@@ -40,6 +39,7 @@ from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
+from holdfast.telemetry.garbage import collect_seldom
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
@@ -486,11 +486,7 @@ def run_worker(settings: Settings, project: ProjectConfig) -> int:
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="worker", pid=os.getpid())
     configure_tracing(settings, "worker")
-    # What is loaded now stays, so the collector need not walk it again; and with its default of 700 new objects it
-    # would look for garbage several times in every step of a graph. Together a seventh of a worker's CPU.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000)
+    collect_seldom()
     try:
         uvloop.run(_main(settings, catalog))
     except* OperatorError as group:
