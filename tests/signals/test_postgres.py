@@ -10,7 +10,7 @@ from holdfast.db.connect import Database
 from tests.signals.rig import Process, hears_itself, process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
-from tests.support.waiting import until_true
+from tests.support.waiting import until, until_true
 
 TERMINATE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -67,31 +67,36 @@ async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> N
             await connection.execute("SELECT 1")
 
 
-async def fall_asleep(one: Process) -> None:
+UNLISTENED = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'holdfast signals' AND query ~ '^UNLISTEN' AND state = 'idle'
+"""
+
+
+async def fall_asleep(one: Process, database: Database) -> None:
     """It notices that it is deaf when the next hint comes."""
     one.signals.deaf = True
-    session = one.signals._session  # type: ignore[attr-defined]
 
-    def asleep() -> bool:
+    async def asleep() -> bool:
         one.signals.publish("work", "not heard")
-        return not session.lock.locked()
+        return bool(await query(database, UNLISTENED))
 
-    await until_true(asleep, "it listens no more")
-    cursor = await session.execute("SELECT pg_listening_channels()")
+    await until(asleep, "it listens no more")
+    cursor = await one.signals._session.execute("SELECT pg_listening_channels()")  # type: ignore[attr-defined]
     assert await cursor.fetchall() == []
 
 
-async def test_who_is_deaf_does_not_listen(database_url: str) -> None:
+async def test_who_is_deaf_does_not_listen(database: Database, database_url: str) -> None:
     """Or its session would be woken for every hint of anybody."""
     async with process(signal_settings(database_url)) as one:
-        await fall_asleep(one)
+        await fall_asleep(one, database)
         one.signals.deaf = False
         await hears_itself(one)
 
 
 async def test_a_session_that_ends_while_nobody_listens_is_replaced(database: Database, database_url: str) -> None:
     async with process(signal_settings(database_url, signal_ping=0.1)) as one:
-        await fall_asleep(one)
+        await fall_asleep(one, database)
         assert len(await query(database, TERMINATE)) == 1
         one.signals.deaf = False
         await hears_itself(one)
@@ -129,3 +134,11 @@ async def test_without_a_session_to_listen_with_it_recovers_when_it_can_send(dat
             network.restore()
             await until_true(lambda: tells(False), "sending works")
             assert one.hints("work") == []
+
+
+async def test_a_hint_that_comes_with_the_answer_to_a_statement_is_heard(database_url: str) -> None:
+    """As one does that is sent while a process is about to listen to its second channel."""
+    async with process(signal_settings(database_url)) as one:
+        session = one.signals._session  # type: ignore[attr-defined]
+        await session.execute("SELECT pg_notify(%s, 'heard')", (one.signals._channel("work"),))  # type: ignore[attr-defined]
+        await until_true(lambda: one.hints("work") == ["heard"], "it arrives")

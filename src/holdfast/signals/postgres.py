@@ -6,6 +6,7 @@ whole server queue behind one lock. One statement sends all that wait.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -95,20 +96,49 @@ class PostgresSignals(Carrier):
         }
         async with await open_session(self._settings, "signals") as connection:
             self._session = connection
+            # What comes together with the answer to a statement.
+            connection.add_notify_handler(lambda notify: self._received(topics[notify.channel], notify.payload))
             try:
                 while True:
                     for channel in topics:
                         await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                     self._joined()
-                    while not self.deaf:
-                        # All that have come, at least one.
-                        async for notify in connection.notifies(stop_after=1):
-                            self._received(topics[notify.channel], notify.payload)
+                    await self._hear(connection, topics)
                     # Postgres wakes whoever listens for every hint, and not only for those of its channels.
                     await connection.execute("UNLISTEN *")
                     await self._hears.wait()
             finally:
                 self._session = None
+
+    async def _hear(self, connection: AsyncConnection[DictRow], topics: dict[str, Topic | None]) -> None:
+        """Take in what comes until there is a hint that finds nobody who hears.
+
+        The connection is watched all the time. psycopg's `notifies` begins to watch it for each hint and ends it
+        afterwards, which costs several times as much as the hint, and looks ten times a second whether it should go on.
+        """
+        received = connection.pgconn
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def take_in() -> None:
+            if over.done():
+                return
+            try:
+                received.consume_input()
+                while (hint := received.notifies()) is not None:
+                    self._received(topics[hint.relname.decode()], hint.extra.decode())
+            except Exception as error:
+                over.set_exception(error)
+            else:
+                if self.deaf:
+                    over.set_result(None)
+
+        descriptor = received.socket
+        loop.add_reader(descriptor, take_in)
+        try:
+            await over
+        finally:
+            loop.remove_reader(descriptor)
 
     def _hang_up(self) -> None:
         # Cancelling would ask the server first, and it does not answer. This is as if it had hung up.
