@@ -1,9 +1,9 @@
 """Pipelines whose statements leave together.
 
 psycopg waits for the socket at each statement of a pipeline, to send it and to see what has come in meanwhile: a turn
-of the event loop, with a timer and two watches of the connection, for something that nobody reads before the end.
-Handed to libpq at once they cost a few calls; what it cannot send right away it keeps, and the end of the pipeline sees
-to it.
+of the event loop, with a timer and two watches of the connection, for something that nobody reads before the end. At
+the end it waits for the socket once more, and asks the server a second time to send what it sends anyway. Handed to
+libpq at once they cost a few calls; what it cannot send right away it keeps until the end, which sees to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from psycopg import AsyncConnection, AsyncPipeline
 from psycopg.abc import PQGen
+from psycopg.generators import send
 from psycopg.rows import DictRow
 
 
@@ -22,6 +23,14 @@ class _Gathering(AsyncPipeline):
             self.command_queue.popleft()()
         yield from ()
 
+    def _exit_gen(self) -> PQGen[None]:
+        try:
+            self._enqueue_sync()
+            yield from self._communicate_gen()
+        finally:
+            yield from send(self.pgconn)
+            yield from self._fetch_gen(flush=False)
+
 
 @asynccontextmanager
 async def gathered(connection: AsyncConnection[DictRow]) -> AsyncIterator[None]:
@@ -29,11 +38,6 @@ async def gathered(connection: AsyncConnection[DictRow]) -> AsyncIterator[None]:
     any of them raises is raised there too."""
     async with connection.pipeline() as pipeline:
         # Not one within another, which is the other's to send.
-        plain = type(pipeline) is AsyncPipeline and pipeline.level == 1
-        if plain:
+        if type(pipeline) is AsyncPipeline and pipeline.level == 1:
             pipeline.__class__ = _Gathering
-        try:
-            yield
-        finally:
-            if plain:
-                pipeline.__class__ = AsyncPipeline
+        yield
