@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from bench.report import Finding, Measure
 from bench.stage import Stage
 from holdfast.db.connect import Database
+from holdfast.db.kept import KeptConnection
 from holdfast.engine.claim import claim
 from holdfast.settings import Settings
 
@@ -64,6 +65,7 @@ class Queue:
         self.queued = queued
         self.times: list[float] = []
         self._database = Database(settings, "worker")
+        self._claiming = KeptConnection(self._database, others=2, planned_once=True)
         self._worker_id = uuid4()
 
     async def open(self) -> None:
@@ -86,11 +88,12 @@ class Queue:
             await connection.execute("VACUUM ANALYZE")
 
     async def close(self) -> None:
+        await self._claiming.part()
         await self._database.close()
 
     async def claim(self) -> float:
         """Seconds to claim a worker's fill."""
-        async with self._database.transaction() as connection:
+        async with self._claiming.connection() as connection, connection.transaction():
             started = time.perf_counter()
             rows = await claim(connection, self._worker_id, SLOTS, [GRAPH])
             seconds = time.perf_counter() - started

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
 
 import pytest
@@ -39,9 +40,8 @@ async def test_a_session_has_one_plan_for_all_parameters(session: AsyncConnectio
     assert row["generic_plans"] > 5
 
 
-async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[DictRow]) -> None:
-    """Nothing else tells a session that a table has grown, until somebody analyses it."""
-    plans = KeptPlans()
+async def grow(session: AsyncConnection[DictRow]) -> Callable[[], Awaitable[int]]:
+    """A table that has grown since a statement on it was planned. How many rows the plan expects."""
     await session.execute("CREATE TEMPORARY TABLE grown (number integer)")
     await session.execute("PREPARE asked(integer) AS SELECT * FROM grown WHERE number > $1")
 
@@ -50,13 +50,38 @@ async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[D
         assert row is not None
         return int(row["QUERY PLAN"][0]["Plan"]["Plan Rows"])
 
-    before = await expected()
+    await expected()
     await session.execute("INSERT INTO grown SELECT generate_series(1, 100000)")
+    return expected
+
+
+async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[DictRow]) -> None:
+    """Nothing else tells a session that a table has grown, until somebody analyses it."""
+    plans = KeptPlans()
+    expected = await grow(session)
+    before = await expected()
     for _ in range(EVERY):
         await plans.use(session)
     assert await expected() == before
     await plans.use(session)
     assert await expected() > before
+
+
+async def test_plans_are_made_anew_when_they_are_old(session: AsyncConnection[DictRow]) -> None:
+    """Others may have made it grow, while this one had nothing to do."""
+    plans = KeptPlans(old=0.2)
+    expected = await grow(session)
+    before = await expected()
+    await plans.use(session)
+    await plans.use(session)
+    assert await expected() == before
+    await asyncio.sleep(0.3)
+    await plans.use(session)
+    after = await expected()
+    assert after > before
+    await session.execute("INSERT INTO grown SELECT generate_series(1, 100000)")
+    await plans.use(session)
+    assert await expected() == after, "they are new"
 
 
 async def test_what_comes_in_is_planned_once(database: Database) -> None:

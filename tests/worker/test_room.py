@@ -124,3 +124,17 @@ async def test_a_place_that_becomes_free_during_a_look_is_not_forgotten(settings
             gates["others"].set()
             for one in others:
                 assert (await run_ended(database, one.run["run_id"]))["status"] == "success"
+
+
+async def test_a_claim_is_planned_once(settings: Settings, database: Database) -> None:
+    """It takes many times as long as the claim, and whether Postgres would do so is a matter of luck."""
+    async with running_worker(settings, catalog_of(line=line(say))) as worker:
+        for _ in range(8):
+            created = await post_run(database, "line", input={"words": []})
+            announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "line")])
+            await run_ended(database, created.run["run_id"])
+        async with worker._claiming.connection() as connection:
+            cursor = await connection.execute(
+                "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%WITH RECURSIVE level%'"
+            )
+            assert await cursor.fetchall() == [{"custom_plans": 0}]

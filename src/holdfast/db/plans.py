@@ -1,15 +1,18 @@
 """Plans that are kept.
 
-The statements of the intake and of the journal find all they need by key, and to plan one takes several times as long
-as to execute it. Postgres would do so each time: it knows how long the arrays at hand are, takes those it cannot see
-for longer, and so believes that a plan for all would be worse. It is the same one.
+The statements of the intake, of the journal and of claims find all they need by key, and to plan one takes several
+times as long as to execute it. Postgres would do so each time: it knows how long the arrays at hand are, takes those it
+cannot see for longer, and so believes that a plan for all would be worse; or it remembers how cheap plans were when the
+tables were empty. It is the same one.
 
 A plan is made for the tables as they are, and on the day that a server is set up they are empty: any index seems as
-good as another then. So plans are made anew every so often, before the tables have grown by more than can be read.
+good as another then. So plans are made anew every so often, before the tables have grown by more than can be read, by
+this connection or by others.
 """
 
 from __future__ import annotations
 
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection
@@ -19,17 +22,23 @@ from psycopg.rows import DictRow
 PLANNED_ONCE = {"plan_cache_mode": "force_generic_plan"}
 # Transactions on a connection between two times that its plans are made. To make them takes about as long as two.
 EVERY = 250
+# Seconds between them, where it has little to do.
+OLD = 300.0
 
 
 class KeptPlans:
     """Counts what its connections do, and lets go of the plans that are due."""
 
-    def __init__(self) -> None:
-        self._uses: WeakKeyDictionary[AsyncConnection[DictRow], int] = WeakKeyDictionary()
+    def __init__(self, old: float = OLD) -> None:
+        self._old = old
+        # How often each was used since its plans were made, and when they were.
+        self._uses: WeakKeyDictionary[AsyncConnection[DictRow], tuple[int, float]] = WeakKeyDictionary()
 
     async def use(self, connection: AsyncConnection[DictRow]) -> None:
         """To be called at the beginning of a transaction, which may be pipelined."""
-        uses = self._uses.get(connection, 0)
-        self._uses[connection] = uses + 1
-        if uses and uses % EVERY == 0:
+        now = monotonic()
+        uses, since = self._uses.get(connection, (0, now))
+        if uses >= EVERY or now - since > self._old:
             await connection.execute("DISCARD PLANS")
+            uses, since = 0, now
+        self._uses[connection] = uses + 1, since

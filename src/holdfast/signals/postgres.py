@@ -19,6 +19,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.arrays import texts
 from holdfast.db.connect import Database, open_session
+from holdfast.db.kept import KeptConnection
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 
@@ -37,16 +38,13 @@ class PostgresSignals(Carrier):
         super().__init__(database.settings, database.settings.signal_ping or 15.0)
         self._database = database
         self._session: AsyncConnection[DictRow] | None = None
-        # Hints are many and short: to take a connection from the pool for each, and to give it back, costs more than to
-        # send it. So one is kept, unless there is only one.
-        self._keeps = database.settings.pool_max > 1
-        self._sender: AsyncConnection[DictRow] | None = None
+        self._sender = KeptConnection(database, others=1)
 
     async def run(self) -> None:
         try:
             await super().run()
         finally:
-            await self._part()
+            await self._sender.part()
 
     def _channel(self, topic: Topic | None) -> str:
         return f"{self._settings.db_schema}_{topic or self._name}"
@@ -72,23 +70,8 @@ class PostgresSignals(Carrier):
 
     async def _send(self, hints: list[Hint]) -> None:
         told = texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints])
-        if self._keeps and self._sender is None:
-            self._sender = await self._database.pool.getconn()
-        if self._sender is None:
-            async with self._database.connection() as connection:
-                await connection.execute(NOTIFY, told)
-            return
-        try:
-            await self._sender.execute(NOTIFY, told)
-        except BaseException:
-            await self._part()
-            raise
-
-    async def _part(self) -> None:
-        """Of the connection that is kept. The pool replaces it if it is broken."""
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            await self._database.pool.putconn(sender)
+        async with self._sender.connection() as connection:
+            await connection.execute(NOTIFY, told)
 
     async def _receive(self) -> None:
         topics: dict[str, Topic | None] = {

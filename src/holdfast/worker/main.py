@@ -22,6 +22,7 @@ import uvloop
 
 import holdfast
 from holdfast.db.connect import Database
+from holdfast.db.kept import KeptConnection
 from holdfast.engine.claim import claim, next_due, return_strays
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
@@ -79,6 +80,8 @@ class Worker:
         self._catalog = catalog
         self.database = Database(settings, "worker")
         self.signals = signals_for(self.database)
+        # Hints are sent by another one that is kept.
+        self._claiming = KeptConnection(self.database, others=2, planned_once=True)
         self.journal = Journal(settings, self._announce, self._lane_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
         self.executor.signals = self.signals
@@ -151,6 +154,7 @@ class Worker:
     async def _serve(self, journal: asyncio.Task[None]) -> None:
         """Claim until told to stop, then leave in good order."""
         await run_together(claim=self._claim_loop(), stop=self._told_to_stop())
+        await self._claiming.part()
         await self._drain()
         self.journal.close()
         await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
@@ -222,7 +226,7 @@ class Worker:
         looking = self._wakes.looking()
         self._looked_at = time.time_ns()
         due = None
-        async with self.database.connection() as connection:
+        async with self._claiming.connection() as connection:
             most = self._settings.tenant_max_running
             rows = await claim(
                 connection, worker_id, free, self._catalog.graph_ids, after=self._served, max_running=most

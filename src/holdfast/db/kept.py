@@ -1,0 +1,64 @@
+"""A connection of the pool that one part of a process keeps.
+
+For what is short and frequent: to take a connection for each statement, and to give it back, costs more than many of
+them, and each connection that is taken in turn has plans of its own to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.db.plans import PLANNED_ONCE, KeptPlans
+
+
+class KeptConnection:
+    """Taken when it is first used, and given back when something fails on it; then the next use takes another. For one
+    user at a time.
+
+    `others`: how many more the pool must have, or else one is taken for each use. `planned_once`: its statements are,
+    see `db/plans.py`, unless PgBouncer lies in between, where nothing is.
+    """
+
+    def __init__(self, database: Database, *, others: int, planned_once: bool = False) -> None:
+        self._database = database
+        self._plans = KeptPlans() if planned_once else None
+        behind_bouncer = planned_once and database.settings.pgbouncer
+        self._keeps = database.settings.pool_max > others and not behind_bouncer
+        self._held: AsyncConnection[DictRow] | None = None
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection[DictRow]]:
+        """For single statements, as `Database.connection`."""
+        if not self._keeps:
+            async with self._database.connection() as connection:
+                yield connection
+            return
+        try:
+            yield await self._ready()
+        except BaseException:
+            await self.part()
+            raise
+
+    async def part(self) -> None:
+        """Of the connection. The pool replaces it if it is broken."""
+        held, self._held = self._held, None
+        if held is not None:
+            if self._plans is not None:
+                # Nobody else is to find it set as it is.
+                await held.close()
+            await self._database.pool.putconn(held)
+
+    async def _ready(self) -> AsyncConnection[DictRow]:
+        if self._held is None:
+            self._held = await self._database.pool.getconn()
+            if self._plans is not None:
+                for name, value in PLANNED_ONCE.items():
+                    await self._held.execute("SELECT set_config(%s, %s, false)", (name, value))
+        if self._plans is not None:
+            await self._plans.use(self._held)
+        return self._held

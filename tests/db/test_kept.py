@@ -1,0 +1,109 @@
+"""A connection of the pool that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.db.kept import KeptConnection
+from holdfast.settings import Settings
+
+MODE = "SELECT pg_backend_pid() AS pid, current_setting('plan_cache_mode') AS mode"
+
+Pool = Callable[..., Any]
+
+
+@pytest.fixture
+async def pool(settings: Settings) -> AsyncIterator[Pool]:
+    async with AsyncExitStack() as stack:
+
+        async def opened(**changes: Any) -> Database:
+            database = Database(settings.model_copy(update=changes), "test")
+            await database.open()
+            stack.push_async_callback(database.close)
+            return database
+
+        yield opened
+
+
+async def asked(connection: AsyncConnection[DictRow]) -> DictRow:
+    row = await (await connection.execute(MODE)).fetchone()
+    assert row is not None
+    return row
+
+
+async def used(kept: KeptConnection) -> DictRow:
+    async with kept.connection() as connection:
+        return await asked(connection)
+
+
+async def test_it_is_the_same_one_each_time(pool: Pool) -> None:
+    database = await pool(pool_min=2, pool_max=3)
+    kept = KeptConnection(database, others=1)
+    assert len({(await used(kept))["pid"] for _ in range(5)}) == 1
+    assert (await used(kept))["mode"] == "auto"
+    await kept.part()
+
+
+async def test_what_is_planned_once_is_not_planned_again(pool: Pool) -> None:
+    kept = KeptConnection(await pool(pool_max=2), others=1, planned_once=True)
+    for _ in range(10):
+        async with kept.connection() as connection:
+            await connection.execute("SELECT 1 FROM run WHERE run_id = ANY(%s::uuid[])", ([uuid4()],))
+    async with kept.connection() as connection:
+        cursor = await connection.execute(
+            "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT 1 FROM run WHERE%'"
+        )
+        assert await cursor.fetchall() == [{"custom_plans": 0}]
+    await kept.part()
+
+
+async def test_nobody_else_finds_it_set_as_it_was(pool: Pool) -> None:
+    database = await pool(pool_min=1, pool_max=2)
+    kept = KeptConnection(database, others=1, planned_once=True)
+    assert (await used(kept))["mode"] == "force_generic_plan"
+    await kept.part()
+    async with database.connection() as one, database.connection() as other:
+        assert {(await asked(connection))["mode"] for connection in (one, other)} == {"auto"}
+
+
+@pytest.mark.parametrize("planned_once", [False, True])
+async def test_one_that_failed_is_replaced(pool: Pool, planned_once: bool) -> None:
+    database = await pool(pool_max=2, pool_min=1)
+    kept = KeptConnection(database, others=1, planned_once=planned_once)
+    first = await used(kept)
+    async with database.connection() as other:
+        await other.execute("SELECT pg_terminate_backend(%s)", (first["pid"],))
+    with pytest.raises(psycopg.OperationalError):
+        await used(kept)
+    assert (await used(kept))["pid"] != first["pid"]
+    # And none is missing in the pool.
+    async with database.connection() as connection:
+        await asked(connection)
+    await kept.part()
+
+
+async def test_where_none_can_be_spared_one_is_taken_for_each_use(pool: Pool) -> None:
+    database = await pool(pool_min=1, pool_max=2)
+    kept = KeptConnection(database, others=2, planned_once=True)
+    assert (await used(kept))["mode"] == "auto"
+    async with database.connection(), database.connection():
+        pass
+
+
+async def test_behind_pgbouncer_nothing_is_set_for_good(pool: Pool) -> None:
+    """What is set there stays with whichever connection to the server it was."""
+    database = await pool(pool_max=5, pgbouncer=True)
+    kept = KeptConnection(database, others=1, planned_once=True)
+    assert (await used(kept))["mode"] == "auto"
+    async with kept.connection() as connection:
+        row = await (await connection.execute("SELECT current_setting('search_path') AS path")).fetchone()
+        assert row == {"path": database.settings.db_schema}
