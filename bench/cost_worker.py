@@ -19,7 +19,7 @@ from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
 from holdfast.worker.executor import Executor
 from holdfast.worker.journal import Lane
-from holdfast.worker.main import run_worker
+from holdfast.worker.process import run_worker
 
 
 def stock_saver(database: Database, lane: Lane, **options: bool) -> AsyncPostgresSaver:

@@ -42,7 +42,7 @@ from tests.traces.conftest import PROJECT
 # Loads what a worker and a web process load, and tells what of tracing has come with it that is nobody else's.
 OFF = """
 import json, sys
-import holdfast.api.main, holdfast.worker.main
+import holdfast.api.main, holdfast.worker.process
 from holdfast.settings import load_settings
 from holdfast.telemetry import tracing
 before = set(sys.modules)

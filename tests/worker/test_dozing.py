@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.worker.dozing import AWAKE, DEAF, IN_A_ROW, LOOK, Dozing
+from holdfast.settings import Settings
+from holdfast.worker.dozing import AWAKE, DEAF, IN_A_ROW, LOOK, Dozing, left_standing
 from holdfast.worker.wakes import LONGEST
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line
-from tests.support.records import post_run, run_ended
+from tests.support.records import post_run, query, run_ended
 from tests.support.waiting import until_true
 from tests.worker.reserve_rig import Clock, Seen, host
 
@@ -37,7 +39,16 @@ class Sleeper:
         self.slept = 0
         self._deaf = False
         self._told = 10_000
-        dozing = Dozing(self, self.seen.wakes, lambda: self.occupied, self._look, lambda: self.spare)  # type: ignore[arg-type]
+        self.standing = 0.0
+        self.asked = 0
+        dozing = Dozing(
+            self,  # type: ignore[arg-type]
+            self.seen.wakes,
+            lambda: self.occupied,
+            self._look,
+            self._ask,
+            lambda: self.spare,
+        )
         self._clock.do(lambda: self._begin(dozing))
 
     def _begin(self, dozing: Dozing) -> None:
@@ -45,6 +56,10 @@ class Sleeper:
 
     def _look(self) -> None:
         self.looks += 1
+
+    async def _ask(self) -> float:
+        self.asked += 1
+        return self.standing
 
     @property
     def deaf(self) -> bool:
@@ -131,10 +146,36 @@ def test_when_nobody_takes_any_more_it_is_its_turn(clock: Clock, sleeper: Sleepe
     assert AWAKE > LONGEST, "it does not go to sleep before it knows"
 
 
-def test_now_and_then_it_looks_although_others_take(sleeper: Sleeper) -> None:
+@pytest.mark.parametrize("too_slow", [True, False])
+def test_it_looks_although_others_take_if_they_leave_runs_standing(sleeper: Sleeper, too_slow: bool) -> None:
+    sleeper.standing = DEAF * IN_A_ROW + (0.1 if too_slow else -0.1)
     sleeper.pass_time(20.5)
-    assert sleeper.looks in (20 // (DEAF * IN_A_ROW), 20 // (DEAF * IN_A_ROW) - 1)
+    assert sleeper.asked in (20 // (DEAF * IN_A_ROW), 20 // (DEAF * IN_A_ROW) - 1)
+    assert sleeper.looks == (sleeper.asked if too_slow else 0)
     assert sleeper.seen.woken == [], "and not for another reason"
+
+
+async def test_for_how_long_runs_have_been_left_standing(database: Database) -> None:
+    assert await left_standing(database) == 0
+    for seconds in (-60, 20, 10):
+        created = await post_run(database, "line", input={"words": []})
+        await query(
+            database,
+            "UPDATE run SET ready_at = now() - make_interval(secs => %s) WHERE run_id = %s RETURNING run_id",
+            seconds,
+            created.run["run_id"],
+        )
+    assert 20 <= await left_standing(database) < 60
+
+
+async def test_while_that_cannot_be_asked_they_may_have_been_for_any_time(settings: Settings) -> None:
+    away = settings.model_copy(update={"database_url": "postgresql://127.0.0.1:1/none", "database_timeout": 0.1})
+    database = Database(away, "test")
+    await database.pool.open()
+    try:
+        assert await left_standing(database) == math.inf
+    finally:
+        await database.close()
 
 
 def test_what_was_left_to_others_is_not_looked_for_while_nothing_is_heard_of_it(sleeper: Sleeper) -> None:

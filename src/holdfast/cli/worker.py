@@ -27,6 +27,6 @@ def worker(
         from holdfast.db.migrate import migrate
 
         migrate(settings)
-    from holdfast.worker.main import run_worker
+    from holdfast.worker.process import run_worker
 
     sys.exit(run_worker(settings, project))

@@ -247,6 +247,14 @@ ORDER BY priority DESC, ready_at LIMIT 1
 """
 
 
+# What has been ready longest, of the highest priority at which something is.
+LONGEST_READY = """
+SELECT extract(epoch FROM now() - ready_at)::float8 AS seconds FROM run
+WHERE status = 'pending' AND ready_at IS NOT NULL
+ORDER BY priority DESC, ready_at LIMIT 1
+"""
+
+
 async def claim(
     connection: AsyncConnection[DictRow],
     worker_id: UUID,
@@ -306,3 +314,9 @@ async def next_due(connection: AsyncConnection[DictRow]) -> ReadyRun | None:
     """The scheduled run that is due next, or None. Approximate across priorities; the slow poll corrects it."""
     row = await (await connection.execute(NEXT_DUE)).fetchone()
     return None if row is None else ReadyRun(row["run_id"], row["graph_id"], max(0.0, row["seconds"]))
+
+
+async def longest_ready(connection: AsyncConnection[DictRow]) -> float:
+    """For how many seconds runs have been left standing. Approximate across priorities; 0 when there are none."""
+    row = await (await connection.execute(LONGEST_READY)).fetchone()
+    return 0.0 if row is None else max(0.0, row["seconds"])

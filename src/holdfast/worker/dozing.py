@@ -3,13 +3,21 @@
 To hear all that the others tell each other costs it, and Postgres, some percent of what they do. So it dozes: for a
 second it is deaf, then it listens until it has heard that others are taking runs, or that nobody does and it is its
 turn (`reserve.py`). Whoever has runs of its own does not doze: they may be cancelled.
+
+Others who go on taking may still be too slow: what keeps the host busy need not be theirs. So now and then it asks
+whether a run has been left standing for all the time that it dozed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 
+import psycopg
+
+from holdfast.db.connect import Database
+from holdfast.engine.claim import longest_ready
 from holdfast.signals import Signals
 from holdfast.worker.idleness import Idleness
 from holdfast.worker.wakes import LONGEST, Wakes
@@ -22,12 +30,22 @@ DEAF = 1.0
 AWAKE = 1.5 * LONGEST
 # Seconds between two looks at what there may be to hear.
 GLANCE = 0.02
-# How often it dozes before it looks for runs although others take: they may be too slow.
+# How often it dozes before it asks what is left standing.
 IN_A_ROW = 2
 
 
+async def left_standing(database: Database) -> float:
+    """Seconds that a run has been ready, at most. While that cannot be asked: who knows."""
+    try:
+        async with database.connection() as connection:
+            return await longest_ready(connection)
+    except (psycopg.Error, OSError):
+        return math.inf
+
+
 class Dozing:
-    """Decides when the signals are deaf. `occupied`: whether this worker has runs; `look`: look for some."""
+    """Decides when the signals are deaf. `occupied`: whether this worker has runs; `look`: look for some; `standing`:
+    for how long some have been ready."""
 
     def __init__(
         self,
@@ -35,12 +53,14 @@ class Dozing:
         wakes: Wakes,
         occupied: Callable[[], bool],
         look: Callable[[], None],
+        standing: Callable[[], Awaitable[float]],
         spare: Callable[[], bool] | None = None,
     ) -> None:
         self._signals = signals
         self._wakes = wakes
         self._occupied = occupied
         self._look = look
+        self._standing = standing
         # Not shared with others: it is about the time since it was last asked.
         self._spare = spare or Idleness().spare
 
@@ -52,7 +72,7 @@ class Dozing:
             while self._others_take() and self._may_doze():
                 await self._doze()
                 dozed += 1
-                if dozed % IN_A_ROW == 0:
+                if dozed % IN_A_ROW == 0 and await self._standing() > IN_A_ROW * DEAF:
                     self._look()
                 await self._listen()
 

@@ -1,4 +1,4 @@
-"""A worker process: claims runs, executes them, keeps its lease, and leaves in good order.
+"""A worker: claims runs, executes them, keeps its lease, and leaves in good order.
 
 start:     migrated database → graphs → heartbeat registers → claim
 shutdown:  draining → no more claims → wait the grace → stop what is left and hand it back → flush → resign
@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import socket
 import time
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 import orjson
 import psycopg
 import structlog
-import uvloop
 
 import holdfast
 from holdfast.db.connect import Database
@@ -28,10 +27,9 @@ from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
-from holdfast.errors import Cancelled, Drained, LeaseLost, OperatorError, RunSignal
+from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
-from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.store import PooledStore
@@ -40,22 +38,18 @@ from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
-from holdfast.telemetry.garbage import collect_seldom
-from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
-from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.cores import usable_cores
-from holdfast.worker.dozing import Dozing
+from holdfast.worker.dozing import Dozing, left_standing
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.health import HealthServer, Verdict
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal, Lane
-from holdfast.worker.threads import NodeThreads
 from holdfast.worker.traces import trace_attempt, trace_crash, trace_end
 from holdfast.worker.wakes import Wakes
 from holdfast.worker.watchdog import LoopWatchdog
@@ -64,8 +58,6 @@ log = structlog.get_logger(__name__)
 
 # Not to be waited for longer than this once the grace is over: flush, resign, close.
 CLEANUP_TIMEOUT = 5.0
-# Nor a thread that user code blocks, longer than this once everything is handed back.
-THREAD_PATIENCE = 1.0
 # Seconds the word that a run is taken may wait for the run's first events, to be sent with them.
 TAKEN_PATIENCE = 0.01
 # The same of the word that it has begun.
@@ -124,7 +116,7 @@ class Worker:
         store = await self._open_store()
         self.signals.listen("work", self._wakes.hint)
         self.signals.listen("cancel", self._cancel_hint)
-        watchdog = self._watchdog = LoopWatchdog(self._settings.blocked_loop)
+        watchdog = self._watchdog = LoopWatchdog(self._settings.blocked_loop, lambda: bool(self._attempts))
         journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
         work = {
             "signals": self.signals.run(),
@@ -132,7 +124,7 @@ class Worker:
             "stats": self._report(),
             "loop_delay": watch_loop(self.database.metrics),
             "journal_watch": _outlive(journal),
-            "dozing": Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set).run(),
+            "dozing": self._dozing().run(),
             "serving": self._serve(journal),
         }
         if self._upkeep is not None:
@@ -150,6 +142,10 @@ class Worker:
             await cancel_all([journal])
             await store.close()
             await self.database.close()
+
+    def _dozing(self) -> Dozing:
+        standing = partial(left_standing, self.database)
+        return Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, standing)
 
     async def _serve(self, journal: asyncio.Task[None]) -> None:
         """Claim until told to stop, then leave in good order."""
@@ -457,42 +453,3 @@ async def _outlive(journal: asyncio.Task[None]) -> None:
     if not journal.cancelled() and (error := journal.exception()) is not None:
         raise error
     await asyncio.Event().wait()  # Closed in good order: the worker is leaving, and ends when it has left.
-
-
-async def _main(settings: Settings, catalog: GraphCatalog) -> None:
-    threads = NodeThreads(settings.jobs)
-    worker = Worker(settings, catalog)
-    loop = asyncio.get_running_loop()
-    asked = 0
-
-    def on_signal() -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            os._exit(130)
-        worker.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    try:
-        await worker.run()
-    finally:
-        end_tracing()
-    if busy := await threads.end(THREAD_PATIENCE):
-        # The interpreter would wait for them, and the deploy with it. Their runs go on elsewhere already.
-        log.warning("worker.threads_left", threads=busy)
-        os._exit(0)
-
-
-def run_worker(settings: Settings, project: ProjectConfig) -> int:
-    """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
-    configure_logging(settings, importing=True, role="worker", pid=os.getpid())
-    catalog = GraphCatalog.load(project)
-    configure_logging(settings, role="worker", pid=os.getpid())
-    configure_tracing(settings, "worker")
-    collect_seldom()
-    try:
-        uvloop.run(_main(settings, catalog))
-    except* OperatorError as group:
-        raise group.exceptions[0] from None
-    return 0

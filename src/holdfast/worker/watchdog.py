@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from types import FrameType
@@ -32,6 +32,8 @@ REMEDY = (
 )
 # Of the stack, the frames nearest to what blocks.
 SHOWN_FRAMES = 12
+# How many times as seldom a loop is asked that has nothing to do.
+SELDOM = 10
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,16 @@ class Place:
 
 
 class LoopWatchdog:
-    """A thread that asks the loop for a sign of life and looks at its stack when none comes.
+    """A thread that asks the loop for a sign of life and looks at its stack when none comes. While there is nothing
+    that could block it, not being `occupied`, it does so seldom: each time costs a little of what others could have.
 
     `blocked_total` and `blocked_seconds_total` may be read from any thread.
     """
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: float, occupied: Callable[[], bool] = lambda: True) -> None:
         self.blocked_total = 0
         self._threshold = threshold
+        self._occupied = occupied
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
@@ -78,8 +82,12 @@ class LoopWatchdog:
         self._stop.set()
 
     def _run(self) -> None:
+        idle = 0
         # Asked ten times within the threshold, so that whatever blocks for longer is always caught.
         while not self._stop.wait(self._threshold * 0.1):
+            idle = 0 if self._occupied() else idle + 1
+            if idle % SELDOM:
+                continue
             self._answered.clear()
             asked = time.monotonic()
             try:
