@@ -142,14 +142,12 @@ async def test_a_run_that_takes_the_place_of_another(
 
 
 @asynccontextmanager
-async def sending(database: Database, *, count: int = 1) -> AsyncIterator[None]:
-    """Processes that send what is due, as the leader does."""
-    tasks = [
-        asyncio.create_task(Webhooks(database, PostgresSignals(database), WebhooksSection()).run())
-        for _ in range(count)
-    ]
+async def sending(database: Database, *, count: int = 1) -> AsyncIterator[list[PostgresSignals]]:
+    """Processes that send what is due, as the leader does. Their signals, which carry nothing."""
+    signals = [PostgresSignals(database) for _ in range(count)]
+    tasks = [asyncio.create_task(Webhooks(database, each, WebhooksSection()).run()) for each in signals]
     try:
-        yield
+        yield signals
     finally:
         for task in tasks:
             task.cancel()
@@ -181,6 +179,25 @@ async def test_a_lost_hint_costs_time_and_no_more(
 ) -> None:
     monkeypatch.setattr(duty, "LOOK_INTERVAL", 0.05)
     async with sending(database):
+        await owe(database, receiver.url)
+        await all_are(database, "delivered")
+
+
+async def test_who_does_not_listen_looks_often(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it goes deaf while it waits for a hint."""
+    monkeypatch.setattr(duty, "LOOK_INTERVAL", 600.0)
+    looked = asyncio.Event()
+
+    async def looked_for(connection: Any) -> float | None:
+        looked.set()
+        return await next_due(connection)
+
+    monkeypatch.setattr(duty, "next_due", looked_for)
+    async with sending(database) as (signals,):
+        await looked.wait()
+        signals.deaf = True
         await owe(database, receiver.url)
         await all_are(database, "delivered")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from holdfast.db.connect import Database
+from holdfast.engine.claim import Front
 from holdfast.settings import Settings
-from holdfast.worker.dozing import AWAKE, DEAF, IN_A_ROW, LOOK, Dozing, left_standing
+from holdfast.worker.dozing import ASK, LOOK, TOO_LONG, Dozing, ask_front
 from holdfast.worker.wakes import LONGEST
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -39,8 +40,9 @@ class Sleeper:
         self.slept = 0
         self._deaf = False
         self._told = 10_000
-        self.standing = 0.0
-        self.asked = 0
+        # When it became ready what is at the front of the queue, by which name; None: nothing is.
+        self.front: tuple[UUID, float] | None = None
+        self.asked: list[float] = []
         dozing = Dozing(
             self,  # type: ignore[arg-type]
             self.seen.wakes,
@@ -57,9 +59,13 @@ class Sleeper:
     def _look(self) -> None:
         self.looks += 1
 
-    async def _ask(self) -> float:
-        self.asked += 1
-        return self.standing
+    async def _ask(self) -> Front | None:
+        self.asked.append(self._clock.now)
+        return None if self.front is None else Front(self.front[0], self._clock.now - self.front[1])
+
+    def stand(self, number: int, seconds: float = 0.0) -> None:
+        """A run is at the front of the queue, and has been for so long."""
+        self.front = UUID(int=number), self._clock.now - seconds
 
     @property
     def deaf(self) -> bool:
@@ -67,10 +73,10 @@ class Sleeper:
 
     @deaf.setter
     def deaf(self, deaf: bool) -> None:
-        if self._deaf and not deaf:
+        if self._deaf is not deaf:
+            self.slept += deaf
+            self._deaf = deaf
             self.seen.wakes.hint(None)
-        self.slept += deaf and not self._deaf
-        self._deaf = deaf
 
     def be_woken(self) -> None:
         """By somebody else."""
@@ -99,11 +105,13 @@ def sleeper(clock: Clock) -> Sleeper:
     return Sleeper(clock)
 
 
-def test_it_is_deaf_nearly_all_the_time(sleeper: Sleeper) -> None:
+def test_it_is_deaf_all_the_time_and_asks_each_second(sleeper: Sleeper) -> None:
     sleeper.pass_time(MOMENT)
     assert sleeper.deaf
-    assert sleeper.pass_time(10) > 9.5
-    assert sleeper.slept >= 9, "it has heard them take in between"
+    assert sleeper.pass_time(10) == 10
+    assert len(sleeper.asked) in (9, 10)
+    assert sleeper.looks == 0
+    assert sleeper.seen.woken == []
 
 
 @pytest.mark.parametrize(
@@ -133,47 +141,71 @@ def test_it_wakes_up_when_it_has_a_run(sleeper: Sleeper) -> None:
     assert sleeper.pass_time(5) > 4
 
 
-def test_when_nobody_takes_any_more_it_is_its_turn(clock: Clock, sleeper: Sleeper) -> None:
+def test_a_run_that_nobody_takes_is_looked_for(sleeper: Sleeper) -> None:
     """Also on a busy host: those that were ordinary may be what keeps it busy, and get nothing done."""
     sleeper.pass_time(MOMENT)
-    assert sleeper.slept == 1
     sleeper.others_take = False
-    sleeper.seen.began, sleeper.seen.woken = clock.now, []
-    sleeper.pass_time(DEAF + LONGEST + 0.05)
-    assert len(sleeper.seen.woken) == 1
+    sleeper.stand(1)
+    sleeper.pass_time(ASK + LONGEST + LOOK + 0.05)
+    assert sleeper.looks == 1
     assert not sleeper.deaf, "it listens on"
     assert sleeper.pass_time(5) == 0
-    assert AWAKE > LONGEST, "it does not go to sleep before it knows"
+
+
+def test_a_run_that_has_just_come_is_left_to_the_others(sleeper: Sleeper) -> None:
+    """And so is one that was standing when it asked, and is gone a moment later."""
+    sleeper.pass_time(MOMENT)
+    for number in range(40):
+        sleeper.stand(number, seconds=LONGEST + 0.1 if number % 2 else 0.0)
+        assert sleeper.pass_time(LOOK) == LOOK
+    assert sleeper.looks == 0
+    apart = [round(later - sooner, 2) for sooner, later in pairwise(sleeper.asked)]
+    assert set(apart) == {ASK, LOOK}, "it asks again soon after one that was standing"
 
 
 @pytest.mark.parametrize("too_slow", [True, False])
-def test_it_looks_although_others_take_if_they_leave_runs_standing(sleeper: Sleeper, too_slow: bool) -> None:
-    sleeper.standing = DEAF * IN_A_ROW + (0.1 if too_slow else -0.1)
-    sleeper.pass_time(20.5)
-    assert sleeper.asked in (20 // (DEAF * IN_A_ROW), 20 // (DEAF * IN_A_ROW) - 1)
-    assert sleeper.looks == (sleeper.asked if too_slow else 0)
-    assert sleeper.seen.woken == [], "and not for another reason"
+def test_it_looks_although_others_take_if_runs_stand_for_too_long(sleeper: Sleeper, too_slow: bool) -> None:
+    sleeper.pass_time(MOMENT)
+    for number in range(80):
+        sleeper.stand(number, seconds=TOO_LONG + (0.1 if too_slow else -LOOK - 0.1))
+        assert sleeper.pass_time(LOOK) == LOOK
+    assert sleeper.looks in ((8, 9, 10) if too_slow else (0,)), "every two seconds"
 
 
-async def test_for_how_long_runs_have_been_left_standing(database: Database) -> None:
-    assert await left_standing(database) == 0
-    for seconds in (-60, 20, 10):
-        created = await post_run(database, "line", input={"words": []})
+async def test_what_is_at_the_front_of_the_queue(database: Database) -> None:
+    async def post(seconds: float, priority: int = 0) -> UUID:
+        run_id: UUID = (await post_run(database, "line", input={"words": []})).run["run_id"]
         await query(
             database,
-            "UPDATE run SET ready_at = now() - make_interval(secs => %s) WHERE run_id = %s RETURNING run_id",
+            "UPDATE run SET ready_at = now() - make_interval(secs => %s), priority = %s WHERE run_id = %s RETURNING 1",
             seconds,
-            created.run["run_id"],
+            priority,
+            run_id,
         )
-    assert 20 <= await left_standing(database) < 60
+        return run_id
+
+    assert await ask_front(database) is None
+    await post(-60)
+    await post(-60, priority=5)
+    assert await ask_front(database) is None, "nothing is due yet"
+    await post(10)
+    oldest = await post(20)
+    found = await ask_front(database)
+    assert found is not None
+    assert found.run_id == oldest
+    assert 20 <= found.seconds < 60
+    urgent = await post(1, priority=3)
+    found = await ask_front(database)
+    assert found is not None
+    assert found.run_id == urgent
 
 
-async def test_while_that_cannot_be_asked_they_may_have_been_for_any_time(settings: Settings) -> None:
+async def test_while_the_database_is_away_nothing_is_known_to_stand(settings: Settings) -> None:
     away = settings.model_copy(update={"database_url": "postgresql://127.0.0.1:1/none", "database_timeout": 0.1})
     database = Database(away, "test")
     await database.pool.open()
     try:
-        assert await left_standing(database) == math.inf
+        assert await ask_front(database) is None
     finally:
         await database.close()
 

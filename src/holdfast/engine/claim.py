@@ -14,7 +14,7 @@ are no turns to take and no limits to keep, and a much shorter statement does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection
@@ -247,12 +247,22 @@ ORDER BY priority DESC, ready_at LIMIT 1
 """
 
 
-# What has been ready longest, of the highest priority at which something is.
-LONGEST_READY = """
-SELECT extract(epoch FROM now() - ready_at)::float8 AS seconds FROM run
-WHERE status = 'pending' AND ready_at IS NOT NULL
-ORDER BY priority DESC, ready_at LIMIT 1
+# Whose turn it is: what has been ready longest, of the highest priority at which something is.
+FRONT = f"""
+WITH RECURSIVE level(priority) AS ({_LEVELS})
+SELECT first.run_id, first.seconds FROM level CROSS JOIN LATERAL (
+    SELECT run.run_id, extract(epoch FROM now() - run.ready_at)::float8 AS seconds FROM run
+    WHERE {_QUEUED} AND run.ready_at <= now() ORDER BY run.ready_at LIMIT 1
+) AS first
+ORDER BY level.priority DESC LIMIT 1
 """
+
+
+class Front(NamedTuple):
+    """The run at the front of the queue, and for how many seconds it has been ready."""
+
+    run_id: UUID
+    seconds: float
 
 
 async def claim(
@@ -316,7 +326,7 @@ async def next_due(connection: AsyncConnection[DictRow]) -> ReadyRun | None:
     return None if row is None else ReadyRun(row["run_id"], row["graph_id"], max(0.0, row["seconds"]))
 
 
-async def longest_ready(connection: AsyncConnection[DictRow]) -> float:
-    """For how many seconds runs have been left standing. Approximate across priorities; 0 when there are none."""
-    row = await (await connection.execute(LONGEST_READY)).fetchone()
-    return 0.0 if row is None else max(0.0, row["seconds"])
+async def front(connection: AsyncConnection[DictRow]) -> Front | None:
+    """Approximate: it may be one that nobody may take, being of a tenant at its limit, or of a graph nobody has."""
+    row = await (await connection.execute(FRONT)).fetchone()
+    return None if row is None else Front(**row)

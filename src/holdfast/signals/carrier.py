@@ -82,10 +82,11 @@ class Carrier(ABC):
 
     @deaf.setter
     def deaf(self, deaf: bool) -> None:
-        if deaf:
-            self._hears.clear()
-        elif self.deaf:
-            self._hears.set()
+        if deaf != self.deaf:
+            if deaf:
+                self._hears.clear()
+            else:
+                self._hears.set()
             self._missed()
 
     def listen(self, topic: Topic, listener: Listener) -> None:

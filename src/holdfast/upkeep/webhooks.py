@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 CONCURRENT = 50
 # Seconds between two looks without a hint: for a hint that was lost with the process that should have sent it.
 LOOK_INTERVAL = 15.0
+# The same while this process does not listen to hints.
+DEAF_INTERVAL = 1.0
 # Seconds until another look when deliveries are due that somebody else has just locked.
 BUSY_INTERVAL = 1.0
 # Pauses between tries, in units of WEBHOOK_RETRY_BASE_SECONDS: with its default 5 s, 30 s, 2 min, 10 min, 1 h, and from
@@ -70,6 +72,8 @@ class Webhooks:
 
     @property
     def _interval(self) -> float:
+        if self._signals.deaf:
+            return DEAF_INTERVAL
         told = self._settings.session_url is not None and not self._signals.degraded
         return LOOK_INTERVAL if told else self._settings.poll_interval
 

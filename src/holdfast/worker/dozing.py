@@ -1,51 +1,45 @@
 """A worker of the reserve does not even listen while its host has no time to spare.
 
-To hear all that the others tell each other costs it, and Postgres, some percent of what they do. So it dozes: for a
-second it is deaf, then it listens until it has heard that others are taking runs, or that nobody does and it is its
-turn (`reserve.py`). Whoever has runs of its own does not doze: they may be cancelled.
-
-Others who go on taking may still be too slow: what keeps the host busy need not be theirs. So now and then it asks
-whether a run has been left standing for all the time that it dozed.
+To hear all that the others tell each other costs it, and Postgres, some percent of what they do. So it dozes: it is
+deaf, and asks the database once a second which run is at the front of the queue. If that one has been left standing for
+a while, and still is a moment later, the others do not take, whatever keeps the host busy, or are too slow. Then it
+looks for runs itself. Whoever has runs of its own does not doze: they may be cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 
 import psycopg
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import longest_ready
+from holdfast.engine.claim import Front, front
 from holdfast.signals import Signals
 from holdfast.worker.idleness import Idleness
 from holdfast.worker.wakes import LONGEST, Wakes
 
 # Seconds between two looks at the host.
 LOOK = 0.25
-# Seconds without a hint.
-DEAF = 1.0
-# Seconds in which it must have become clear whether the others take: the wait for that, and a little.
-AWAKE = 1.5 * LONGEST
-# Seconds between two looks at what there may be to hear.
-GLANCE = 0.02
-# How often it dozes before it asks what is left standing.
-IN_A_ROW = 2
+# Seconds between two looks at the queue, if nothing has been left standing.
+ASK = 1.0
+# Seconds after which a run has been left standing too long, although others are taken; and between two looks for that
+# reason, because most of the time it means that there are many.
+TOO_LONG = 2.0
 
 
-async def left_standing(database: Database) -> float:
-    """Seconds that a run has been ready, at most. While that cannot be asked: who knows."""
+async def ask_front(database: Database) -> Front | None:
+    """The run at the front of the queue. While nobody can be asked nothing could be taken either."""
     try:
         async with database.connection() as connection:
-            return await longest_ready(connection)
+            return await front(connection)
     except (psycopg.Error, OSError):
-        return math.inf
+        return None
 
 
 class Dozing:
-    """Decides when the signals are deaf. `occupied`: whether this worker has runs; `look`: look for some; `standing`:
-    for how long some have been ready."""
+    """Decides when the signals are deaf. `occupied`: whether this worker has runs; `look`: look for some; `ask`: which
+    is at the front of the queue."""
 
     def __init__(
         self,
@@ -53,28 +47,23 @@ class Dozing:
         wakes: Wakes,
         occupied: Callable[[], bool],
         look: Callable[[], None],
-        standing: Callable[[], Awaitable[float]],
+        ask: Callable[[], Awaitable[Front | None]],
         spare: Callable[[], bool] | None = None,
     ) -> None:
         self._signals = signals
         self._wakes = wakes
         self._occupied = occupied
         self._look = look
-        self._standing = standing
+        self._ask = ask
         # Not shared with others: it is about the time since it was last asked.
         self._spare = spare or Idleness().spare
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            dozed = 0
             # Where nothing is told, listening costs nothing.
-            while self._others_take() and self._may_doze():
+            if self._others_take() and self._may_doze():
                 await self._doze()
-                dozed += 1
-                if dozed % IN_A_ROW == 0 and await self._standing() > IN_A_ROW * DEAF:
-                    self._look()
-                await self._listen()
 
     def _others_take(self) -> bool:
         return asyncio.get_running_loop().time() - self._wakes.others_took_at < LOOK
@@ -83,19 +72,33 @@ class Dozing:
         return self._wakes.resting and not self._occupied() and not self._signals.degraded and not self._spare()
 
     async def _doze(self) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + DEAF
-        self._wakes.let_go()
+        """For as long as there is reason to, and the others leave nothing standing."""
         self._signals.deaf = True
+        # Nothing will be heard of what was left to others.
+        self._wakes.let_go()
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
         try:
-            while self._signals.deaf and (left := until - loop.time()) > 0 and self._may_doze():  # noqa: ASYNC110
-                await asyncio.sleep(min(LOOK, left))
+            seen: Front | None = None
+            while await self._sleeps(ASK if seen is None else LOOK):
+                found = await self._ask()
+                if found is not None and seen is not None and found.run_id == seen.run_id:
+                    self._look()
+                    return
+                seen = found if found is not None and found.seconds > LONGEST else None
+                if seen is not None and seen.seconds > TOO_LONG and loop.time() - looked_at >= TOO_LONG:
+                    looked_at = loop.time()
+                    self._look()
         finally:
             self._signals.deaf = False
 
-    async def _listen(self) -> None:
+    async def _sleeps(self, seconds: float) -> bool:
+        """For so long, and whether it may sleep on."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        until = began + AWAKE
-        while self._wakes.others_took_at <= began and loop.time() < until and not self._occupied():  # noqa: ASYNC110
-            await asyncio.sleep(GLANCE)
+        until = loop.time() + seconds
+        while self._signals.deaf and self._may_doze():
+            left = until - loop.time()
+            if left <= 0:
+                return True
+            await asyncio.sleep(min(LOOK, left))
+        return False

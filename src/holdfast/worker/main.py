@@ -43,7 +43,7 @@ from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.cores import usable_cores
-from holdfast.worker.dozing import Dozing, left_standing
+from holdfast.worker.dozing import Dozing, ask_front
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
@@ -144,8 +144,8 @@ class Worker:
             await self.database.close()
 
     def _dozing(self) -> Dozing:
-        standing = partial(left_standing, self.database)
-        return Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, standing)
+        front = partial(ask_front, self.database)
+        return Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, front)
 
     async def _serve(self, journal: asyncio.Task[None]) -> None:
         """Claim until told to stop, then leave in good order."""
