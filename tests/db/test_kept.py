@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -73,6 +74,24 @@ async def test_nobody_else_finds_it_set_as_it_was(pool: Pool) -> None:
     await kept.part()
     async with database.connection() as one, database.connection() as other:
         assert {(await asked(connection))["mode"] for connection in (one, other)} == {"auto"}
+
+
+async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = await pool(pool_min=1, pool_max=2)
+    kept = KeptConnection(database, others=1, planned_once=True)
+    first = await used(kept)
+    async with kept.connection() as connection:
+
+        async def silent(*_: object) -> None:
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr(connection, "execute", silent)
+    monkeypatch.setattr("holdfast.db.kept.PATIENCE", 0.05)
+    await kept.part()
+    async with database.connection() as one, database.connection() as other:
+        found = [await asked(connection) for connection in (one, other)]
+    assert {row["mode"] for row in found} == {"auto"}
+    assert first["pid"] not in {row["pid"] for row in found}
 
 
 @pytest.mark.parametrize("planned_once", [False, True])

@@ -1,4 +1,4 @@
-"""A worker of the reserve does not listen while others take the runs and its host has no time to spare."""
+"""A worker of the reserve does not listen while its host has no time to spare, unless runs are left standing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.engine.claim import Front
 from holdfast.settings import Settings
-from holdfast.worker.dozing import ASK, LOOK, TOO_LONG, Dozing, ask_front
+from holdfast.worker.dozing import ASK, AWAKE, LOOK, TOO_LONG, Dozing, ask_front
 from holdfast.worker.wakes import LONGEST
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -26,7 +26,7 @@ MOMENT = LOOK + 0.03
 
 
 class Sleeper:
-    """A worker's dozing, on a busy host, and others who take a run every 10 ms."""
+    """A worker's dozing, on a busy host."""
 
     def __init__(self, clock: Clock, me: int = 1) -> None:
         self._clock = clock
@@ -34,12 +34,10 @@ class Sleeper:
         self.seen.spare = False
         self.degraded = False
         self.occupied = False
-        self.others_take = True
         self.spare = False
         self.looks = 0
         self.slept = 0
         self._deaf = False
-        self._told = 10_000
         # When it became ready what is at the front of the queue, by which name; None: nothing is.
         self.front: tuple[UUID, float] | None = None
         self.asked: list[float] = []
@@ -93,9 +91,6 @@ class Sleeper:
         for _ in range(steps):
             self._clock.advance(0.01)
             deaf += self.deaf
-            if self.others_take and not self.deaf:
-                self._told += 1
-                self.seen.hear_taken(UUID(int=self._told))
         assert not self.task.done()
         return deaf / 100
 
@@ -114,15 +109,12 @@ def test_it_is_deaf_all_the_time_and_asks_each_second(sleeper: Sleeper) -> None:
     assert sleeper.seen.woken == []
 
 
-@pytest.mark.parametrize(
-    "why_not", ["there is time to spare", "it has runs", "no hints come", "nobody takes", "ordinary"]
-)
+@pytest.mark.parametrize("why_not", ["there is time to spare", "it has runs", "no hints come", "ordinary"])
 def test_it_listens_if_there_is_a_reason_to(clock: Clock, why_not: str) -> None:
     sleeper = Sleeper(clock, me=0 if why_not == "ordinary" else 1)
     sleeper.spare = why_not == "there is time to spare"
     sleeper.occupied = why_not == "it has runs"
     sleeper.degraded = why_not == "no hints come"
-    sleeper.others_take = why_not != "nobody takes"
     assert sleeper.pass_time(5) == 0
 
 
@@ -144,12 +136,13 @@ def test_it_wakes_up_when_it_has_a_run(sleeper: Sleeper) -> None:
 def test_a_run_that_nobody_takes_is_looked_for(sleeper: Sleeper) -> None:
     """Also on a busy host: those that were ordinary may be what keeps it busy, and get nothing done."""
     sleeper.pass_time(MOMENT)
-    sleeper.others_take = False
     sleeper.stand(1)
     sleeper.pass_time(ASK + LONGEST + LOOK + 0.05)
     assert sleeper.looks == 1
     assert not sleeper.deaf, "it listens on"
-    assert sleeper.pass_time(5) == 0
+    sleeper.front = None
+    assert sleeper.pass_time(AWAKE - 1) == 0
+    assert sleeper.pass_time(5) > 3, "and goes to sleep again"
 
 
 def test_a_run_that_has_just_come_is_left_to_the_others(sleeper: Sleeper) -> None:

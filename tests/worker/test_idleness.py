@@ -48,6 +48,13 @@ def test_what_was_before_it_looked_does_not_count(host: Host, tmp_path: Path) ->
     assert idleness.spare()
 
 
+def test_who_asks_often_is_answered_what_was_seen_before(host: Host, tmp_path: Path) -> None:
+    seldom, often = Idleness(tmp_path, every=3600), Idleness(tmp_path)
+    host.passes(busy=100)
+    assert seldom.spare()
+    assert not often.spare()
+
+
 def test_too_short_a_time_tells_nothing(host: Host, tmp_path: Path) -> None:
     idleness = Idleness(tmp_path)
     host.passes(busy=100)

@@ -119,7 +119,24 @@ def test_those_for_whom_others_come_first_are_told_what_is_taken(clock: Clock) -
         clock, 0, {**host(1, range(1)), **host(1, range(1, 2), graphs=frozenset(["rare"]))}
     ).wakes.in_company
     assert Seen(clock, 0, host(8, range(3))).wakes.in_company
+    assert not Seen(
+        clock, 0, {**host(8, range(2)), **host(8, range(2, 4), graphs=frozenset(["rare"]))}
+    ).wakes.in_company
     assert PATIENCE > 2 * TAKEN_PATIENCE, "the word must have come by then"
+
+
+def test_a_reserve_that_does_not_listen_is_not_told(clock: Clock) -> None:
+    """It does not while the host has no time to spare. Of another host's time nobody knows."""
+
+    def told(peers: Mapping[UUID, Peer], *, spare: bool) -> bool:
+        seen = Seen(clock, 0, peers)
+        seen.spare = spare
+        return seen.wakes.in_company
+
+    assert told(host(2, range(4)), spare=True)
+    assert not told(host(2, range(4)), spare=False)
+    assert told({**host(1, range(1)), **host(1, range(1, 3), "there")}, spare=False)
+    assert told(host(3, range(4)), spare=False), "ordinary ones take turns"
 
 
 # --- when it looks ----------------------------------------------------------------------------------------------------
@@ -357,5 +374,5 @@ async def test_a_worker_knows_its_own_word_when_it_hears_it(database_url: str, d
         created = await post_run(database, "graph", input={"words": []})
         await run_ended(database, created.run["run_id"])
         await until_true(lambda: any("taken" in (payload or "") for payload in heard), "it hears that it has taken it")
-        assert running._wakes._rest.taken_at == 0, "it would rest because of itself"
+        assert running._wakes._rest._taken_at == 0, "it would rest because of itself"
         assert not running._wakes._told

@@ -6,14 +6,19 @@ them, and each connection that is taken in turn has plans of its own to make.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from psycopg import AsyncConnection
+import psycopg
+from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.plans import PLANNED_ONCE, KeptPlans
+
+# Seconds that giving back a connection may take.
+PATIENCE = 1.0
 
 
 class KeptConnection:
@@ -48,9 +53,8 @@ class KeptConnection:
         """Of the connection. The pool replaces it if it is broken."""
         held, self._held = self._held, None
         if held is not None:
-            if self._plans is not None:
-                # Nobody else is to find it set as it is.
-                await held.close()
+            if self._plans is not None and not held.closed:
+                await _restore(held)
             await self._database.pool.putconn(held)
 
     async def _ready(self) -> AsyncConnection[DictRow]:
@@ -62,3 +66,13 @@ class KeptConnection:
         if self._plans is not None:
             await self._plans.use(self._held)
         return self._held
+
+
+async def _restore(connection: AsyncConnection[DictRow]) -> None:
+    """Nobody else is to find it set as it is, and sooner nobody at all."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            for name in PLANNED_ONCE:
+                await connection.execute(sql.SQL("RESET {}").format(sql.Identifier(name)))
+    except (psycopg.Error, OSError):  # Which TimeoutError is one of.
+        await connection.close()

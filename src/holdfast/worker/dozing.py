@@ -26,6 +26,8 @@ ASK = 1.0
 # Seconds after which a run has been left standing too long, although others are taken; and between two looks for that
 # reason, because most of the time it means that there are many.
 TOO_LONG = 2.0
+# Seconds for which a reserve listens when the others do not take: there may be more that they leave.
+AWAKE = 10.0
 
 
 async def ask_front(database: Database) -> Front | None:
@@ -61,18 +63,14 @@ class Dozing:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            # Where nothing is told, listening costs nothing.
-            if self._others_take() and self._may_doze():
-                await self._doze()
-
-    def _others_take(self) -> bool:
-        return asyncio.get_running_loop().time() - self._wakes.others_took_at < LOOK
+            if self._may_doze() and not await self._doze():
+                await asyncio.sleep(AWAKE)
 
     def _may_doze(self) -> bool:
         return self._wakes.resting and not self._occupied() and not self._signals.degraded and not self._spare()
 
-    async def _doze(self) -> None:
-        """For as long as there is reason to, and the others leave nothing standing."""
+    async def _doze(self) -> bool:
+        """For as long as there is reason to. False: the others have left a run standing."""
         self._signals.deaf = True
         # Nothing will be heard of what was left to others.
         self._wakes.let_go()
@@ -84,11 +82,12 @@ class Dozing:
                 found = await self._ask()
                 if found is not None and seen is not None and found.run_id == seen.run_id:
                     self._look()
-                    return
+                    return False
                 seen = found if found is not None and found.seconds > LONGEST else None
                 if seen is not None and seen.seconds > TOO_LONG and loop.time() - looked_at >= TOO_LONG:
                     looked_at = loop.time()
                     self._look()
+            return True
         finally:
             self._signals.deaf = False
 

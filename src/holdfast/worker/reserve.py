@@ -52,14 +52,15 @@ class Company:
         self.others = {worker_id: peer for worker_id, peer in self._all.items() if worker_id != self.me}
         self._standings: dict[str | None, Standing] = {}
         self._cores = self._cores_by_place()
-
-    @property
-    def listens(self) -> bool:
-        """Whether anybody would wait a moment to hear that something is taken: those for whom others come first."""
-        if len(self.others) != 1:
-            return len(self.others) > 1
-        [(other, peer)] = self.others.items()
-        return not peer.graphs.isdisjoint(self._graphs) and other in self._reserve(list(self._all))
+        rivals = [worker_id for worker_id, peer in self._all.items() if not peer.graphs.isdisjoint(graphs)]
+        reserve = self._reserve(rivals)
+        # Whether there are some, not of a reserve, for whom others come first. Two look at once.
+        self.takes_turns = len(rivals) - len(reserve) > 2
+        # And whether there are reserves but us, on our host and on others.
+        mine = self._all.get(self.me)
+        places = [_place(self._all[worker_id]) for worker_id in reserve if worker_id != self.me]
+        self.reserve_here = mine is not None and _place(mine) in places
+        self.reserve_elsewhere = any(mine is None or place != _place(mine) for place in places)
 
     def standing(self, graph_id: str | None) -> Standing:
         """For the runs of a graph; None: not known which."""
@@ -124,7 +125,7 @@ class Rest:
         self._spare = spare
         self._kept: dict[str, Kept] = {}
         # When others were last heard to take something.
-        self.taken_at = 0.0
+        self._taken_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
 
@@ -146,10 +147,10 @@ class Rest:
 
     def taken(self) -> None:
         """The others are taking runs: whatever there is may be next."""
-        self.taken_at = asyncio.get_running_loop().time()
+        self._taken_at = asyncio.get_running_loop().time()
 
     def _when(self, kept: Kept, *, spare: bool = True) -> float:
-        stands_since = max(kept.heard, self.taken_at)
+        stands_since = max(kept.heard, self._taken_at)
         if spare:
             return min(stands_since + kept.patience, kept.heard + kept.longest)
         return min(stands_since + kept.longest, kept.heard + kept.longest * OVERLOADED)

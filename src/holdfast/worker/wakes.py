@@ -60,6 +60,8 @@ class Wakes:
         # What there is to look for. Without a timer: now.
         self._timers: dict[str, asyncio.TimerHandle | None] = {}
         self._rest = Rest(self._turns, spare or Idleness().spare)
+        # Not shared with the other: it is about the time since it was last asked.
+        self._spare = spare or Idleness(every=LONGEST).spare
         self._degraded = degraded
         self._later: dict[str, asyncio.TimerHandle] = {}
         # What we told to be taken and have not heard yet.
@@ -75,14 +77,11 @@ class Wakes:
         return self._company.standing(None).reserve
 
     @property
-    def others_took_at(self) -> float:
-        """When others were last heard to take something, by the loop's clock."""
-        return self._rest.taken_at
-
-    @property
     def in_company(self) -> bool:
-        """Whether anybody would wait a moment to hear that something is taken."""
-        return self._company.listens
+        """Whether anybody would wait a moment to hear that something is taken: those for whom others come first, and
+        reserves. But those of a host without time to spare do not listen (`dozing.py`)."""
+        company = self._company
+        return company.takes_turns or company.reserve_elsewhere or (company.reserve_here and self._spare())
 
     def telling(self, taken: list[str]) -> list[str]:
         """What is about to be told to be taken. We shall hear it, too; it says nothing about the others."""
