@@ -370,7 +370,8 @@ async def test_a_worker_knows_its_own_word_when_it_hears_it(database_url: str, d
         running.signals.listen("work", heard.append)
         await until_true(lambda: running._worker_id is not None, "the worker is online")
         assert running._worker_id is not None
-        running._wakes.meet(running._worker_id, {**host(1, range(3)), running._worker_id: Peer(GRAPH, "here", 1)})
+        # Others take turns with it: they are told however busy the host is.
+        running._wakes.meet(running._worker_id, {**host(8, range(3)), running._worker_id: Peer(GRAPH, "here", 8)})
         created = await post_run(database, "graph", input={"words": []})
         await run_ended(database, created.run["run_id"])
         await until_true(lambda: any("taken" in (payload or "") for payload in heard), "it hears that it has taken it")

@@ -35,7 +35,13 @@ class Idler:
         self._fleet = fleet
         self._wake = asyncio.Event()
         self.wakes = Wakes(
-            graphs, self._wake.set, lambda: None, step=fleet.step, patience=fleet.patience, longest=PATIENT
+            graphs,
+            self._wake.set,
+            lambda: None,
+            step=fleet.step,
+            patience=fleet.patience,
+            longest=PATIENT,
+            spare=lambda: True,  # However busy the machine is that tests it.
         )
         self.signals = fleet.signals
         self.signals.listen("work", self.wakes.hint)
