@@ -3,16 +3,19 @@ it gets, and the same graphs."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from urllib.request import urlopen
 
 from bench.peers.backing import ROOT, Postgres, Redis
 from bench.peers.environments import NEWER, build, pinned
@@ -85,9 +88,23 @@ def _holdfast(workers: int, *, redis: bool = False) -> Callable[[Order, ExitStac
         command = [sys.executable, "-m", "holdfast", "serve", "--config", "langgraph.json", "--port", str(port)]
         command += ["--workers", str(workers), "--jobs", str(jobs)]
         program, url = _launch(stack, command, port, environ)
+        _wait_online(program, url, workers)
         return Running(url, processes | {"server": [program.pid]}, postgres)
 
     return start
+
+
+def _wait_online(program: Program, url: str, workers: int) -> None:
+    """Until all workers have loaded their graphs. The others do all of it in the process that listens."""
+    deadline = time.monotonic() + START_TIMEOUT
+    online = 0
+    while online < workers:
+        program.check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{online} of {workers} workers are online after {START_TIMEOUT:g} s")
+        time.sleep(0.1)
+        with suppress(OSError), urlopen(f"{url}/workers", timeout=5) as answer:
+            online = sum(worker["status"] == "online" for worker in json.load(answer))
 
 
 def _langgraph_dev(order: Order, stack: ExitStack) -> Running:
