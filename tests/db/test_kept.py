@@ -88,7 +88,7 @@ async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: py
         monkeypatch.setattr(connection, "execute", silent)
     monkeypatch.setattr("holdfast.db.kept.PATIENCE", 0.05)
     await kept.part()
-    async with database.connection() as one, database.connection() as other:
+    async with asyncio.timeout(30), database.connection() as one, database.connection() as other:
         found = [await asked(connection) for connection in (one, other)]
     assert {row["mode"] for row in found} == {"auto"}
     assert first["pid"] not in {row["pid"] for row in found}
