@@ -14,17 +14,10 @@ CONFIGS: list[dict[str, Any]] = [
     {"callbacks": 5},
     {"callbacks": ["x"]},
     {"run_id": "x"},
-    {"run_name": {"a": 1}},
-    {"max_concurrency": "x"},
-    {"max_concurrency": 0},
     {"recursion_limit": 1},
     {"tags": []},
     {"store": 5},
-    {"configurable": {"checkpoint_id": 5}},
-    {"configurable": {"checkpoint_id": "x"}},
-    {"configurable": {"checkpoint_ns": 5}},
     {"configurable": {"checkpoint_ns": "a|b:c"}},
-    {"configurable": {"checkpoint_map": 5}},
     {"configurable": {"thread_id": 5}},
     {"configurable": {"run_id": {"a": 1}}},
     {"configurable": {"graph_id": 5, "assistant_id": 5, "user_id": 5}},
@@ -33,6 +26,16 @@ CONFIGS: list[dict[str, Any]] = [
         for name in ("checkpointer", "read", "send", "runtime", "stream", "store", "task_id", "resuming", "scratchpad")
         for value in ("x", False)
     ),
+]
+# Of a field that a client may set, a value that it cannot have.
+REFUSED_CONFIGS: list[dict[str, Any]] = [
+    {"run_name": {"a": 1}},
+    {"max_concurrency": "x"},
+    {"max_concurrency": 0},
+    {"configurable": {"checkpoint_id": 5}},
+    {"configurable": {"checkpoint_id": "x"}},
+    {"configurable": {"checkpoint_ns": 5}},
+    {"configurable": {"checkpoint_map": 5}},
 ]
 BODIES: list[dict[str, Any]] = [
     *({"input": HELLO, "config": config} for config in CONFIGS),
@@ -76,3 +79,13 @@ async def test_every_run_ends_and_the_worker_goes_on(client: httpx.AsyncClient) 
             assert len((await client.get(f"/threads/{thread}/state")).json()["values"]["messages"]) == 2
     said = (await client.post("/runs/wait", json={"assistant_id": "echo", "input": HELLO})).json()
     assert [message["content"] for message in said["messages"]] == ["hello", "hello"]
+
+
+async def test_config_with_invalid_value_is_refused(client: httpx.AsyncClient) -> None:
+    thread = (await client.post("/threads")).json()["thread_id"]
+    for config in REFUSED_CONFIGS:
+        body = {"assistant_id": "echo", "input": HELLO, "config": config}
+        answer = await client.post(f"/threads/{thread}/runs/wait", json=body)
+        assert answer.status_code == 422, (config, answer.text)
+        assert answer.json()["detail"].startswith("config."), (config, answer.text)
+    assert (await client.get(f"/threads/{thread}/runs")).json() == []

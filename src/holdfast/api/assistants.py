@@ -41,6 +41,7 @@ from holdfast.engine.cancel import CancelledRuns
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog
+from holdfast.graphs.client_config import client_config, client_options
 from holdfast.resources.assistants import (
     Filters,
     SortBy,
@@ -367,7 +368,9 @@ async def _delete_threads(web: WebContext, identity: UUID) -> None:
 
 def _config(row: DictRow) -> RunnableConfig:
     identity = {"graph_id": row["graph_id"], "assistant_id": str(row["assistant_id"])}
-    return cast(RunnableConfig, {**row["config"], "configurable": {**row["context"], **identity}})
+    return cast(
+        RunnableConfig, {**client_config(row["config"]), "configurable": {**client_options(row["context"]), **identity}}
+    )
 
 
 @asynccontextmanager

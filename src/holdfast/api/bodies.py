@@ -82,10 +82,12 @@ class Checkpoint(Body):
 
 
 class RunConfig(Body):
-    model_config = ConfigDict(extra="allow")
+    """The fields of a LangChain config that a client may set (`graphs/client_config.py`)."""
 
     tags: list[str] | None = None
     recursion_limit: Whole | None = Field(None, ge=1, le=100_000)
+    max_concurrency: Whole | None = Field(None, ge=1, le=100_000)
+    run_name: str | None = None
     configurable: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 

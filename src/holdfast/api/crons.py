@@ -26,6 +26,7 @@ from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.checkpointer import ThreadTtl
+from holdfast.graphs.client_config import CHECKPOINT_KEYS
 from holdfast.resources.crons import (
     CronContent,
     Filters,
@@ -274,7 +275,9 @@ def _content(
     payload = _given(body)
     config: dict[str, Any] = payload.get("config") or {}
     payload["assistant_id"] = str(assistant_id)
-    payload["config"] = {**config, "configurable": {**clean_configurable(config.get("configurable") or {}), **identity}}
+    options: dict[str, Any] = config.get("configurable") or {}
+    start = {name: options[name] for name in CHECKPOINT_KEYS if name in options}
+    payload["config"] = {**config, "configurable": {**clean_configurable(options), **start, **identity}}
     if "metadata" in payload:
         payload["metadata"] = clean_metadata(payload["metadata"])
     return CronContent(

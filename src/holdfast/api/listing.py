@@ -17,28 +17,9 @@ from pydantic import Field
 
 from holdfast.api.bodies import NullsAreAbsent, Whole
 from holdfast.errors import InvalidRequest
+from holdfast.graphs.client_config import client_options
 from holdfast.resources.runs import RESERVED_METADATA
 
-# Set by the server alone, like RESERVED_METADATA.
-RESERVED_CONFIGURABLE = frozenset(
-    {
-        "langgraph_auth_user",
-        "langgraph_auth_user_id",
-        "langgraph_auth_permissions",
-        "langgraph_request_id",
-        "__langsmith_project__",
-        "__langsmith_example_id__",
-        "__request_start_time_ms__",
-        "__after_seconds__",
-        "__otel_traceparent__",
-        "__otel_tracestate__",
-        "__dd_trace_headers__",
-        "__pregel_node_finished",
-        "__context_provided__",
-    }
-)
-# How LangGraph hands its own parts to itself: a checkpointer from there would take the place of the server's.
-MACHINERY = "__pregel_"
 # Postgres counts in 64 bits; nobody pages this far.
 LAST_OFFSET = 2**53
 
@@ -85,16 +66,16 @@ def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]
 
 def clean_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A client's metadata without the keys that only the server sets. Raises InvalidRequest for a key with a NUL."""
-    return _without(metadata, RESERVED_METADATA, "metadata")
+    _refuse_nul(metadata, "metadata")
+    return {key: value for key, value in metadata.items() if key not in RESERVED_METADATA}
 
 
 def clean_configurable(configurable: Mapping[str, Any]) -> dict[str, Any]:
     """The same for `config.configurable` and `context`."""
-    kept = _without(configurable, RESERVED_CONFIGURABLE, "configurable")
-    return {key: value for key, value in kept.items() if not key.startswith(MACHINERY)}
+    _refuse_nul(configurable, "configurable")
+    return client_options(configurable)
 
 
-def _without(given: Mapping[str, Any], reserved: frozenset[str], where: str) -> dict[str, Any]:
+def _refuse_nul(given: Mapping[str, Any], where: str) -> None:
     if any("\0" in key for key in given):
         raise InvalidRequest(f"{where}: a key holds a NUL character, which cannot be stored.")
-    return {key: value for key, value in given.items() if key not in reserved}

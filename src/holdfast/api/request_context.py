@@ -21,7 +21,8 @@ from structlog.contextvars import bind_contextvars, reset_contextvars
 from uuid_utils.compat import uuid7
 
 from holdfast.api.errors import FAILED, Json
-from holdfast.api.listing import RESERVED_CONFIGURABLE, clean_metadata
+from holdfast.api.listing import clean_metadata
+from holdfast.graphs.client_config import is_server_key
 from holdfast.graphs.http import HeaderPatterns, HttpSection
 
 log = structlog.get_logger(__name__)
@@ -30,20 +31,6 @@ log = structlog.get_logger(__name__)
 NEVER_FORWARDED = frozenset({"authorization", "x-api-key", "x-tenant-id", "x-service-key"})
 NEVER_LOGGED = NEVER_FORWARDED | {"cookie", "proxy-authorization"}
 TRACING = frozenset({"langsmith-trace", "baggage"})
-# Said by the server about each run; a header of that name, let in by a wide pattern, must not say otherwise.
-IDENTITY = frozenset(
-    {
-        "assistant_id",
-        "checkpoint_id",
-        "checkpoint_map",
-        "checkpoint_ns",
-        "cron_id",
-        "graph_id",
-        "run_id",
-        "thread_id",
-        "user_id",
-    }
-)
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -60,7 +47,8 @@ class RequestContext:
         """What graph code finds about the request in `config["configurable"]`."""
         found: dict[str, Any] = {}
         for name, value in self.headers.items():
-            if name in NEVER_FORWARDED or name in RESERVED_CONFIGURABLE or name in IDENTITY:
+            # A pattern as wide as `*` must not let a header name the run's thread or user.
+            if name in NEVER_FORWARDED or name == "user_id" or is_server_key(name):
                 continue
             if self.forwarded.admits(name) or (name in TRACING and not self.forwarded.excluded(name)):
                 found[name] = value

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.api.bodies import RunCreate
-from holdfast.api.listing import MACHINERY, RESERVED_CONFIGURABLE, clean_configurable
-from holdfast.errors import BadRequest
+from pydantic import ValidationError
+
+from holdfast.api.bodies import Checkpoint, RunCreate
+from holdfast.api.listing import clean_configurable
+from holdfast.errors import BadRequest, InvalidRequest
+from holdfast.graphs.client_config import CHECKPOINT_KEYS
 from holdfast.resources.runs import PROJECT
 
-# What clients repeat in `config.configurable` although the server knows it: that makes no second set of options.
-SERVER_KEYS = RESERVED_CONFIGURABLE | {
-    "thread_id",
-    "run_id",
-    "graph_id",
-    "assistant_id",
-    "user_id",
-    "checkpoint_id",
-    "checkpoint_ns",
-    "checkpoint_map",
-}
 EXAMPLE = "__langsmith_example_id__"
 
 
@@ -28,16 +20,14 @@ def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict
     if stateless and body.command is not None and body.command.resume is not None:
         raise BadRequest("A stateless run has no interrupt to resume: post command.resume to the run's thread.")
     config = body.config.model_dump(exclude_none=True) if body.config is not None else {}
-    configurable: dict[str, Any] = dict(config.get("configurable") or {})
-    answers = _answers(configurable) if body.command is None else {}
-    options = [key for key in configurable if not key.startswith(MACHINERY)]
-    if body.context and not SERVER_KEYS.issuperset(options):
+    given: dict[str, Any] = config.get("configurable") or {}
+    answers = _answers(given) if body.command is None else {}
+    options = clean_configurable(given)
+    # A client that repeats in `configurable` what the server knows does not give a second set of options.
+    if body.context and any(name != "user_id" for name in options):
         raise BadRequest("Give either config.configurable or context, not both: context is the newer name.")
-    checkpoint = body.checkpoint.model_dump(mode="json", exclude_none=True) if body.checkpoint is not None else {}
-    if body.checkpoint_id is not None:
-        checkpoint["checkpoint_id"] = str(body.checkpoint_id)
-    configurable = clean_configurable({**configurable, **checkpoint}) | traced(body)
-    if configurable or config.get("configurable"):
+    configurable = {**options, **_starting_checkpoint(body, given), **traced(body)}
+    if configurable or given:
         config["configurable"] = configurable
     durability = body.durability or ("exit" if body.checkpoint_during is False else "async")
     return {
@@ -60,6 +50,22 @@ def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict
         **({"answers": answers} if answers else {}),
         **({"budget": body.budget} if body.budget else {}),
     }
+
+
+def _starting_checkpoint(body: RunCreate, configurable: dict[str, Any]) -> dict[str, Any]:
+    """Where in its thread the run starts. `checkpoint` and `checkpoint_id` win over the same keys of `configurable`,
+    by which clients of the thread-centric protocol name a checkpoint. Raises InvalidRequest."""
+    named = {name: configurable[name] for name in CHECKPOINT_KEYS if configurable.get(name)}
+    try:
+        place = Checkpoint.model_validate(named).model_dump(mode="json", exclude_none=True) if named else {}
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidRequest(f"config.configurable.{problem['loc'][0]}: {problem['msg']}") from None
+    if body.checkpoint is not None:
+        place |= body.checkpoint.model_dump(mode="json", exclude_none=True)
+    if body.checkpoint_id is not None:
+        place["checkpoint_id"] = str(body.checkpoint_id)
+    return place
 
 
 def _answers(configurable: dict[str, Any]) -> dict[str, Any]:

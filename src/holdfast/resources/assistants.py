@@ -20,6 +20,7 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.client_config import client_config, client_options, stored_config
 from holdfast.resources.searching import count_rows, search_rows
 
 SortBy = Literal["assistant_id", "created_at", "updated_at", "name", "graph_id"]
@@ -184,8 +185,9 @@ def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str
     other too. The context gets no keys that neither the assistant nor the request's context has: a graph may be
     strict about them.
     """
-    standing, given = assistant["config"], kwargs["config"]
-    options: dict[str, Any] = assistant["context"]
+    # Both may have been stored by a version that let a client set any key.
+    standing, given = client_config(assistant["config"]), stored_config(kwargs["config"])
+    options = client_options(assistant["context"])
     context: dict[str, Any] = kwargs["context"] or {}
     configurable: dict[str, Any] = given.get("configurable") or {}
     config = {**standing, **given}

@@ -25,6 +25,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.gates import close_missing
 from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
 from holdfast.graphs.catalog import Graph, GraphCatalog
+from holdfast.graphs.client_config import client_config
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
 from holdfast.resources.threads import get_thread
 from holdfast.streams.serialize import to_json, to_jsonb
@@ -254,7 +255,7 @@ async def _assistant_config(connection: AsyncConnection[DictRow], assistant_id: 
     except ValueError:
         return {}
     row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()
-    return {} if row is None else row["config"]
+    return {} if row is None else client_config(row["config"])
 
 
 async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID) -> str | None:

@@ -43,6 +43,7 @@ from holdfast.errors import (
     RunTimeout,
 )
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.context_schema import graph_context
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.tenant_store import store_of
 from holdfast.resources.threads import get_thread
@@ -180,7 +181,7 @@ class Executor:
                 checkpointer=saver,
                 store=store_of(self.store, run.tenant_id),
                 user=config["configurable"].get("langgraph_auth_user"),
-                context=run.kwargs.get("context"),
+                context=graph_context(None, run.kwargs.get("context"), config["configurable"]),
             )
         )
         return graph, config

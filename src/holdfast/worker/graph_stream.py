@@ -12,6 +12,8 @@ from langchain_core.runnables import RunnableConfig
 
 from holdfast.auth.users import configurable_of
 from holdfast.graphs.catalog import Graph
+from holdfast.graphs.client_config import client_options, stored_config
+from holdfast.graphs.context_schema import graph_context
 from holdfast.streams.hints import Flush
 from holdfast.worker.batch import EventEntry
 from holdfast.worker.resume import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
@@ -66,8 +68,12 @@ class Claimed:
 
 
 def run_config(run: Claimed) -> RunnableConfig:
-    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own."""
-    given: dict[str, Any] = run.kwargs.get("config") or {}
+    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own.
+
+    A client's config and context count as far as `graphs/client_config.py` allows; what the server knows wins. The
+    context's values are options too, for graph code that reads them from `configurable`.
+    """
+    given = stored_config(run.kwargs.get("config"))
     identity = {
         "run_id": str(run.run_id),
         "thread_id": str(run.thread_id),
@@ -75,7 +81,8 @@ def run_config(run: Claimed) -> RunnableConfig:
         "assistant_id": str(run.assistant_id),
     }
     configurable = {
-        **(given.get("configurable") or {}),
+        **client_options(run.kwargs.get("context") or {}),
+        **given.get("configurable", {}),
         **_forwarded(run),
         **configurable_of(run.kwargs.get("user")),
         **identity,
@@ -87,7 +94,7 @@ def run_config(run: Claimed) -> RunnableConfig:
     config: dict[str, Any] = {
         **given,
         "configurable": configurable,
-        "metadata": {**(given.get("metadata") or {}), **run.metadata, **identity},
+        "metadata": {**given.get("metadata", {}), **run.metadata, **identity},
         "run_id": run.run_id,
         "run_name": given.get("run_name") or run.graph_id,
     }
@@ -124,8 +131,8 @@ async def stream_graph(
     subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
     options: dict[str, Any] = {}
     stream: Callable[..., AsyncIterator[Any]]
-    if run.kwargs.get("context") is not None:
-        options["context"] = run.kwargs["context"]
+    if (context := graph_context(graph.context_schema, kwargs.get("context"), config["configurable"])) is not None:
+        options["context"] = context
     if kwargs.get("protocol"):
         # Messages come as content blocks only in this version of the stream's shape.
         options["version"] = "v2"
