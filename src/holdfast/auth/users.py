@@ -52,6 +52,10 @@ class User(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(set(PROPERTIES) | set(self._fields))
 
+    def public_fields(self) -> dict[str, Any]:
+        """What clients may read when graph code shows its user in an event. The project's own fields are private."""
+        return {name: self[name] for name in PROPERTIES}
+
     def stored(self) -> dict[str, Any]:
         """As JSON can hold it."""
         shown: dict[str, Any] = orjson.loads(to_json(dict(self)))

@@ -1,4 +1,4 @@
-"""The context that a graph with a `context_schema` is given."""
+"""The context that a graph is given, and its schema."""
 
 from __future__ import annotations
 
@@ -12,41 +12,27 @@ from holdfast.graphs.client_config import client_options
 
 
 def graph_context(
-    schema: type[Any] | None, context: Mapping[str, Any] | None, configurable: Mapping[str, Any]
+    schema: type[Any] | None, kwargs: Mapping[str, Any], configurable: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """A run's context, filled from the run's `configurable` where the schema has a field of that name.
+    """The context of a run whose config has this `configurable`; None when there is nothing to give.
 
-    `configurable` is complete: it has the context's own values, and over them what the server knows, such as the
-    `user_id` of an authenticated user.
-
-    A run that gives no values gets an empty context, so that the schema's defaults are there. With a schema that
-    requires a value it gets None, as from LangGraph itself: graph code may have a default of its own.
+    `context` and `config.configurable` are two names of the same options, so either fills the other. `configurable` is
+    complete: it has the options that the run was given under both names, and over them what the server knows, such as
+    the `user_id` of an authenticated user. A graph with a schema gets the values that the schema has a field for, and
+    always gets a context, so that the schema's defaults apply.
     """
-    given = {} if context is None else client_options(context)
-    names = given.keys() if schema is None else given.keys() | _field_names(schema)
-    filled = {**given, **{name: configurable[name] for name in names if name in configurable}}
-    if not filled and context is None and (schema is None or _requires_values(schema)):
-        return None
-    return filled
+    if schema is not None and (names := _field_names(schema)):
+        return {name: configurable[name] for name in names if name in configurable}
+    given: dict[str, Any] = (kwargs.get("config") or {}).get("configurable") or {}
+    options = {**client_options(given), **client_options(kwargs.get("context") or {})}
+    return {name: configurable[name] for name in options if name in configurable} or None
 
 
-def _field_names(schema: type[Any]) -> set[str]:
+def _field_names(schema: type[Any]) -> list[str]:
+    """The names of the values that a context of this schema can have."""
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        fields = schema.model_fields
-        return {*fields, *(field.alias for field in fields.values() if field.alias)}
+        fields = schema.model_fields.items()
+        return [name for key, field in fields for name in (key, field.alias) if name is not None]
     if dataclasses.is_dataclass(schema):
-        return {field.name for field in dataclasses.fields(schema) if field.init}
-    return set(getattr(schema, "__annotations__", ()))
-
-
-def _requires_values(schema: type[Any]) -> bool:
-    """Whether the schema cannot be built without values."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return any(field.is_required() for field in schema.model_fields.values())
-    if dataclasses.is_dataclass(schema):
-        missing = dataclasses.MISSING
-        return any(
-            field.init and field.default is missing and field.default_factory is missing
-            for field in dataclasses.fields(schema)
-        )
-    return False
+        return [field.name for field in dataclasses.fields(schema) if field.init]
+    return list(getattr(schema, "__annotations__", ()))

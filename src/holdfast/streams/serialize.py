@@ -7,10 +7,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
 from pydantic import BaseModel
+
+
+@runtime_checkable
+class PublicFields(Protocol):
+    """An object of which clients may read only a part."""
+
+    def public_fields(self) -> Mapping[str, Any]: ...
+
 
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
@@ -26,6 +34,8 @@ def _default(value: Any) -> Any:
         return base64.b64encode(bytes(value)).decode()
     if isinstance(value, BaseException):
         return {"error": type(value).__name__, "message": str(value)}
+    if isinstance(value, PublicFields):
+        return value.public_fields()
     if isinstance(value, Mapping):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -29,8 +29,8 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.resources.checkpoints import PooledSaver, stored_values
 from holdfast.worker.batch import CheckpointEntry, WriteKey, WritesEntry
-from holdfast.worker.graph_stream import public
 from holdfast.worker.journal import Lane
+from holdfast.worker.private_fields import public_config
 from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING
 
 __all__ = ["JournalSaver", "PooledSaver"]
@@ -107,7 +107,7 @@ class JournalSaver(PooledSaver):
             checkpoint["id"],
             configurable.get("checkpoint_id"),
             _json({**checkpoint, "channel_values": inline}),
-            _json(get_serializable_checkpoint_metadata(public(config), metadata)),
+            _json(get_serializable_checkpoint_metadata(public_config(config), metadata)),
         )
         self._written_namespaces.add(namespace)
         # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.

@@ -60,6 +60,7 @@ from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
 from holdfast.worker.meter import UsageMeter
 from holdfast.worker.pace import Pace
+from holdfast.worker.private_fields import public_json
 from holdfast.worker.progress import Progress
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
 from holdfast.worker.resume import waits_at_breakpoint
@@ -181,7 +182,7 @@ class Executor:
                 checkpointer=saver,
                 store=store_of(self.store, run.tenant_id),
                 user=config["configurable"].get("langgraph_auth_user"),
-                context=graph_context(None, run.kwargs.get("context"), config["configurable"]),
+                context=graph_context(None, run.kwargs, config["configurable"]),
             )
         )
         return graph, config
@@ -255,7 +256,7 @@ class Executor:
                 if attempt.pace.silent:
                     attempt.pace.first_event(self._database.metrics, run.graph_id)
                 for place, kind, data in modes.events(namespace, mode, chunk):
-                    lane.event(kind, to_json(data), place)
+                    lane.event(kind, public_json(to_json(data)), place)
                 if lane.crowded:
                     await lane.room()
         finally:
@@ -263,7 +264,7 @@ class Executor:
                 graph.checkpointer.release()
             if lane.failure is None:
                 for place, kind, data in modes.finish():
-                    lane.event(kind, to_json(data), place)
+                    lane.event(kind, public_json(to_json(data)), place)
         if progress.seen_values and ("values" not in requested or not progress.told):
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.output))

@@ -16,10 +16,9 @@ from holdfast.graphs.client_config import client_options, stored_config
 from holdfast.graphs.context_schema import graph_context
 from holdfast.streams.hints import Flush
 from holdfast.worker.batch import EventEntry
+from holdfast.worker.private_fields import mark_forwarded
 from holdfast.worker.resume import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
 
-# Beside what came from headers: their names. LangGraph writes no key of this form anywhere.
-PRIVATE = "__forwarded__"
 # LangGraph's own names for the modes clients ask for.
 GRAPH_MODES = {"messages-tuple": "messages"}
 
@@ -83,7 +82,7 @@ def run_config(run: Claimed) -> RunnableConfig:
     configurable = {
         **client_options(run.kwargs.get("context") or {}),
         **given.get("configurable", {}),
-        **_forwarded(run),
+        **mark_forwarded(run.kwargs.get("forwarded") or {}),
         **configurable_of(run.kwargs.get("user")),
         **identity,
     }
@@ -101,23 +100,6 @@ def run_config(run: Claimed) -> RunnableConfig:
     return config  # type: ignore[return-value]
 
 
-def _forwarded(run: Claimed) -> dict[str, Any]:
-    """What the request that made the run adds to its options. Graph code may read it, other readers may not."""
-    forwarded: dict[str, Any] = run.kwargs.get("forwarded") or {}
-    private = [name for name in forwarded if name != "langgraph_request_id"]
-    return {**forwarded, PRIVATE: private} if private else forwarded
-
-
-def public(config: RunnableConfig) -> RunnableConfig:
-    """A config as everybody may see it who can read the thread: without the user's own fields, and without what came
-    from headers."""
-    configurable = config.get("configurable") or {}
-    private = {*configurable.get(PRIVATE, ()), PRIVATE, "langgraph_auth_user", "langgraph_auth_permissions"}
-    if private.isdisjoint(configurable):
-        return config
-    return {**config, "configurable": {key: value for key, value in configurable.items() if key not in private}}
-
-
 async def stream_graph(
     graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str]
 ) -> AsyncIterator[tuple[str, str, Any]]:
@@ -131,7 +113,7 @@ async def stream_graph(
     subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
     options: dict[str, Any] = {}
     stream: Callable[..., AsyncIterator[Any]]
-    if (context := graph_context(graph.context_schema, kwargs.get("context"), config["configurable"])) is not None:
+    if (context := graph_context(graph.context_schema, kwargs, config["configurable"])) is not None:
         options["context"] = context
     if kwargs.get("protocol"):
         # Messages come as content blocks only in this version of the stream's shape.
@@ -177,13 +159,14 @@ class LangChainEvent:
 
 
 def _events_of(graph: Graph, config: RunnableConfig, run: Claimed) -> Callable[..., AsyncIterator[Any]]:
-    """The graph's stream with LangChain's events in between. What `astream` would yield comes inside those of the
-    root."""
+    """The graph's stream with LangChain's events in between. What `astream` would yield comes as the root's
+    `on_chain_stream` events. Those are not sent as events: they would repeat the other modes."""
 
     async def stream(graph_input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:
         async for event in graph.astream_events(graph_input, config, version="v2", **options):
-            yield LangChainEvent(event)
             if event["event"] == "on_chain_stream" and event["run_id"] == str(run.run_id):
                 yield event["data"]["chunk"]
+            else:
+                yield LangChainEvent(event)
 
     return stream

@@ -8,7 +8,6 @@ from typing import Any
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 
 from holdfast.resources.state import checkpoint_of
-from holdfast.worker.graph_stream import public
 
 
 class MessageModes:
@@ -27,7 +26,7 @@ class MessageModes:
                 return ((namespace, "messages", chunk),)
             return self._message(namespace, chunk)
         if mode in self._requested:
-            return ((namespace, mode, _published(mode, chunk)),)
+            return ((namespace, mode, _with_checkpoints(chunk) if mode == "debug" else chunk),)
         return ()
 
     def finish(self) -> Iterator[tuple[str, str, Any]]:
@@ -52,22 +51,10 @@ class MessageModes:
                 yield "", "messages/complete", [message]
 
 
-def _published(mode: str, chunk: Any) -> Any:
-    """An item of a mode that shows the run's config, without what is not for everybody."""
-    if mode == "checkpoints":
-        return _with_public_configs(chunk)
-    if mode == "debug" and chunk["type"] == "checkpoint":
-        return _with_checkpoints({**chunk, "payload": _with_public_configs(chunk["payload"])})
-    return chunk
-
-
-def _with_public_configs(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    configs = {key: public(checkpoint[key]) for key in ("config", "parent_config") if checkpoint.get(key)}
-    return {**checkpoint, **configs}
-
-
 def _with_checkpoints(debug: dict[str, Any]) -> dict[str, Any]:
     """What `debug` says of a checkpoint, with its place and its parent's as clients name them elsewhere."""
+    if debug["type"] != "checkpoint":
+        return debug
     payload = debug["payload"]
     places = {
         "checkpoint": checkpoint_of(payload["config"]),
