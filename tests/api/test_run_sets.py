@@ -82,5 +82,9 @@ async def test_the_events_mode_carries_langchains_own(client: httpx.AsyncClient)
         _, events = await stream(client, "POST", f"/threads/{thread_id}/runs/stream", json=body)
     kinds = [frame.data["event"] for frame in events if frame.event == "events"]
     assert {"on_chain_start", "on_chat_model_stream", "on_chain_end"} <= set(kinds)
+    # The graph's own stream comes in the other modes, and is not repeated here.
+    streamed = [frame.data for frame in events if frame.event == "events" and frame.data["event"] == "on_chain_stream"]
+    assert streamed
+    assert all(event["parent_ids"] for event in streamed)
     final = [frame for frame in events if frame.event == "values"][-1]
     assert "hello" in str(final.data["messages"][-1]["content"])
