@@ -256,7 +256,7 @@ class Executor:
                 if attempt.pace.silent:
                     attempt.pace.first_event(self._database.metrics, run.graph_id)
                 for place, kind, data in modes.events(namespace, mode, chunk):
-                    lane.event(kind, public_json(to_json(data)), place)
+                    lane.event(kind, public_json(kind, to_json(data)), place)
                 if lane.crowded:
                     await lane.room()
         finally:
@@ -264,7 +264,7 @@ class Executor:
                 graph.checkpointer.release()
             if lane.failure is None:
                 for place, kind, data in modes.finish():
-                    lane.event(kind, public_json(to_json(data)), place)
+                    lane.event(kind, public_json(kind, to_json(data)), place)
         if progress.seen_values and ("values" not in requested or not progress.told):
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.output))

@@ -18,6 +18,8 @@ from holdfast.streams.serialize import to_json
 # A key of `configurable`, beside the values that came from headers: their names. LangGraph writes no key of this form.
 FORWARDED_NAMES = "__forwarded__"
 USER_FIELDS = frozenset({"langgraph_auth_user", "langgraph_auth_permissions"})
+# Events with what the graph's own code has written.
+GRAPH_OUTPUT = frozenset({"values", "updates", "messages", "custom", "output"})
 # Where neither is in the JSON of an event, no config is in it that holds something private.
 MARKS = (b'"__forwarded__"', b'"langgraph_auth_user"')
 
@@ -36,9 +38,10 @@ def public_config(config: RunnableConfig) -> RunnableConfig:
     return {**config, "configurable": _public(configurable)}
 
 
-def public_json(data: bytes) -> bytes:
-    """The JSON of an event, with every config in it cut down to its public part."""
-    if not any(mark in data for mark in MARKS):
+def public_json(kind: str, data: bytes) -> bytes:
+    """The JSON of an event, with every config in it cut down to its public part. What a graph itself puts into its
+    state and its messages is not changed."""
+    if kind.partition("/")[0] in GRAPH_OUTPUT or not any(mark in data for mark in MARKS):
         return data
     return to_json(_without_private(json.loads(data)))
 
