@@ -30,12 +30,12 @@ from holdfast.api import (
     webhooks,
 )
 from holdfast.api.context import WebContext
-from holdfast.api.custom_app import surround
+from holdfast.api.custom_app import own_routes, surround
 from holdfast.api.edge import BodyLimit
 from holdfast.api.errors import install_error_handlers
 from holdfast.api.express import Api, Express
 from holdfast.api.meta import describe, meta_router
-from holdfast.api.perimeter import CorsLayer, MountPrefix
+from holdfast.api.perimeter import MountPrefix, Perimeter
 from holdfast.api.request_context import RequestContextLayer
 from holdfast.api.shapes import refusals
 from holdfast.api.shortcuts import Shortcuts
@@ -92,7 +92,7 @@ def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
 
 
 class Application:
-    """All that a web process serves. From the outside in: the request's context, other origins, the path's prefix, the
+    """All that a web process serves. From the outside in: the request's context, the perimeter, the path's prefix, the
     custom app's middleware, its routes, the API.
 
     Raises ConfigError when langgraph.json asks for something that cannot be done, or names an app that cannot be used.
@@ -105,7 +105,10 @@ class Application:
         api = build_app(web, section)
         describe(api, custom, {} if web.auth is None else web.auth.openapi)
         inner = surround(custom, api, web, section)
-        layers: ASGIApp = CorsLayer(MountPrefix(inner, section.mount_prefix), section.cors)
+        if section.enable_custom_route_auth is None and (routes := own_routes(custom)):
+            log.warning("app.routes_open", app=section.app, routes=routes)
+        mounted = MountPrefix(inner, section.mount_prefix)
+        layers: ASGIApp = Perimeter(mounted, section.cors, web.settings, web.guarded)
         self._app = traced(RequestContextLayer(layers, section))
         self._project = project
         self._spec = section.app

@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
+from holdfast.api.limited_body import LimitedBody
 from holdfast.auth.custom import ANYONE, Authenticator, Caller
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
@@ -81,6 +82,10 @@ class WebContext:
         tenant = self.caller.tenant
         return None if self.roster is None or tenant is None else self.roster.quota(tenant)
 
+    def guarded(self) -> bool:
+        """Whether every request has to log in, at this moment."""
+        return self.auth is not None and self.auth.guarded
+
     async def admit(self, caller: Caller) -> None:
         """Count a request of the caller's tenant. Raises OverLimit."""
         if self.roster is not None and caller.tenant is not None:
@@ -141,9 +146,22 @@ class WebContext:
 
 async def admitted(web: WebContext, connection: HTTPConnection) -> Caller:
     """Who sends a request, if they may. Raises Denied and OverLimit."""
-    caller = ANYONE if web.auth is None else await web.auth.authenticate(connection)
+    caller = ANYONE if web.auth is None else await _authenticated(web.auth, connection, web.settings)
     await web.admit(caller)
     return caller
+
+
+async def _authenticated(auth: Authenticator, connection: HTTPConnection, settings: Settings) -> Caller:
+    if not auth.reads_body or not isinstance(connection, Request):
+        return await auth.authenticate(connection)
+    # Nobody knows yet who sends the body.
+    receive = LimitedBody(connection.receive, settings.max_body_bytes, settings.auth_body_timeout)
+    request = type(connection)(connection.scope, receive)
+    try:
+        return await auth.authenticate(request)
+    finally:
+        if hasattr(request, "_body"):
+            connection._body = request._body  # It can be received only once.
 
 
 async def identify(connection: HTTPConnection) -> None:

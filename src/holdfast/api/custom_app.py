@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-import orjson
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
 from holdfast.api.context import CALLER, WebContext, admitted
-from holdfast.api.errors import Json
+from holdfast.api.perimeter import refuse
 from holdfast.auth.custom import ANYONE
 from holdfast.errors import RequestError
 from holdfast.graphs.http import HttpSection
 
 # Probes, and what describes the server as a whole. A FastAPI app brings pages of its own under the same names.
 NOT_SHADOWED = frozenset({"/ok", "/metrics", "/docs", "/openapi.json"})
+DESCRIBING = frozenset({"/docs", "/openapi.json", "/redoc", "/docs/oauth2-redirect"})
+# Routes of a custom app that are named when the server starts.
+MOST_SHOWN = 10
 UNAUTHENTICATED = NOT_SHADOWED | {"/", "/info", "/redoc", "/docs/oauth2-redirect"}
 
 
@@ -42,36 +43,37 @@ class Authenticated:
         self._web = web
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        auth = self._web.auth
-        if auth is not None and CALLER not in scope:
-            request = Request(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
+        if self._web.auth is not None:
             try:
-                caller = await admitted(self._web, request)
+                receive = await self._admit(scope, receive)
             except RequestError as denied:
                 await refuse(denied, scope, receive, send)
                 return
-            scope[CALLER] = caller
-            if caller is not ANYONE:
-                # Where Starlette has them: `request.user` and `request.auth`.
-                scope["user"] = caller.user
-                scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
-            receive = _once_more(request, receive)
+            except ClientDisconnect:
+                return
         await self._app(scope, receive, send)
 
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        """Find out who sends a request. Returns what to receive its body from; raises RequestError."""
+        if CALLER in scope:
+            return receive
+        request = Request(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
+        caller = await admitted(self._web, request)
+        scope[CALLER] = caller
+        if caller is not ANYONE:
+            # Where Starlette has them: `request.user` and `request.auth`.
+            scope["user"] = caller.user
+            scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
+        return _once_more(request, receive)
 
-async def refuse(denied: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request that authentication refused."""
-    if scope["type"] == "http":
-        answer = Json({"detail": str(denied)}, status_code=denied.status, headers=dict(denied.headers))
-        await answer(scope, receive, send)
-        return
-    # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
-    if "websocket.http.response" in scope.get("extensions", {}):
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "websocket.http.response.start", "status": denied.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": orjson.dumps({"detail": str(denied)})})
-    else:
-        await WebSocketClose()(scope, receive, send)
+
+class AuthenticatedRoutes(Authenticated):
+    """The same before routes of the custom app, where the scopes of an API key count as well."""
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        receive = await super()._admit(scope, receive)
+        scope[CALLER].may_call(scope.get("method", "WEBSOCKET"))
+        return receive
 
 
 def _once_more(request: HTTPConnection, receive: Receive) -> Receive:
@@ -147,11 +149,22 @@ def surround(custom: ASGIApp | None, api: FastAPI, web: WebContext, section: Htt
         application: ASGIApp = _inside(custom, api, web, section)
     else:
         # Nobody can ask it for its routes, so it gets what the API does not have.
-        own = Authenticated(custom, web) if section.enable_custom_route_auth else custom
+        own = AuthenticatedRoutes(custom, web) if section.enable_custom_route_auth else custom
         application = _Dispatch((), own, api, api_first=True)
     if section.middleware_order == "auth_first":
-        return _AuthFirst(application, api, web, custom_routes=section.enable_custom_route_auth)
+        return _AuthFirst(application, api, web, custom_routes=bool(section.enable_custom_route_auth))
     return application
+
+
+def own_routes(custom: ASGIApp | None) -> str:
+    """The paths of the custom app's own routes, for a log line; empty when there is no app or it has none."""
+    if custom is None:
+        return ""
+    if not isinstance(custom, Starlette):
+        return "all that the API does not have"
+    paths = [path for route in custom.routes if (path := getattr(route, "path", "")) not in DESCRIBING]
+    more = f" and {len(paths) - MOST_SHOWN} more" if len(paths) > MOST_SHOWN else ""
+    return ", ".join(paths[:MOST_SHOWN]) + more
 
 
 def _inside(custom: Starlette, api: FastAPI, web: WebContext, section: HttpSection) -> Starlette:
@@ -173,7 +186,7 @@ class _Guarded:
 
     def __init__(self, router: Router, web: WebContext) -> None:
         self._router = router
-        self._authenticated = Authenticated(router, web)
+        self._authenticated = AuthenticatedRoutes(router, web)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # What no route is for is the API's to refuse, or to say that it is not there.

@@ -1,8 +1,9 @@
-"""The outermost layer: size limit, content type, JSON that is valid to the letter."""
+"""What every request of the API passes: size limit, content type, JSON that is valid to the letter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import orjson
@@ -19,8 +20,11 @@ from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 from holdfast.api.traces import SERVED
 
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Levels of nesting in a request body.
 DEEPEST = 200
+# `application/json`, and types that are JSON inside, such as `application/merge-patch+json`.
+JSON_TYPE = re.compile(rb"\s*application/([\w!#$&^.+-]+\+)?json\s*(;.*)?", re.IGNORECASE | re.DOTALL)
 # Where a request's scope has what was raised when it was answered the express way.
 RAISED = "holdfast.raised"
 
@@ -84,15 +88,32 @@ class JsonRoute(APIRoute):
         return handle
 
 
+def content_type_refusal(headers: Mapping[bytes, bytes]) -> Response | None:
+    """The answer to a request that changes something and has a body that is not declared as JSON; None when all is
+    well.
+
+    Any web page can send forms and plain text to any server. For JSON a browser asks the server first, which is where
+    other origins are refused.
+    """
+    declared = headers.get(b"content-type", b"")
+    if declared == b"application/json" or JSON_TYPE.fullmatch(declared):
+        return None
+    if b"transfer-encoding" not in headers and headers.get(b"content-length", b"0").strip(b"0") == b"":
+        return None
+    shown = repr(declared.decode("latin-1")[:100]) if declared else "none"
+    detail = f"The request body must be JSON: send the header `content-type: application/json`. It was {shown}."
+    return Json({"detail": detail}, status_code=415)
+
+
 class BodyLimit:
-    """Answers 413 to a body over the limit, declared or found, and treats every body as JSON."""
+    """Answers 413 to a body over the limit, declared or found."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             await self._app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
@@ -100,10 +121,6 @@ class BodyLimit:
         if declared.isdigit() and int(declared) > self._limit:
             await Json({"detail": detail}, status_code=413)(scope, receive, send)
             return
-        scope["headers"] = [
-            *((name, value) for name, value in scope["headers"] if name != b"content-type"),
-            (b"content-type", b"application/json"),
-        ]
         received = 0
 
         async def counted() -> Message:

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted, seen_by
-from holdfast.api.edge import RAISED, read_json
+from holdfast.api.edge import RAISED, SAFE_METHODS, content_type_refusal, read_json
 from holdfast.api.idempotency import HEADER
 from holdfast.api.traces import SERVED
 from holdfast.auth.custom import ANYONE
@@ -124,11 +124,17 @@ class Express:
 
 
 class Api(FastAPI):
-    """FastAPI, with an express way past it."""
+    """FastAPI, with an express way past it. Every request of the API comes through here, so its content type is
+    checked here."""
 
     express: Express | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
+            refusal = content_type_refusal(dict(scope["headers"]))
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
         if self.express is not None and (way := self.express.find(scope)) is not None:
             rest = await self.express.answer(way, scope, receive, send)
             if rest is None:

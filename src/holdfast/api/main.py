@@ -14,6 +14,7 @@ from holdfast.api.app import Application
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.auth.custom import CustomAuth
+from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
@@ -110,6 +111,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     try:
         await store.setup()
         await roster.read()
+        refuse_open_server(settings, catalog.project, keys=roster.has_keys)
         await ensure_system_assistants(database, catalog)
         async with asyncio.TaskGroup() as tasks:
             background = [

@@ -1,10 +1,14 @@
-"""The layers between the server and the application: who may call from another origin, and under which path."""
+"""The layers between the server and the application: which web pages may call, and under which path."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import re
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any
 
+import orjson
+import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -12,32 +16,184 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.api.errors import Json
+from holdfast.errors import Denied, RequestError
 from holdfast.graphs.http import Cors
+from holdfast.settings import Settings
+from holdfast.settings.hosts import address_of, host_name, is_loopback
+
+log = structlog.get_logger(__name__)
+
+# Pages of this machine, on any port.
+LOOPBACK_ORIGIN = re.compile(
+    r"https?://(localhost|[a-z0-9._-]+\.localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d{1,5})?"
+)
+# Characters of an origin or a host that are shown in answers and log lines.
+LONGEST_SHOWN = 200
+# Different origins and hosts whose refusal is logged.
+MOST_REPORTED = 100
 
 
-class CorsLayer(CORSMiddleware):
-    """Outside of everything that answers, so that a page can read errors too."""
+# A page of an allowed origin that sends no credentials: its origin is repeated, so that no other page may read.
+ONE_ORIGIN = ".*"
 
-    def __init__(self, app: ASGIApp, cors: Cors) -> None:
-        options: dict[str, Any] = {name: getattr(cors, name) for name in Cors.__dataclass_fields__}
-        # A page on the internet that talks to a server on this machine or network, such as a studio in development.
-        super().__init__(app, **options, allow_private_network=True)
+
+class Perimeter:
+    """Decides which web pages may call the server, for every route and every WebSocket, before anything else.
+
+    A browser lets any page send requests to any address that it reaches, this machine included. On a server that asks
+    for a login a page must hold a key, so every origin may call unless some are named. On one that does not, the
+    browser's own marks are all there is to go by:
+
+    * `Origin`: the page must be one of this machine, of the server itself, or of a named origin.
+    * `Host`: must name this machine. A page that points its own DNS name at this machine (DNS rebinding) is of the same
+      origin as the server, in the eyes of the browser, but it cannot change the name that it calls.
+    * `Sec-Fetch-Site`: browsers send no `Origin` with images, scripts and frames, but they say so here.
+
+    Requests without these headers come from programs. It is around everything that answers, so that a page that may
+    call can read errors too.
+    """
+
+    def __init__(self, app: ASGIApp, cors: Cors, settings: Settings, guarded: Callable[[], bool]) -> None:
+        """`guarded`: whether every request has to log in, now. Keys come and go while the server runs."""
+        self._app = app
+        self._guarded = guarded
+        self._named = frozenset(cors.allow_origins or ())
+        self._regex = None if cors.allow_origin_regex is None else re.compile(cors.allow_origin_regex)
+        self._names_none = cors.allow_origins is None and self._regex is None
+        self._hosts = AllowedHosts(settings)
+        self._every = _Answering(app, cors, allow_origins=("*",))
+        self._one = _Answering(app, cors, allow_origin_regex=ONE_ORIGIN)
+        self._with_credentials = _Answering(
+            app, cors, allow_origin_regex=ONE_ORIGIN, allow_credentials=cors.allow_credentials
+        )
+        self._reported: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not any(name == b"origin" for name, _ in scope["headers"]):
-            # From no page: all there is to say is that the answer would be another for one.
-            await self.app(scope, receive, _Varying(send))
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        host = headers.get(b"host", b"")
+        origin = headers.get(b"origin")
+        guarded = self._guarded()
+        if not guarded and host and not self._hosts.admits(host):
+            await self._refuse_host(host, scope, receive, send)
+        elif origin is not None:
+            await self._answer_page(origin, host, guarded, scope, receive, send)
+        elif not guarded and headers.get(b"sec-fetch-site") == b"cross-site" and not _is_link(headers):
+            await self._refuse_page("of another site", scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await self._app(scope, receive, _Varying(send) if scope["type"] == "http" else send)
+
+    async def _answer_page(
+        self, origin: bytes, host: bytes, guarded: bool, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        text = origin.decode("latin-1").lower()
+        if text in self._named or (self._regex is not None and self._regex.fullmatch(text)):
+            answering = self._with_credentials
+        elif "*" in self._named or (guarded and self._names_none):
+            answering = self._every
+        elif _is_same(text, host) or (not guarded and LOOPBACK_ORIGIN.fullmatch(text)):
+            answering = self._one
+        else:
+            await self._refuse_page(text[:LONGEST_SHOWN], scope, receive, send)
+            return
+        await (answering if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    async def _refuse_page(self, origin: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._report("http.origin_refused", origin)
+        detail = (
+            f"Pages of the origin '{origin}' may not call this server. Name the origin in http.cors.allow_origins of "
+            "langgraph.json, or in CORS_ALLOW_ORIGINS."
+        )
+        await refuse(Denied(403, detail, {"vary": "Origin"}), scope, receive, send)
+
+    async def _refuse_host(self, host: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        shown = host.decode("latin-1")[:LONGEST_SHOWN]
+        self._report("http.host_refused", shown)
+        detail = (
+            f"This server asks for no login, and does not answer to the host '{shown}'. Add the name to "
+            "HOLDFAST_ALLOWED_HOSTS, or create an API key."
+        )
+        await refuse(Denied(403, detail), scope, receive, send)
+
+    def _report(self, event: str, value: str) -> None:
+        """Log a refusal once for each value: a page can repeat it as often as it likes."""
+        if len(self._reported) < MOST_REPORTED and value not in self._reported:
+            self._reported.add(value)
+            log.warning(event, **{"origin" if event == "http.origin_refused" else "host": value})
+
+
+class AllowedHosts:
+    """The hosts that a server without a login answers to.
+
+    An IP address cannot be pointed elsewhere, so every one is allowed.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        given = [name.strip().lower().rstrip(".") for name in (settings.allowed_hosts or "").split(",")]
+        self._names = {settings.host.lower(), *filter(None, given)}
+        self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
+        # The same few hosts are asked for all day long.
+        self.admits = lru_cache(maxsize=64)(self._admits)
+
+    def _admits(self, header: bytes) -> bool:
+        name = host_name(header.decode("latin-1"))
+        if name in self._names or "*" in self._names or is_loopback(name) or address_of(name) is not None:
+            return True
+        return bool(self._suffixes) and name.endswith(self._suffixes)
+
+
+def _is_link(headers: dict[bytes, bytes]) -> bool:
+    """Whether somebody has followed a link: the answer is shown to them, and the page that had the link cannot read
+    it."""
+    return headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+
+
+def _is_same(origin: str, host: bytes) -> bool:
+    """Whether a page is of the server itself, such as its documentation. A proxy may have ended TLS: the scheme does
+    not count."""
+    return bool(host) and origin.partition("://")[2] == host.decode("latin-1").lower()
+
+
+class _Answering(CORSMiddleware):
+    """Starlette's CORS headers, for an origin that may call."""
+
+    def __init__(self, app: ASGIApp, cors: Cors, **options: Any) -> None:
+        super().__init__(
+            app,
+            allow_methods=cors.allow_methods,
+            allow_headers=cors.allow_headers,
+            expose_headers=cors.expose_headers,
+            max_age=cors.max_age,
+            # A page on the internet, with an origin that is named, may call a server on this machine or network.
+            allow_private_network=True,
+            **options,
+        )
 
     def preflight_response(self, request_headers: Headers) -> Response:
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
             return answer
         headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
-        rule = "http.cors of langgraph.json, and CORS_ALLOW_ORIGINS, say what is allowed."
+        rule = "http.cors of langgraph.json says what is allowed."
         detail = f"{bytes(answer.body).decode()}. {rule}"
         return Json({"detail": detail}, status_code=answer.status_code, headers=headers)
+
+
+async def refuse(denied: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or the handshake of a WebSocket, that is refused before it reaches a route."""
+    if scope["type"] == "http":
+        answer = Json({"detail": str(denied)}, status_code=denied.status, headers=dict(denied.headers))
+        await answer(scope, receive, send)
+        return
+    # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "websocket.http.response.start", "status": denied.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": orjson.dumps({"detail": str(denied)})})
+    else:
+        await WebSocketClose()(scope, receive, send)
 
 
 class _Varying:

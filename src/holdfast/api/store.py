@@ -158,9 +158,9 @@ async def namespaces(web: Web, body: Annotated[NamespaceList | None, Body()] = N
 
 
 async def _may(web: WebContext, action: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What is to be done, as the project's handler left it: it may move the caller to a namespace of their own. Items
-    have no metadata, so a filter restricts nothing."""
-    await web.caller.may("store", action, asked)
+    """What is to be done, as the project's handler left it: it may move the caller to a namespace of their own.
+    Raises Denied, also for a filter: items have no metadata."""
+    await web.caller.may_unfiltered("store", action, asked)
     asked["namespace"] = tuple(asked["namespace"] or ())
     return asked
 

@@ -37,7 +37,7 @@ class TenantUse(BaseModel):
     responses=answers(TenantUse, 404),
 )
 async def use(web: Web) -> Response:
-    await web.caller.may("tenants", "read", {"tenant_id": web.caller.tenant})
+    await web.caller.may_unfiltered("tenants", "read", {"tenant_id": web.caller.tenant})
     if web.caller.tenant is None:
         raise NotFound("You belong to no tenant: there is no API key, and no authentication that names one.")
     async with web.database.connection() as connection:

@@ -15,12 +15,12 @@ import structlog
 from langgraph_sdk import Auth
 from langgraph_sdk.auth.exceptions import HTTPException
 from langgraph_sdk.auth.types import AuthContext, StudioUser
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from holdfast.auth.remembering import Remembered
 from holdfast.auth.users import User, as_user, configurable_of, tenant_of
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.errors import Denied
+from holdfast.errors import Denied, RequestError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
 from holdfast.telemetry.exceptions import kind_and_place
@@ -51,11 +51,25 @@ class Authenticator(Protocol):
         """What the description of the API says of security."""
         ...
 
+    @property
+    def guarded(self) -> bool:
+        """Whether every request has to log in. When not, pages of other origins are kept out (api/perimeter.py)."""
+        ...
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether a request's body may be read before it is known who sends it."""
+        ...
+
     async def authenticate(self, connection: HTTPConnection) -> Caller: ...
 
     async def authorize(
         self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]
     ) -> Visibility: ...
+
+    def authorize_route(self, user: User | StudioUser, method: str) -> None:
+        """Decide whether a user may call a route of the project's own app. Raises Denied."""
+        ...
 
 
 class Caller:
@@ -90,6 +104,25 @@ class Caller:
             return visible
         return replace(visible, tenant=self.tenant)
 
+    async def may_unfiltered(self, resource: Resource, action: str, value: dict[str, Any]) -> Visibility:
+        """The same for a resource without metadata. A filter has nothing to be compared with there: instead of being
+        ignored it is a refusal."""
+        visible = await self.may(resource, action, value)
+        if visible.filter:
+            log.warning("auth.filter_refused", resource=resource, action=action)
+            raise Denied(
+                403,
+                f"Forbidden: {resource}.{action}. The project's auth handler returned a filter, and what is in "
+                f"'{resource}' has no metadata to compare it with. Let a handler for {resource} check or change "
+                "`value` and return None or True to allow, False to refuse.",
+            )
+        return visible
+
+    def may_call(self, method: str) -> None:
+        """Decide whether the caller may call a route of the project's own app. Raises Denied."""
+        if self._auth is not None and self._known is not None:
+            self._auth.authorize_route(self._known, method)
+
 
 ANYONE = Caller()
 
@@ -100,6 +133,8 @@ class CustomAuth:
     def __init__(self, config: ProjectConfig, auth: Auth, section: Mapping[str, Any], *, studio: bool) -> None:
         self._auth = auth
         self._studio = studio and not section.get("disable_studio_auth", False)
+        # A header that anybody can send is no login.
+        self.guarded = not self._studio
         self.openapi: Mapping[str, Any] = section.get("openapi") or {}
         self._remembered = Remembered.read(config, section.get("cache"))
         handler = auth._authenticate_handler
@@ -107,6 +142,7 @@ class CustomAuth:
             raise config.error("auth.path", "the Auth object has no function decorated with @auth.authenticate")
         self._authenticator: Callable[..., Awaitable[Any] | Any] = handler
         self._asked = _asked_of(config, handler)
+        self.reads_body = not {"body", "request"}.isdisjoint(self._asked)
 
     @classmethod
     def load(cls, config: ProjectConfig, *, studio: bool) -> CustomAuth | None:
@@ -145,13 +181,16 @@ class CustomAuth:
         return Caller(self, user)
 
     async def _ask(self, connection: HTTPConnection) -> User | StudioUser:
+        # A body that is too large or too slow is not a failure of the authenticator.
+        given = {name: await _gift(connection, name) for name in self._asked}
         try:
-            given = {name: await _gift(connection, name) for name in self._asked}
             answer = self._authenticator(**given)
             if inspect.isawaitable(answer):
                 answer = await answer
         except HTTPException as error:
             raise _denied(error) from None
+        except (RequestError, ClientDisconnect):
+            raise  # The authenticator has read the body itself.
         except Exception as error:
             log.warning("auth.failed", path=connection.url.path, error=kind_and_place(error))
             raise Denied(403, "Authentication failed.") from error
@@ -192,6 +231,9 @@ class CustomAuth:
                 f"the handler of {resource}.{action} returned {answer!r}, neither None, a bool nor a filter"
             )
         return Visibility(dict(answer))
+
+    def authorize_route(self, user: User | StudioUser, method: str) -> None:
+        """The app's routes find the user in `request.user`, and decide for themselves."""
 
     def _handler(self, resource: str, action: str) -> Callable[..., Awaitable[Any]] | None:
         """The most specific one; of several, the last that was registered."""

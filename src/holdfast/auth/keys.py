@@ -26,6 +26,7 @@ class KeyAuth:
     """Lets everybody in while there are no keys, and from then on whoever has one."""
 
     openapi: Mapping[str, Any] = {}
+    reads_body = False
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -72,6 +73,12 @@ class KeyAuth:
         if needed not in user.permissions:
             raise Denied(403, f"The API key lacks the scope '{needed}', which {resource}.{action} needs.")
         return EVERYTHING
+
+    def authorize_route(self, user: User | StudioUser, method: str) -> None:
+        """By what a request can cause: everything but GET and HEAD may change something, a WebSocket included."""
+        needed: Scope = "read" if method in ("GET", "HEAD") else "write"
+        if needed not in user.permissions:
+            raise Denied(403, f"The API key lacks the scope '{needed}', which {method} on this route needs.")
 
 
 def shown_key(connection: HTTPConnection) -> str | None:

@@ -11,6 +11,7 @@ import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
+from holdfast.auth.exposure import needs_login
 from holdfast.db.connect import Database
 from holdfast.engine.quota import Quota
 from holdfast.errors import OverLimit
@@ -51,8 +52,11 @@ class Roster:
         self._database = database
         self._defaults = default_limits(database.settings)
         self._default_quota = default_quota(database.settings)
+        self._needs_login = needs_login(database.settings)
         self.guarded = True
-        """Whether there are keys, so that everybody needs one."""
+        """Whether every request needs a key: there are keys, or the server may not be open."""
+        self.has_keys = False
+        """Whether there are keys, revoked and expired ones included."""
         self._keys: dict[bytes, tuple[Usable, float]] = {}
         self._limits: dict[str, Limits] = {}
         self._buckets: dict[str, Bucket] = {}
@@ -78,13 +82,16 @@ class Roster:
         async with self._reading:
             began = time.monotonic()
             async with self._database.connection() as connection:
-                guarded, tenants = await anything(connection)
-                keys = await usable_keys(connection) if guarded else []
+                has_keys, tenants = await anything(connection)
+                keys = await usable_keys(connection) if has_keys else []
                 limits = await load_limits(connection, self._defaults) if tenants else {}
             self._keys = {
                 key.hash: (key, math.inf if key.expires_in is None else began + key.expires_in) for key in keys
             }
             self._limits = limits
+            self.has_keys = has_keys
+            # A server that other machines reach stays closed when its last key is deleted.
+            guarded = has_keys or self._needs_login
             if guarded != self.guarded:
                 log.info("keys.required" if guarded else "keys.not_required")
             self.guarded = guarded

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.auth.exposure import needs_login, refuse_open_server
 from holdfast.cli.console import complain, say
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.project import STOP_MARGIN, graphs_load, prepare
@@ -74,6 +75,7 @@ def run_fleet(
         settings = load_settings({**project.env, **environ})
         if (code := _migrate(config, environ)) != ExitCode.OK:
             return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILURE
+        _refuse_open_server(settings, project)
         program = [sys.executable, "-m", "holdfast"]
         children = [Child("web", [*program, "web", "--config", str(config)])]
         children += [Child("worker", [*program, "worker", "--config", str(config)])] * workers
@@ -107,6 +109,17 @@ def child_environment(overrides: dict[str, Any]) -> dict[str, str]:
         if value is not None:
             environ[environment_names(Settings.model_fields[name])[0]] = str(value)
     return environ
+
+
+def _refuse_open_server(settings: Settings, project: ProjectConfig) -> None:
+    """Raise SettingsError for a server that would be open to other machines. The web process does the same, but the
+    supervisor would only start it again."""
+    if needs_login(settings):
+        from holdfast.cli.operating import in_transaction
+        from holdfast.resources.api_keys import anything
+
+        has_keys, _ = in_transaction(settings.model_copy(update={"pool_min": 1}), anything)
+        refuse_open_server(settings, project, keys=has_keys)
 
 
 def _migrate(config: Path, environ: dict[str, str]) -> int:

@@ -25,10 +25,22 @@ T = TypeVar("T")
 def on_database(config: Path, work: Callable[[AsyncConnection[DictRow]], Awaitable[T]]) -> T:
     """Do something in a transaction on the project's database, brought up to date first. Raises OperatorError, and
     CommandError for what was refused."""
-    from holdfast.db.connect import Database
     from holdfast.db.migrate import migrate
 
-    async def connected(settings: Settings) -> T:
+    project_env = load_config(config, os.environ).env if config.exists() else {}
+    with _reachable(load_settings({**project_env, **os.environ}, pool_min=1)) as settings:
+        migrate(settings)
+        try:
+            return in_transaction(settings, work)
+        except RequestError as error:
+            raise CommandError(str(error)) from None
+
+
+def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]], Awaitable[T]]) -> T:
+    """Do something in a transaction on the database of the settings."""
+    from holdfast.db.connect import Database
+
+    async def connected() -> T:
         database = Database(settings, "cli")
         await database.open()
         try:
@@ -37,13 +49,7 @@ def on_database(config: Path, work: Callable[[AsyncConnection[DictRow]], Awaitab
         finally:
             await database.close()
 
-    project_env = load_config(config, os.environ).env if config.exists() else {}
-    with _reachable(load_settings({**project_env, **os.environ}, pool_min=1)) as settings:
-        migrate(settings)
-        try:
-            return asyncio.run(connected(settings))
-        except RequestError as error:
-            raise CommandError(str(error)) from None
+    return asyncio.run(connected())
 
 
 @contextmanager

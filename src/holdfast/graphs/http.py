@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
@@ -26,6 +26,7 @@ EXPOSED = (
     "idempotency-replayed",
 )
 
+Default = TypeVar("Default", bool, None)
 AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -47,7 +48,8 @@ class HeaderPatterns:
 class Cors:
     """What pages of other origins may do."""
 
-    allow_origins: tuple[str, ...] = ("*",)
+    allow_origins: tuple[str, ...] | None = None
+    """None: no origin is named, and `api/perimeter.py` decides by whether the server asks for a login."""
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
@@ -68,7 +70,8 @@ class HttpSection:
     configurable_headers: HeaderPatterns = HeaderPatterns()
     logging_headers: HeaderPatterns | None = None
     """None: requests are not logged."""
-    enable_custom_route_auth: bool = False
+    enable_custom_route_auth: bool | None = None
+    """None: langgraph.json does not say. Custom routes are open then, and a warning says so."""
     middleware_order: MiddlewareOrder = "middleware_first"
 
     def under(self, settings: Settings) -> HttpSection:
@@ -79,7 +82,7 @@ class HttpSection:
         if settings.mount_prefix is not None:
             section = replace(section, mount_prefix=settings.mount_prefix)
         if settings.cors_allow_origins is not None:
-            origins = tuple(origin.strip() for origin in settings.cors_allow_origins.split(",") if origin.strip())
+            origins = _origins(settings.cors_allow_origins.split(","))
             cors = replace(section.cors, allow_origins=origins, allow_credentials="*" not in origins)
             section = replace(section, cors=cors)
         return section
@@ -105,7 +108,7 @@ def http_section(project: ProjectConfig) -> HttpSection:
         mount_prefix=_prefix(project, section.get("mount_prefix")),
         configurable_headers=_patterns(project, "http.configurable_headers", section.get("configurable_headers")),
         logging_headers=None if logged is None else _patterns(project, "http.logging_headers", logged),
-        enable_custom_route_auth=_flag(project, "http.enable_custom_route_auth", section, default=False),
+        enable_custom_route_auth=_flag(project, "http.enable_custom_route_auth", section, default=None),
         middleware_order=cast(MiddlewareOrder, order),
     )
 
@@ -149,8 +152,18 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
             raise project.error(
                 "http.cors.allow_origin_regex", f"{regex!r} is no regular expression: {error}"
             ) from None
-    everybody = () if regex is not None else ("*",)
-    origins = _strings(project, "http.cors.allow_origins", cors.get("allow_origins"), default=everybody)
+    given_origins = cors.get("allow_origins")
+    origins = None
+    if given_origins is not None:
+        origins = _origins(_strings(project, "http.cors.allow_origins", given_origins, default=()))
+    names_some = regex is not None or any(origin != "*" for origin in origins or ())
+    credentials = _flag(project, "http.cors.allow_credentials", cors, default=names_some and "*" not in (origins or ()))
+    if credentials and not names_some:
+        raise project.error(
+            "http.cors.allow_credentials",
+            "is true, but no origin is named, and credentials are for named origins only: name them in "
+            "http.cors.allow_origins, or remove the key",
+        )
     max_age = cors.get("max_age")
     if max_age is not None and (not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0):
         raise project.error("http.cors.max_age", f"must be seconds, a whole number from 0 on, not {max_age!r}")
@@ -159,11 +172,16 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
         allow_origins=origins,
         allow_methods=_strings(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
         allow_headers=_strings(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
-        allow_credentials=_flag(project, "http.cors.allow_credentials", cors, default="*" not in origins),
+        allow_credentials=credentials,
         allow_origin_regex=regex,
         expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
         max_age=600 if max_age is None else max_age,
     )
+
+
+def _origins(given: Iterable[str]) -> tuple[str, ...]:
+    """Origins as browsers write them: in lower case and without a slash at the end."""
+    return tuple(origin.strip().rstrip("/").lower() for origin in given if origin.strip())
 
 
 def _prefix(project: ProjectConfig, given: object) -> str:
@@ -194,7 +212,7 @@ def _object(project: ProjectConfig, key: str, value: object) -> Mapping[str, Any
     return value
 
 
-def _flag(project: ProjectConfig, key: str, section: Mapping[str, Any], *, default: bool) -> bool:
+def _flag(project: ProjectConfig, key: str, section: Mapping[str, Any], *, default: Default) -> bool | Default:
     value = section.get(key.rpartition(".")[2])
     if value is None:
         return default

@@ -68,6 +68,7 @@ class Settings(
         "signal_ping",
         "mount_prefix",
         "cors_allow_origins",
+        "allowed_hosts",
         "webhook_secrets",
         "default_max_cost_usd",
         "default_max_tokens",

@@ -27,7 +27,23 @@ class WebSettings(Section):
     host: str = Field(
         "127.0.0.1",
         validation_alias=only_ours("HOST"),
-        description="The address the web process listens on. 0.0.0.0 lets everybody who reaches this machine in.",
+        description="The address the web process listens on. 0.0.0.0 is every address of this machine. Any address but "
+        "a loopback one needs API keys or custom auth, or `ALLOW_KEYLESS`.",
+    )
+    allow_keyless: bool = Field(
+        False,
+        validation_alias=names("ALLOW_KEYLESS"),
+        description="Whether a server without API keys and without custom auth may listen on an address that other "
+        "machines reach. Everybody who reaches it may then do everything: set it only where something else keeps "
+        "strangers out. When it is off, such a server does not start, and one whose last key is deleted stays closed.",
+    )
+    allowed_hosts: str | None = Field(
+        None,
+        validation_alias=only_ours("ALLOWED_HOSTS"),
+        description="Host names, separated by commas, that a server without keys answers to besides `localhost`, IP "
+        "addresses and `HOST`; `*.example.com` is every name below example.com, `*` every name. A request for another "
+        "host is answered 403, for a web page could have pointed its own name at this machine. Name the host here that "
+        "a proxy, a tunnel or a container network calls the server by.",
     )
     port: int = Field(
         8123, ge=0, le=65535, validation_alias=names("PORT"), description="The port the web process listens on."
@@ -55,6 +71,13 @@ class WebSettings(Section):
         validation_alias=names("MAX_BODY_BYTES"),
         description="The largest request body in bytes; a larger one is answered 413.",
     )
+    auth_body_timeout: Seconds = Field(
+        30.0,
+        le=3600,
+        validation_alias=names("AUTH_BODY_TIMEOUT_SECONDS"),
+        description="Seconds in which a body must arrive that the project's authenticator reads; after them the "
+        "request is answered 408. Before login, anybody can hold a connection open by sending slowly.",
+    )
     mount_prefix: str | None = Field(
         None,
         validation_alias=names("MOUNT_PREFIX"),
@@ -65,7 +88,8 @@ class WebSettings(Section):
         None,
         validation_alias=names("CORS_ALLOW_ORIGINS"),
         description="Origins whose pages may call the server, separated by commas; `*` is all. Comes before "
-        "`http.cors.allow_origins` of langgraph.json; when neither is set, all may.",
+        "`http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server with API keys or "
+        "custom auth, otherwise only pages of this machine (`localhost` and loopback addresses, any port).",
     )
     event_streaming: bool = Field(
         True,

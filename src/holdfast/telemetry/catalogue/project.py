@@ -39,6 +39,14 @@ ENTRIES: tuple[Entry, ...] = (
         "error",
         while_handling="What the run was stopped by.",
     ),
+    entry(
+        "app.routes_open",
+        "warning",
+        "The routes of the project's own application need no login, whatever the API asks for. "
+        "`http.enable_custom_route_auth` in langgraph.json decides; false, written there, ends this line.",
+        "app",
+        routes="Their paths, the first ten.",
+    ),
     entry("app.shutdown_failed", "error", "The project's own application failed while it shut down.", "app"),
     entry("app.without_lifespan", "debug", "The project's own application has nothing to start.", "app"),
 )

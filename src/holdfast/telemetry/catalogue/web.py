@@ -19,6 +19,20 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "http.failed", "error", "A request was answered with 500: a defect, or the project's own routes.", "method path"
     ),
+    entry(
+        "http.origin_refused",
+        "warning",
+        "A web page of an origin that may not call the server was answered 403. Logged once for each origin; "
+        "`http.cors.allow_origins` and `CORS_ALLOW_ORIGINS` name origins that may.",
+        origin="The page's origin.",
+    ),
+    entry(
+        "http.host_refused",
+        "warning",
+        "A request for another host was answered 403 by a server without a login. Logged once for each host; "
+        "`HOLDFAST_ALLOWED_HOSTS` names hosts that are allowed.",
+        host="The host that the request was for.",
+    ),
     entry("quota.refused", "info", "A tenant has used up what it may use, and was answered 429.", "reason"),
     entry("keys.required", "info", "There are API keys: from now on requests need one."),
     entry("keys.not_required", "info", "There are no API keys any more: requests need none."),
@@ -34,6 +48,14 @@ ENTRIES: tuple[Entry, ...] = (
         "The project's own authentication returned something that is no user; the request was answered 403.",
         answer="What it returned: its class.",
         problem="What is wrong with it.",
+    ),
+    entry(
+        "auth.filter_refused",
+        "warning",
+        "A handler of the project's own auth returned a filter for a resource without metadata; the request was "
+        "answered 403.",
+        resource="The resource.",
+        action="What was asked for.",
     ),
     *outage("keys", "API keys cannot be read; those that are known go on working."),
     *outage("hub", "The changes of threads cannot be read; streams wait."),
