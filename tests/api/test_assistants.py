@@ -14,6 +14,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
 from tests.support.assistants import ECHO, HELLO, make, ok
+from tests.support.json_body import JSON
 from tests.support.records import query
 
 FIELDS = {
@@ -331,7 +332,7 @@ NESTED = '{"graph_id": "echo", "metadata": ' + '{"a":' * 300 + "1" + "}" * 301
     ],
 )
 async def test_bad_input(web: httpx.AsyncClient, method: str, path: str, content: str, status: int) -> None:
-    await ok(web.request(method, path, content=content), status)
+    await ok(web.request(method, path, content=content, headers=JSON), status)
     assert await ok(web.post("/assistants/count")) == 5
     assert [one["version"] for one in await ok(web.post("/assistants/echo/versions"))] == [1]
     assert await ok(web.get("/runs")) == []

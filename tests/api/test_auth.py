@@ -14,6 +14,7 @@ import orjson
 import pytest
 import websockets
 from starlette.requests import Request
+from structlog.testing import capture_logs
 
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
@@ -24,6 +25,7 @@ from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.loading import load_object
 from holdfast.settings import Settings
 from tests.support import waiting
+from tests.support.http_project import project as http_project
 from tests.support.serving import answering
 from tests.support.smoke import working
 
@@ -363,3 +365,30 @@ async def authenticate(authorization):
             await identity("nobody")
     assert isinstance(asked, list)
     assert asked[4:] == ["nobody", "nobody"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/store/items", {"namespace": ["a"], "key": "k", "value": {"owner": "anna"}}),
+        ("GET", "/store/items?namespace=a&key=k", None),
+        ("DELETE", "/store/items", {"namespace": ["a"], "key": "k"}),
+        ("POST", "/store/items/search", {}),
+        ("POST", "/store/namespaces", {}),
+        ("GET", "/tenant", None),
+    ],
+)
+async def test_filter_is_never_ignored_where_there_is_no_metadata(
+    settings: Settings, method: str, path: str, body: Any
+) -> None:
+    """A handler for everything, which returns a filter for the store too: nobody may see the items of others."""
+    config = http_project({}, auth={"path": "./auth.py:owning"})
+    async with answering(settings, GraphCatalog.load(config)) as client:
+        with capture_logs() as logged:
+            answer = await client.request(method, path, json=body, headers={"authorization": "Bearer anna"})
+        assert answer.status_code == 403
+        assert "returned a filter" in answer.json()["detail"]
+        assert [line["resource"] for line in logged if line["event"] == "auth.filter_refused"] == [
+            "tenants" if path == "/tenant" else "store"
+        ]
+        assert (await client.post("/threads", json={}, headers={"authorization": "Bearer anna"})).status_code == 200

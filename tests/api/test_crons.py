@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import httpx
 
 from holdfast.graphs.assistants import assistant_id
+from tests.support.json_body import JSON
 
 ECHO = str(assistant_id("echo"))
 DAILY: dict[str, Any] = {"assistant_id": "echo", "schedule": "0 9 * * *"}
@@ -349,7 +350,7 @@ async def test_bad_bodies_are_refused(web: httpx.AsyncClient) -> None:
         ("POST", "/runs/crons/count"),
     ):
         for content in (b"[]", b"{", b'"x"', b'{"schedule": "\\ud800"}', b'{"metadata": NaN}', b"7"):
-            answer = await web.request(method, where, content=content)
+            answer = await web.request(method, where, content=content, headers=JSON)
             assert answer.status_code == 422, (where, content, answer.text)
     for asked in (
         {"limit": 0},

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -13,10 +14,13 @@ import websockets
 from structlog.testing import capture_logs
 
 from holdfast.api.main import serve
+from holdfast.db.connect import Database
 from holdfast.errors import ConfigError
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.api_keys import SCOPES, Scope, create_key
 from holdfast.settings import Settings
 from tests.support.http_project import APP, calling, project, serving, webapp, working
+from tests.support.json_body import JSON
 from tests.support.waiting import until
 
 AUTH = {"path": "./auth.py:auth"}
@@ -55,7 +59,7 @@ async def test_what_nobody_has_is_the_apis_to_say(custom: httpx.AsyncClient) -> 
     answer = await custom.get("/nowhere")
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
     redirect = await custom.get("/slash")
-    assert (redirect.status_code, redirect.headers["location"]) == (307, "http://test/slash/")
+    assert (redirect.status_code, redirect.headers["location"]) == (307, "http://localhost/slash/")
 
 
 async def test_its_middleware_wraps_everything(custom: httpx.AsyncClient) -> None:
@@ -73,9 +77,9 @@ async def test_bodies_of_its_routes_are_left_as_they_are(custom: httpx.AsyncClie
 async def test_its_errors_are_its_own(custom: httpx.AsyncClient) -> None:
     assert (await custom.get("/teapot")).json() == {"brewing": True}
     with capture_logs() as logged:
-        failed = await custom.get("/fails", headers={"origin": "https://page.example"})
+        failed = await custom.get("/fails", headers={"origin": "http://localhost:3000"})
     assert (failed.status_code, failed.text) == (500, "Internal Server Error")
-    assert failed.headers["access-control-allow-origin"] == "*"
+    assert failed.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert [line["event"] for line in logged] == ["http.failed"]
     assert (await custom.get("/teapot")).status_code == 418
 
@@ -149,10 +153,106 @@ class TestAuth:
             assert (await client.get("/info")).status_code == 200
             assert (await client.get("/who")).status_code == 200
 
+    @pytest.mark.parametrize("order", ["middleware_first", "auth_first"])
+    @pytest.mark.parametrize("app", [APP, "./webapp.py:plain"])
+    async def test_scopes_of_a_key_hold_for_its_routes(self, settings: Settings, order: str, app: str) -> None:
+        http = {"app": app, "enable_custom_route_auth": True, "middleware_order": order}
+        reading, writing = "/who", "/form"
+        async with serving(settings, project(http)) as client:
+            keys = {scope: await _key(settings, scope) for scope in SCOPES[:2]}
+
+            async def answered(method: str, path: str, scope: Scope | None) -> int:
+                headers = {} if scope is None else {"x-api-key": keys[scope]}
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code != 403 or f"scope '{'read' if method == 'GET' else 'write'}'" in answer.text
+                return answer.status_code
+
+            async def closed() -> bool:
+                return await answered("GET", reading, None) == 401
+
+            await until(closed, "the first key closes the server")
+            assert await answered("POST", writing, None) == 401
+            assert await answered("GET", reading, "read") == 200
+            assert await answered("POST", writing, "read") == 403
+            assert await answered("DELETE", "/nowhere", "read") == (403 if app != APP else 404)
+            assert await answered("GET", reading, "write") == 403
+            assert await answered("POST", writing, "write") == 200
+            if app == APP:
+                url = f"ws://127.0.0.1:{settings.port}/echo"
+                with pytest.raises(websockets.InvalidStatus) as refused:
+                    await websockets.connect(url, additional_headers={"x-api-key": keys["read"]})
+                assert refused.value.response.status_code == 403
+                async with websockets.connect(url, additional_headers={"x-api-key": keys["write"]}) as socket:
+                    await socket.send("this")
+                    assert await socket.recv() == "you said this"
+
+    @pytest.mark.parametrize(
+        ("http", "routes"),
+        [
+            ({"app": APP}, "/hello, /who, /info"),
+            ({"app": "./webapp.py:plain"}, "all that the API does not have"),
+            ({"app": APP, "enable_custom_route_auth": False}, None),
+            ({"app": APP, "enable_custom_route_auth": True}, None),
+            ({}, None),
+        ],
+    )
+    async def test_a_warning_at_start_names_routes_that_need_no_login(
+        self, http: dict[str, Any], routes: str | None
+    ) -> None:
+        with capture_logs() as logged:
+            async with calling(http, auth=AUTH):
+                pass
+        warnings = [line for line in logged if line["event"] == "app.routes_open"]
+        assert len(warnings) == (0 if routes is None else 1)
+        if routes is not None:
+            assert warnings[0]["log_level"] == "warning"
+            assert warnings[0]["routes"].startswith(routes)
+
+    @pytest.mark.parametrize("order", ["middleware_first", "auth_first"])
+    @pytest.mark.parametrize("auth", ["nosy", "nosy_by_request"])
+    async def test_a_body_that_is_read_before_login_is_limited(self, settings: Settings, order: str, auth: str) -> None:
+        http = {"app": APP, "enable_custom_route_auth": True, "middleware_order": order}
+        config = project(http, auth={"path": f"./auth.py:{auth}"})
+        limited = settings.model_copy(update={"max_body_bytes": 5_000, "auth_body_timeout": 0.5})
+        async with serving(limited, config) as client:
+            for method, path in (("POST", "/form"), ("GET", "/who"), ("POST", "/threads"), ("GET", f"/runs/{uuid4()}")):
+                slow = await client.request(method, path, content=_slow(), headers=JSON)
+                assert slow.status_code == 408, (method, path, slow.text)
+                assert "AUTH_BODY_TIMEOUT_SECONDS" in slow.json()["detail"]
+                for body in (_large(), b"x" * 100_000):
+                    large = await client.request(method, path, content=body, headers=JSON)
+                    assert large.status_code == 413, (method, path, large.text)
+                    assert "MAX_BODY_BYTES" in large.json()["detail"]
+                known = await client.request(method, path, content=b"{}", headers={**JSON, **ANNA})
+                assert known.status_code in (200, 404), (method, path, known.text)
+
     async def test_plain_applications_can_be_for_known_users_only_too(self) -> None:
         async with calling({"app": "./webapp.py:plain", "enable_custom_route_auth": True}, auth=AUTH) as client:
             assert (await client.get("/home")).status_code == 401
             assert (await client.get("/home", headers=ANNA)).text == "plain /home"
+
+
+async def _key(settings: Settings, scope: Scope) -> str:
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        async with database.transaction() as connection:
+            return (await create_key(connection, "acme", "test", [scope]))[0]
+    finally:
+        await database.close()
+
+
+async def _slow() -> AsyncIterator[bytes]:
+    """A body that does not end for a while."""
+    for _ in range(200):
+        yield b" "
+        await asyncio.sleep(0.05)
+
+
+async def _large() -> AsyncIterator[bytes]:
+    """A body of 100 KB whose length is not declared."""
+    for _ in range(100):
+        yield b" " * 1_000
 
 
 async def test_its_lifespan_is_the_servers_and_its_sockets_work(settings: Settings) -> None:

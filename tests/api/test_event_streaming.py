@@ -15,6 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from holdfast.settings import Settings
+from tests.support.json_body import JSON
 from tests.support.sse import Frame, frames
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"]
@@ -357,7 +358,7 @@ async def test_C57_what_is_no_command_and_what_cannot_be_done(client: httpx.Asyn
     ]
     for no_command in no_commands:
         assert (await client.post(f"/threads/{thread_id}/commands", json=no_command)).status_code == 400
-    assert (await client.post(f"/threads/{thread_id}/commands", content="{")).status_code == 400
+    assert (await client.post(f"/threads/{thread_id}/commands", content="{", headers=JSON)).status_code == 400
     assert (await command(client, thread_id, "state.fork"))["error"] == "unknown_command"
     assert (await command(client, thread_id, "run.start", assistant_id="missing"))["type"] == "error"
     assert (await command(client, thread_id, "run.start"))["error"] == "invalid_argument"

@@ -4,6 +4,7 @@ behind; everything else comes back as it was sent."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from tests.support.intruder import NOBODY, Intruder, least_body, operations
+from tests.support.json_body import JSON
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -390,7 +392,8 @@ async def test_the_same_thing_twice_in_a_list(intruder: Intruder) -> None:
     again = {"stream_mode": ["values", "values"], "interrupt_before": ["say", "say"], "feedback_keys": ["a", "a"]}
     assert (await client.post("/runs", json={**RUN, **again})).status_code == 200
     assert (await client.post("/threads/prune", json={"thread_ids": [thread, thread]})).json() == {"pruned_count": 1}
-    assert (await client.post("/threads/count", content=b'{"status": 5, "status": "idle"}')).status_code == 200
+    repeated = b'{"status": 5, "status": "idle"}'
+    assert (await client.post("/threads/count", content=repeated, headers=JSON)).status_code == 200
 
 
 async def test_unknown_fields_are_ignored(intruder: Intruder) -> None:
@@ -409,15 +412,56 @@ async def test_unknown_fields_are_ignored(intruder: Intruder) -> None:
             assert answer.status_code < 300, (method, path)
 
 
+NOT_JSON = {
+    "none": None,
+    "empty": "",
+    "text": "text/plain",
+    "form": "application/x-www-form-urlencoded",
+    "multipart": "multipart/form-data; boundary=x",
+    "JSON in the end": "text/plain; application/json",
+    "JSON in the name": "application/jsonp",
+    "garbage": ";;;",
+    "long": "x" * 5000,
+}
+
+
+@pytest.mark.parametrize("content_type", NOT_JSON.values(), ids=NOT_JSON)
+async def test_bodies_of_other_types_are_refused_by_every_operation(
+    intruder: Intruder, content_type: str | None
+) -> None:
+    document = (await intruder.client.get("/openapi.json")).json()
+    headers = {} if content_type is None else {"content-type": content_type}
+    before = intruder.everything()
+    asked = 0
+    for method, path, _ in operations(document):
+        if method != "GET":
+            for body in (b"{}", _parts()):
+                answer = await intruder.client.request(method, intruder.path(path), content=body, headers=headers)
+                assert answer.status_code == 415, (method, path)
+                assert "content-type: application/json" in answer.json()["detail"]
+                asked += 1
+    assert asked > 50
+    assert intruder.everything() == before
+
+
+async def _parts() -> AsyncIterator[bytes]:
+    yield b"{}"
+
+
 @pytest.mark.parametrize(
     "content_type",
-    [None, "", "text/plain", "application/json; charset=utf-16", "multipart/form-data", ";;;", "x" * 5000],
-    ids=["none", "empty", "text", "charset", "multipart", "garbage", "long"],
+    ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/merge-patch+json"],
 )
-async def test_any_content_type_is_json(intruder: Intruder, content_type: str | None) -> None:
-    headers = {} if content_type is None else {"content-type": content_type}
+async def test_bodies_of_json_types_are_read(intruder: Intruder, content_type: str) -> None:
+    headers = {"content-type": content_type}
     answer = await intruder.client.post("/threads/count", content='{"metadata": {"ä": 1}}'.encode(), headers=headers)
     assert (answer.status_code, answer.json()) == (200, 0)
+
+
+@pytest.mark.parametrize("content_type", [None, "", "text/plain"])
+async def test_requests_without_a_body_need_no_content_type(intruder: Intruder, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    assert (await intruder.client.post("/threads/count", headers=headers)).status_code == 200
 
 
 async def test_headers_that_say_nothing(intruder: Intruder) -> None:

@@ -13,8 +13,11 @@ from structlog.testing import capture_logs
 from holdfast.graphs.http import EXPOSED
 from holdfast.settings import Settings
 from tests.support.http_project import calling, project, serving, working
+from tests.support.json_body import JSON
 
-PAGE = {"origin": "https://page.example"}
+PAGE = {"origin": "http://localhost:3000"}
+NAMED = {"origin": "https://page.example"}
+AUTH = {"path": "./auth.py:auth"}
 ANYBODY = "00000000-0000-0000-0000-000000000000"
 
 
@@ -23,9 +26,9 @@ def preflight(method: str = "POST", **more: str) -> dict[str, str]:
 
 
 class TestOtherOrigins:
-    async def test_all_may_by_default(self) -> None:
-        async with calling() as client:
-            asked = preflight("DELETE", **{"access-control-request-headers": "x-api-key, x-mine"})
+    async def test_every_origin_may_call_a_server_that_asks_for_a_login(self) -> None:
+        async with calling(auth=AUTH) as client:
+            asked = preflight("DELETE", **NAMED, **{"access-control-request-headers": "x-api-key, x-mine"})
             answer = await client.options("/threads", headers=asked)
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == "*"
@@ -33,14 +36,18 @@ class TestOtherOrigins:
             assert answer.headers["access-control-allow-headers"] == "x-api-key, x-mine"
             assert answer.headers["access-control-max-age"] == "600"
             assert "access-control-allow-credentials" not in answer.headers
-            plain = await client.get("/ok", headers=PAGE)
+            plain = await client.get("/ok", headers=NAMED)
             assert plain.headers["access-control-expose-headers"] == ", ".join(EXPOSED)
 
-    async def test_a_page_may_reach_a_private_network(self) -> None:
-        async with calling() as client:
-            asked = preflight(**{"access-control-request-private-network": "true"})
+    @pytest.mark.parametrize(("cors", "status"), [({"allow_origins": [NAMED["origin"]]}, 200), ({}, 403)])
+    async def test_a_page_may_reach_a_private_network_when_its_origin_is_allowed(
+        self, cors: dict[str, Any], status: int
+    ) -> None:
+        async with calling({"cors": cors}) as client:
+            asked = preflight(**NAMED, **{"access-control-request-private-network": "true"})
             answer = await client.options("/threads", headers=asked)
-        assert (answer.status_code, answer.headers["access-control-allow-private-network"]) == (200, "true")
+        allowed = answer.headers.get("access-control-allow-private-network")
+        assert (answer.status_code, allowed) == (status, "true" if status == 200 else None)
 
     @pytest.mark.parametrize(
         ("cors", "environ"),
@@ -54,11 +61,11 @@ class TestOtherOrigins:
         self, cors: dict[str, Any], environ: dict[str, str]
     ) -> None:
         async with calling({"cors": cors}, environ) as client:
-            answer = await client.options("/threads", headers=preflight())
+            answer = await client.options("/threads", headers=preflight(**NAMED))
             assert answer.headers["access-control-allow-origin"] == "https://page.example"
             assert answer.headers["access-control-allow-credentials"] == "true"
             stranger = await client.options("/threads", headers={**preflight(), "origin": "https://stranger.test"})
-            assert stranger.status_code == 400
+            assert stranger.status_code == 403
             assert "access-control-allow-origin" not in stranger.headers
             assert "http.cors" in stranger.json()["detail"]
             read = await client.get("/ok", headers={"origin": "https://stranger.test"})
@@ -93,10 +100,10 @@ class TestOtherOrigins:
     )
     async def test_errors_can_be_read(self, method: str, path: str, content: str, status: int) -> None:
         async with calling({}, {"MAX_BODY_BYTES": "1024", "DATABASE_TIMEOUT": "0.1"}) as client:
-            answer = await client.request(method, path, content=content, headers=PAGE)
+            answer = await client.request(method, path, content=content, headers={**JSON, **PAGE})
         assert answer.status_code == status
         assert isinstance(answer.json()["detail"], str)
-        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
         assert answer.headers["x-request-id"]
 
     async def test_so_can_failures_of_the_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +118,7 @@ class TestOtherOrigins:
         assert [(line["event"], str(line["exc_info"])) for line in logged] == [("http.failed", "a defect")]
         assert answer.status_code == 500
         assert "log" in answer.json()["detail"]
-        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
 
 
 class _Nothing:
@@ -133,7 +140,7 @@ class TestPrefix:
                 missing = await client.get(path, headers=PAGE)
                 assert missing.status_code == 404
                 assert "/api/v1" in missing.json()["detail"]
-                assert missing.headers["access-control-allow-origin"] == "*"
+                assert missing.headers["access-control-allow-origin"] == PAGE["origin"]
 
     async def test_it_is_described(self) -> None:
         async with calling({}, {"MOUNT_PREFIX": "/api"}) as client:

@@ -19,6 +19,7 @@ from holdfast.settings import Settings, load_settings
 from tests.api.test_runs import thread, until
 from tests.conformance.server import own_database
 from tests.support import waiting
+from tests.support.json_body import JSON
 from tests.support.servers import free_port
 from tests.support.serving import serving
 from tests.support.smoke import EXAMPLES
@@ -244,7 +245,7 @@ async def test_what_failed_does_not_use_up_its_key(web: httpx.AsyncClient, datab
     busy = (await web.post(path, json=LATER)).json()
     assert (await web.post(path, json=reject, headers=headers)).status_code == 409
     assert (await web.post(path, json={**LATER, "assistant_id": "nobody"}, headers=headers)).status_code in (404, 422)
-    assert (await web.post(path, content=b"{", headers=headers)).status_code == 422
+    assert (await web.post(path, content=b"{", headers={**JSON, **headers})).status_code == 422
     assert (await web.post(f"/threads/{uuid4()}/runs", json=LATER, headers=headers)).status_code == 404
     assert not await is_known(database, headers)
     await web.post(f"{path}/{busy['run_id']}/cancel")

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from holdfast.settings import Settings
+from tests.support.json_body import JSON
 from tests.support.threads import history, made, ran, state_of
 from tests.support.waiting import until
 
@@ -98,7 +99,7 @@ async def test_a_thread_without_checkpoints_has_the_empty_state(web: httpx.Async
 async def test_a_graph_that_is_gone(web: httpx.AsyncClient) -> None:
     thread_id = await made(web, metadata={"graph_id": "gone"})
     for method, suffix in (("GET", "state"), ("GET", "history"), ("POST", "state")):
-        response = await web.request(method, f"/threads/{thread_id}/{suffix}", content="{}")
+        response = await web.request(method, f"/threads/{thread_id}/{suffix}", content="{}", headers=JSON)
         assert response.status_code == 404
         assert "gone" in response.json()["detail"]
 

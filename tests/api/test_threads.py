@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from holdfast.settings import Settings
+from tests.support.json_body import JSON
 from tests.support.threads import history, made, ran
 
 STEPS = ["s1", "s2", "s3", "s4", "s5"]
@@ -29,7 +30,7 @@ async def ids(client: httpx.AsyncClient, **body: Any) -> list[str]:
 
 async def test_C01_a_new_thread(web: httpx.AsyncClient) -> None:
     for content in ("{}", "", '{"metadata": null, "ttl": null, "thread_id": null}'):
-        response = await web.post("/threads", content=content)
+        response = await web.post("/threads", content=content, headers=JSON)
         assert response.status_code == 200
         thread = response.json()
         UUID(thread["thread_id"])
@@ -304,13 +305,13 @@ async def test_nesting(web: httpx.AsyncClient) -> None:
     def nested(depth: int) -> str:
         return '{"metadata": ' + '{"a":' * depth + "1" + "}" * depth + "}"
 
-    thread_id = (await web.post("/threads", content=nested(150))).json()["thread_id"]
+    thread_id = (await web.post("/threads", content=nested(150), headers=JSON)).json()["thread_id"]
     assert len(await found(web, ids=[thread_id])) == 1
-    assert (await web.post("/threads/search", content=nested(150))).json()[0]["thread_id"] == thread_id
+    assert (await web.post("/threads/search", content=nested(150), headers=JSON)).json()[0]["thread_id"] == thread_id
     for depth in (260, 900, 5000):
         for path in ("/threads", "/threads/search", "/threads/count"):
-            assert (await web.post(path, content=nested(depth))).status_code == 422
-        assert (await web.patch(f"/threads/{thread_id}", content=nested(depth))).status_code == 422
+            assert (await web.post(path, content=nested(depth), headers=JSON)).status_code == 422
+        assert (await web.patch(f"/threads/{thread_id}", content=nested(depth), headers=JSON)).status_code == 422
 
 
 async def test_time_to_live(web: httpx.AsyncClient) -> None:

@@ -27,6 +27,7 @@ from tests.conformance.calls import (
     watching,
 )
 from tests.conformance.server import Server
+from tests.support.json_body import JSON
 
 
 class Conversation:
@@ -125,7 +126,7 @@ async def test_c57_what_is_no_command(client: httpx.AsyncClient) -> None:
     bodies: list[Any] = [{"method": "run.start"}, {"id": "1", "method": "run.start"}, {"id": 1}, [], "run.start"]
     for body in bodies:
         await refused(client.post(path, json=body), 400)
-    await refused(client.post(path, content="{"), 400)
+    await refused(client.post(path, content="{", headers=JSON), 400)
 
 
 async def test_c57_what_cannot_be_done(client: httpx.AsyncClient) -> None:

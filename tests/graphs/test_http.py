@@ -78,15 +78,17 @@ def test_everything(project: Project) -> None:
 @pytest.mark.parametrize(
     ("cors", "origins", "credentials"),
     [
-        ({}, ("*",), False),
+        ({}, None, False),
         ({"allow_origins": ["*"]}, ("*",), False),
         ({"allow_origins": ["https://a.example"]}, ("https://a.example",), True),
-        ({"allow_origin_regex": r"https://.*\.a\.example"}, (), True),
-        ({"allow_origins": ["*"], "allow_credentials": True}, ("*",), True),
+        ({"allow_origins": ["HTTPS://A.example/"]}, ("https://a.example",), True),
+        ({"allow_origins": []}, (), False),
+        ({"allow_origin_regex": r"https://.*\.a\.example"}, None, True),
+        ({"allow_origins": ["*", "https://a.example"], "allow_credentials": True}, ("*", "https://a.example"), True),
     ],
 )
 def test_credentials_are_for_origins_that_are_named(
-    project: Project, cors: Any, origins: tuple[str, ...], credentials: bool
+    project: Project, cors: Any, origins: tuple[str, ...] | None, credentials: bool
 ) -> None:
     found = http_section(with_http(project, {"cors": cors})).cors
     assert (found.allow_origins, found.allow_credentials) == (origins, credentials)
@@ -106,6 +108,8 @@ def test_credentials_are_for_origins_that_are_named(
             "http.middleware_order",
             "must be 'middleware_first' or 'auth_first', not 'last'",
         ),
+        ({"cors": {"allow_credentials": True}}, "http.cors.allow_credentials", "no origin is named"),
+        ({"cors": {"allow_origins": ["*"], "allow_credentials": True}}, "http.cors.allow_credentials", "no origin"),
         ({"enable_custom_route_auth": 1}, "http.enable_custom_route_auth", "must be true or false"),
         ({"configurable_headers": ["x-a"]}, "http.configurable_headers", "must be an object"),
         ({"configurable_headers": {"includes": "x-a"}}, "http.configurable_headers.includes", "an array of strings"),

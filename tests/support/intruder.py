@@ -14,6 +14,7 @@ import psycopg
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
+from tests.support.json_body import JSON
 from tests.support.servers import free_port
 from tests.support.serving import answering
 
@@ -94,6 +95,8 @@ class Intruder:
 
     async def refused(self, method: str, path: str, **request: Any) -> httpx.Response:
         """Send a request and check that it is answered as a mistake of the client's, in a sentence."""
+        if "content" in request:
+            request["headers"] = {**JSON, **request.get("headers", {})}
         async with self.client.stream(method, path, **request) as answer:
             said = f"{method} {path[:200]} {str(request)[:300]}: {answer.status_code}"
             assert 400 <= answer.status_code < 500, said  # Before reading: what is accepted may not end.

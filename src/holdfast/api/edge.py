@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
@@ -78,6 +78,7 @@ class JsonRoute(APIRoute):
                 raise request.scope.pop(RAISED)
             # Before anything of the request is looked at: a stranger is not told what is wrong with it.
             await identify(parsed)
+            _require_json(request.scope)
             try:
                 if self._creates and HEADER in parsed.headers:
                     return await answer_once(parsed, handler)
@@ -88,21 +89,28 @@ class JsonRoute(APIRoute):
         return handle
 
 
-def content_type_refusal(headers: Mapping[bytes, bytes]) -> Response | None:
-    """The answer to a request that changes something and has a body that is not declared as JSON; None when all is
-    well.
+def is_json(content_type: bytes) -> bool:
+    """Whether a content type is JSON, with any parameters."""
+    return content_type == b"application/json" or JSON_TYPE.fullmatch(content_type) is not None
+
+
+def _require_json(scope: Scope) -> None:
+    """Raise 415 for a request that may change something and has a body that is not declared as JSON.
 
     Any web page can send forms and plain text to any server. For JSON a browser asks the server first, which is where
     other origins are refused.
     """
+    if scope["method"] in SAFE_METHODS:
+        return
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     declared = headers.get(b"content-type", b"")
-    if declared == b"application/json" or JSON_TYPE.fullmatch(declared):
-        return None
-    if b"transfer-encoding" not in headers and headers.get(b"content-length", b"0").strip(b"0") == b"":
-        return None
-    shown = repr(declared.decode("latin-1")[:100]) if declared else "none"
-    detail = f"The request body must be JSON: send the header `content-type: application/json`. It was {shown}."
-    return Json({"detail": detail}, status_code=415)
+    empty = b"transfer-encoding" not in headers and not headers.get(b"content-length", b"").strip(b"0")
+    if empty or is_json(declared):
+        return
+    shown = repr(declared.decode("latin-1")[:100]) if declared else "missing"
+    raise HTTPException(
+        415, f"The request body must be JSON: send the header `content-type: application/json`. It is {shown}."
+    )
 
 
 class BodyLimit:

@@ -3,9 +3,9 @@
 To create a thread or a run is to call one function with one validated body. FastAPI gets there through its middleware,
 three exit stacks and a resolver of dependencies, which cost more than all that the function does. Here the same
 function is called with the same body, validated by the same field; and whatever is out of the ordinary goes FastAPI's
-way, from the start: another form of a path, a query, a key that makes a request idempotent, a body that is not valid, a
-project's own authentication. What the function raises is raised again there: every answer but the good one has one
-maker.
+way, from the start: another form of a path, a query, a key that makes a request idempotent, a body that is not valid or
+not declared as JSON, a project's own authentication. What the function raises is raised again there: every answer but
+the good one has one maker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted, seen_by
-from holdfast.api.edge import RAISED, SAFE_METHODS, content_type_refusal, read_json
+from holdfast.api.edge import RAISED, is_json, read_json
 from holdfast.api.idempotency import HEADER
 from holdfast.api.traces import SERVED
 from holdfast.auth.custom import ANYONE
@@ -84,6 +84,8 @@ class Express:
         declared: bytes = headers.get(b"content-length", b"")
         if KEY in headers or not declared.isdigit() or int(declared) > self._limit:
             return None
+        if not is_json(headers.get(b"content-type", b"")):
+            return None
         return way
 
     async def answer(self, way: Way, scope: Scope, receive: Receive, send: Send) -> Receive | None:
@@ -124,17 +126,11 @@ class Express:
 
 
 class Api(FastAPI):
-    """FastAPI, with an express way past it. Every request of the API comes through here, so its content type is
-    checked here."""
+    """FastAPI, with an express way past it."""
 
     express: Express | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS:
-            refusal = content_type_refusal(dict(scope["headers"]))
-            if refusal is not None:
-                await refusal(scope, receive, send)
-                return
         if self.express is not None and (way := self.express.find(scope)) is not None:
             rest = await self.express.answer(way, scope, receive, send)
             if rest is None:

@@ -326,6 +326,7 @@ WHAT_IS_WRONG = {
     409: "The object is not in a state that allows this, or exists already.",
     410: "What this is about was there, and is not kept any more.",
     413: "The request body is larger than MAX_BODY_BYTES.",
+    415: "The request body is not declared as JSON.",
     422: "A part of the request is not what it must be; `detail` says which.",
     429: "The tenant has used up what it may use; `Retry-After` says when to try again.",
     503: "The database cannot be reached. What was not confirmed may or may not have happened.",
@@ -390,8 +391,9 @@ def streamed_thread(*problems: int) -> Responses:
 
 
 def everywhere(methods: Collection[str]) -> Responses:
-    """What every route may answer: it can meet a request that is too large or invalid, and a database that is away."""
-    return refusals(422, 503) if set(methods) <= {"GET", "HEAD"} else refusals(413, 422, 503)
+    """What every route may answer: it can meet a request that is too large, not JSON or invalid, and a database that is
+    away."""
+    return refusals(422, 503) if set(methods) <= {"GET", "HEAD"} else refusals(413, 415, 422, 503)
 
 
 def takes(body: type[BaseModel]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import structlog
 from langgraph_sdk import Auth
 from langgraph_sdk.auth.exceptions import HTTPException
 from langgraph_sdk.auth.types import AuthContext, StudioUser
+from starlette.exceptions import HTTPException as BadStatus
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from holdfast.auth.remembering import Remembered
@@ -189,9 +190,9 @@ class CustomAuth:
                 answer = await answer
         except HTTPException as error:
             raise _denied(error) from None
-        except (RequestError, ClientDisconnect):
-            raise  # The authenticator has read the body itself.
         except Exception as error:
+            if _is_about_body(error):
+                raise
             log.warning("auth.failed", path=connection.url.path, error=kind_and_place(error))
             raise Denied(403, "Authentication failed.") from error
         try:
@@ -242,6 +243,13 @@ class CustomAuth:
             if handlers.get(key):
                 return handlers[key][-1]
         return self._auth._global_handlers[-1] if self._auth._global_handlers else None
+
+
+def _is_about_body(error: Exception) -> bool:
+    """Whether an authenticator that reads the body itself was stopped because of the body."""
+    if isinstance(error, BadStatus):
+        return error.status_code == 413
+    return isinstance(error, RequestError | ClientDisconnect)
 
 
 def _denied(error: HTTPException) -> Denied:

@@ -51,7 +51,7 @@ async def calling(
     settings = load_settings(environ or {}, database_url="postgresql://nowhere.invalid/none")
     application = Application(context(project(http, **sections), settings))
     transport = httpx.ASGITransport(application)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 

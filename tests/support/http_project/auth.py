@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
 from langgraph_sdk import Auth
 
 auth = Auth()
 nosy = Auth()
+nosy_by_request = Auth()
+owning = Auth()
 
 
 @auth.authenticate
@@ -22,3 +25,23 @@ async def authenticate(authorization: str | None) -> str:
 async def read_the_body(authorization: str | None, body: Any) -> str:
     """Looks into bodies before anybody else does."""
     return await authenticate(authorization)
+
+
+@nosy_by_request.authenticate
+async def read_the_request(authorization: str | None, request: Request) -> str:
+    """The same, by itself."""
+    await request.body()
+    return await authenticate(authorization)
+
+
+@owning.authenticate
+async def authenticate_owner(authorization: str | None) -> str:
+    return await authenticate(authorization)
+
+
+@owning.on
+async def filter_by_owner(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> dict[str, Any]:
+    """As LangGraph's tutorials have it: one handler for everything."""
+    owner = {"owner": ctx.user.identity}
+    value.setdefault("metadata", {}).update(owner)
+    return owner

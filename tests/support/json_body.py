@@ -1,0 +1,3 @@
+"""The header for bodies that a test writes itself."""
+
+JSON = {"content-type": "application/json"}
