@@ -32,3 +32,10 @@ def test_every_dependency_is_explained() -> None:
     declared = (ROOT / "pyproject.toml").read_text().split("dependencies = [", 1)[1].split("]\n", 1)[0]
     for name in re.findall(r'"([a-z-]+)', declared):
         assert f"`{name}" in explained, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_curl_examples_declare_their_bodies_as_json(document: Path) -> None:
+    text = document.read_text().replace("\\\n", " ")
+    for command in re.findall(r"^\s*(curl .* -d .*)$", text, re.MULTILINE):
+        assert "content-type: application/json" in command, command

@@ -101,7 +101,8 @@ class Perimeter:
         await (answering if scope["type"] == "http" else self._app)(scope, receive, send)
 
     async def _refuse_page(self, origin: str, scope: Scope, receive: Receive, send: Send) -> None:
-        self._report("http.origin_refused", origin)
+        if self._is_new(origin):
+            log.warning("http.origin_refused", origin=origin)
         detail = (
             f"Pages of the origin '{origin}' may not call this server. Name the origin in http.cors.allow_origins of "
             "langgraph.json, or in CORS_ALLOW_ORIGINS."
@@ -110,18 +111,20 @@ class Perimeter:
 
     async def _refuse_host(self, host: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         shown = host.decode("latin-1")[:LONGEST_SHOWN]
-        self._report("http.host_refused", shown)
+        if self._is_new(shown):
+            log.warning("http.host_refused", host=shown)
         detail = (
             f"This server asks for no login, and does not answer to the host '{shown}'. Add the name to "
             "HOLDFAST_ALLOWED_HOSTS, or create an API key."
         )
         await refuse(Denied(403, detail), scope, receive, send)
 
-    def _report(self, event: str, value: str) -> None:
-        """Log a refusal once for each value: a page can repeat it as often as it likes."""
-        if len(self._reported) < MOST_REPORTED and value not in self._reported:
-            self._reported.add(value)
-            log.warning(event, **{"origin" if event == "http.origin_refused" else "host": value})
+    def _is_new(self, refused: str) -> bool:
+        """Whether to log a refusal: once for each origin or host, for a page can repeat it as often as it likes."""
+        if refused in self._reported or len(self._reported) >= MOST_REPORTED:
+            return False
+        self._reported.add(refused)
+        return True
 
 
 class AllowedHosts:

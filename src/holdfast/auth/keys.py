@@ -75,8 +75,8 @@ class KeyAuth:
         return EVERYTHING
 
     def authorize_route(self, user: User | StudioUser, method: str) -> None:
-        """By what a request can cause: everything but GET and HEAD may change something, a WebSocket included."""
-        needed: Scope = "read" if method in ("GET", "HEAD") else "write"
+        """By what a request can cause: every method but the safe ones may change something, and so may a WebSocket."""
+        needed: Scope = "read" if method in ("GET", "HEAD", "OPTIONS") else "write"
         if needed not in user.permissions:
             raise Denied(403, f"The API key lacks the scope '{needed}', which {method} on this route needs.")
 
