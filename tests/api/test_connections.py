@@ -120,7 +120,10 @@ async def test_a_run_is_cancelled_when_its_client_goes(
     body = orjson.dumps({"assistant_id": "echo", "input": {"messages": LENGTHY}, "on_disconnect": "cancel"})
     host = f"{web.base_url.host}:{web.base_url.port}"
     reader, writer = await asyncio.open_connection(web.base_url.host, web.base_url.port)
-    head = f"POST {runs}/{kind}{way} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {runs}/{kind}{way} HTTP/1.1\r\nhost: {host}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     assert b"200" in await reader.readline()
     [run] = (await web.get(runs)).json()

@@ -474,10 +474,10 @@ async def test_headers_that_say_nothing(intruder: Intruder) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b"GET /ok HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
-        b"GET /ok\0 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /threads HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /threads HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /ok HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n",
+        b"GET /ok\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /threads HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /threads HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"NONSENSE\r\n\r\n",
     ],
     ids=["NUL in header", "NUL in path", "negative length", "bad chunk", "no request"],

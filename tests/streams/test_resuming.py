@@ -58,7 +58,7 @@ async def test_a_reader_that_stops_reading_is_dropped_and_resumes_where_it_was(
     thread_id, run_id = await finished_run(database, EVENTS, SIZE)
     path = f"/threads/{thread_id}/runs/{run_id}/stream"
     with socket.create_connection(("127.0.0.1", settings.port)) as stalled:
-        stalled.sendall(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+        stalled.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         mine = stalled.getsockname()
         await until_true(lambda: mine in served(settings.port), "the server has the connection")
         await until_true(lambda: mine not in served(settings.port), "the server has dropped it")
