@@ -18,6 +18,8 @@ const browser = await chromium.launch({
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    // A name that is not of this machine and leads to it, as DNS rebinding has it.
+    "--host-resolver-rules=MAP evil.example 127.0.0.1",
   ],
 });
 
