@@ -31,10 +31,12 @@ LOOPBACK_ORIGIN = re.compile(
 LONGEST_SHOWN = 200
 # Different origins and hosts whose refusal is logged.
 MOST_REPORTED = 100
-
-
-# A page of an allowed origin that sends no credentials: its origin is repeated, so that no other page may read.
+# Repeat the page's origin in the answer, so that only pages of that origin may read it.
 ONE_ORIGIN = ".*"
+EMBEDDED = (
+    "A page of another site may not embed answers of this server, because it asks for no login. Let the page fetch them "
+    "from an origin that http.cors.allow_origins names, or create an API key."
+)
 
 
 class Perimeter:
@@ -81,7 +83,7 @@ class Perimeter:
         elif origin is not None:
             await self._answer_page(origin, host, guarded, scope, receive, send)
         elif not guarded and headers.get(b"sec-fetch-site") == b"cross-site" and not _is_link(headers):
-            await self._refuse_page("of another site", scope, receive, send)
+            await refuse(Denied(403, EMBEDDED), scope, receive, send)
         else:
             await self._app(scope, receive, _Varying(send) if scope["type"] == "http" else send)
 
