@@ -48,6 +48,7 @@ def test_a_flag_wins_over_the_environment() -> None:
         ({"BG_JOB_HEARTBEAT": "120"}, ["120", "at most a third", "LEASE_DURATION_SECONDS=30"]),
         ({"HOLDFAST_DATABASE_SCHEMA": "a;drop"}, ["HOLDFAST_DATABASE_SCHEMA=a;drop", "lower-case"]),
         ({"HOLDFAST_DATABASE_POOL_MIN": "20"}, ["DATABASE_POOL_MIN=20", "DATABASE_POOL_MAX=10"]),
+        ({"HOLDFAST_ALLOWED_HOSTS": "a.example, http://b:1"}, ["HOLDFAST_ALLOWED_HOSTS=a.example", "'http://b:1'"]),
         ({"HOLDFAST_LOG_LEVEL": "loud"}, ["HOLDFAST_LOG_LEVEL=loud", "debug"]),
         ({"PORT": "x", "N_JOBS_PER_WORKER": "-1"}, ["PORT=x", "N_JOBS_PER_WORKER=-1"]),
     ],

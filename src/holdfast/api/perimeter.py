@@ -34,8 +34,8 @@ MOST_REPORTED = 100
 # Repeat the page's origin in the answer, so that only pages of that origin may read it.
 ONE_ORIGIN = ".*"
 EMBEDDED = (
-    "A page of another site may not embed answers of this server, because it asks for no login. Let the page fetch them "
-    "from an origin that http.cors.allow_origins names, or create an API key."
+    "A page of another site may not embed answers of this server, because it asks for no login. Let the page fetch "
+    "them, from an origin that http.cors.allow_origins names, or create an API key."
 )
 
 

@@ -104,6 +104,16 @@ class WebSettings(Section):
         "another one fires them.",
     )
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, value: str | None) -> str | None:
+        for name in (value or "").split(","):
+            if not re.fullmatch(r"\s*(\*|(\*\.)?[A-Za-z0-9._-]+)?\s*", name):
+                raise ValueError(
+                    f"{name.strip()!r} must be a host name without scheme and port, such as web.example.com"
+                )
+        return value
+
     @field_validator("mount_prefix")
     @classmethod
     def _usable_prefix(cls, value: str | None) -> str | None:
