@@ -114,7 +114,7 @@ class OverLimit(RequestError):
 class Denied(RequestError):
     """The project's own authentication or authorisation refused the request."""
 
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.headers = headers or {}

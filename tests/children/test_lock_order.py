@@ -16,6 +16,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
@@ -131,7 +132,7 @@ OPERATIONS: dict[str, Operation] = {
     "the other journal": batch(1),
     "cancel": for_each_child(lambda database, one: cancel_runs(database, one, None, "interrupt")),
     "roll back": for_each_child(lambda database, one: cancel_runs(database, one, None, "rollback")),
-    "delete": for_each_child(delete_thread),
+    "delete": for_each_child(lambda database, one: delete_thread(database, one, EVERYTHING)),
     "poison": poisons,
 }
 PAIRS = {name: list(OPERATIONS)[place:] for place, name in enumerate(OPERATIONS)}

@@ -13,6 +13,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.children import RELEASE_OVERDUE, release_overdue
 from holdfast.engine.claim import next_due
@@ -145,7 +146,7 @@ async def erases(family: Family) -> str:
 async def deletes(family: Family) -> str:
     run = await family.child("a")
     await family.wait(a=False)
-    await delete_thread(family.database, run["thread_id"])
+    await delete_thread(family.database, run["thread_id"], EVERYTHING)
     return "deleted"
 
 

@@ -21,6 +21,7 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database, open_blocking_session
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine import lease, reap
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.claim import claim, return_strays
@@ -161,7 +162,7 @@ class Fleet:
         return self._run(cancel_runs(self._database, thread_id, run_ids, action))
 
     def delete_thread(self, thread_id: UUID) -> list[DictRow]:
-        return self._run(delete_thread(self._database, thread_id))
+        return self._run(delete_thread(self._database, thread_id, EVERYTHING))
 
     # --- workers ----------------------------------------------------------------------------------
 

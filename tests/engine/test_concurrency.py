@@ -10,6 +10,7 @@ import pytest
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
 from holdfast.engine.create import LOCK_LATER_HEADS, LOCK_OPEN_THREADS
@@ -266,7 +267,9 @@ async def test_creating_on_a_thread_that_is_being_deleted(database: Database) ->
         thread_id, run_id = uuid4(), uuid7()
         await create(database, thread_id)
         created, deleted = await asyncio.gather(
-            create(database, thread_id, run_id=run_id), delete_thread(database, thread_id), return_exceptions=True
+            create(database, thread_id, run_id=run_id),
+            delete_thread(database, thread_id, EVERYTHING),
+            return_exceptions=True,
         )
         assert isinstance(deleted, list)
         assert not isinstance(created, BaseException) or isinstance(created, NotFound)

@@ -20,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim, return_strays
 from holdfast.engine.outcome import Outcome, Released, RolledBack
@@ -116,7 +117,7 @@ def cancels(action: CancelAction) -> Operation:
 
 
 async def deletes(database: Database, scene: Scene, backwards: bool) -> None:
-    await for_each_thread(scene, backwards, lambda one: delete_thread(database, one))
+    await for_each_thread(scene, backwards, lambda one: delete_thread(database, one, EVERYTHING))
 
 
 def portions_of(scene: Scene, backwards: bool, outcomes: list[Outcome | None]) -> list[Portion]:

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.claim import return_strays
 from holdfast.engine.lease import RENEW
 from holdfast.engine.outcome import Released, RolledBack
@@ -175,5 +176,5 @@ async def test_neighbours_of_a_lost_run_are_written_every_time(database: Databas
             assert isinstance(answers[0], LeaseLost)
             assert answers[1] is None
             await query(database, "UPDATE run SET priority = -1 WHERE status = 'pending' RETURNING run_id")
-            await delete_thread(database, mine)
-            await delete_thread(database, lost)
+            await delete_thread(database, mine, EVERYTHING)
+            await delete_thread(database, lost, EVERYTHING)

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
@@ -296,7 +297,7 @@ async def test_firing_and_deleting_at_the_same_time(database: Database) -> None:
         cron_id = await cron(database, thread_id=thread_id)
         await make_due(database, cron_id)
         [seen] = await due_rows(database)
-        await asyncio.gather(fire(database, seen), delete_thread(database, thread_id))
+        await asyncio.gather(fire(database, seen), delete_thread(database, thread_id, EVERYTHING))
         assert await query(database, "SELECT 1 FROM cron UNION ALL SELECT 1 FROM run") == []
 
 

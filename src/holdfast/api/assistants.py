@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -36,8 +36,7 @@ from holdfast.api.shapes import (
     pages,
     refusals,
 )
-from holdfast.db.visibility import EVERYBODY, is_visible
-from holdfast.engine.cancel import CancelledRuns
+from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog
@@ -54,9 +53,9 @@ from holdfast.resources.assistants import (
     search_assistants,
     set_latest,
     threads_of_assistant,
-    unfinished_runs,
 )
-from holdfast.resources.threads import delete_thread, present
+from holdfast.resources.runs import unfinished_by_thread
+from holdfast.resources.threads import present
 from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
@@ -209,18 +208,20 @@ async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
     "/assistants/{assistant_id}", status_code=204, summary="Delete an assistant", responses=refusals(404, 409)
 )
 async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> Response:
-    """Cancels the assistant's unfinished runs first. A graph's own assistant stays while the project has the
+    """Cancels the assistant's unfinished runs first, and deletes the threads that last ran it if that is asked for:
+    those that the caller could cancel or delete one by one. A graph's own assistant stays while the project has the
     graph: runs that name the graph need it, and the next start would bring it back."""
     row = await _assistant(web, assistant_id, "delete")
     if _is_system(web.catalog, row):
         raise Conflict(f"This assistant stands for graph '{row['graph_id']}' and exists for as long as the graph does.")
     identity: UUID = row["assistant_id"]
+    doomed = await web.caller.may("threads", "delete", {"thread_id": None}) if delete_threads else None
     # The assistant goes last but one, so that a request cut short can be repeated; runs created meanwhile go after it.
     await _cancel_runs(web, identity)
-    if delete_threads:
-        await _delete_threads(web, identity)
+    if doomed is not None:
+        await _delete_threads(web, identity, doomed)
     async with web.database.connection() as connection:
-        await delete_assistant(connection, identity)
+        await delete_assistant(connection, row)
     await _cancel_runs(web, identity)
     return Response(status_code=204)
 
@@ -348,22 +349,24 @@ async def runnable_assistant(web: WebContext, assistant: str, *, remembered: boo
 
 
 async def _cancel_runs(web: WebContext, identity: UUID) -> None:
+    """Cancel the assistant's unfinished runs that are the caller's to cancel. Those of others go on: a run holds all
+    that it needs of its assistant."""
+    try:
+        visible = await web.caller.may("threads", "update", {"thread_id": None, "action": "interrupt"})
+    except Denied:
+        return
     async with web.database.connection() as connection:
-        found = await unfinished_runs(connection, identity)
-    for thread in found:
-        await web.cancel(thread["thread_id"], thread["run_ids"], "interrupt")
+        found = await unfinished_by_thread(connection, "all", visible, identity)
+    for thread_id, run_ids in found.items():
+        await web.cancel(thread_id, run_ids, "interrupt")
 
 
-async def _delete_threads(web: WebContext, identity: UUID) -> None:
+async def _delete_threads(web: WebContext, identity: UUID, visible: Visibility) -> None:
     async with web.database.connection() as connection:
-        found = await threads_of_assistant(connection, identity)
+        found = await threads_of_assistant(connection, identity, visible)
     for thread_id in found:
-        try:
-            unfinished = await delete_thread(web.database, thread_id)
-        except NotFound:
-            continue  # Somebody else was quicker.
-        running = [run for run in unfinished if run["status"] == "running"]
-        web.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
+        with suppress(NotFound):  # Another request has deleted it.
+            await web.delete_thread(thread_id, visible)
 
 
 def _config(row: DictRow) -> RunnableConfig:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -76,13 +76,19 @@ class LineProtocol(HttpToolsProtocol):
             self._line.lose()
 
 
+class Endable(Protocol):
+    """Something that can come to an end, and calls back when it does."""
+
+    def tell(self, end: Callable[[], object] | None, /) -> None: ...
+
+
 class WhileConnected:
-    """A block that ends when the client has gone."""
+    """A block that ends when the client has gone, or when its API key stops working."""
 
     # Seconds. Python 3.11 swallows a cancel now and then.
     AGAIN = 0.5
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Endable) -> None:
         self._line = line
         self._cancelled = 0
         self._again: asyncio.TimerHandle | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -15,8 +16,10 @@ from fastapi import Depends, Request
 from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
+from holdfast.api.connections import WhileConnected
 from holdfast.api.limited_body import LimitedBody
 from holdfast.auth.custom import ANYONE, Authenticator, Caller
+from holdfast.auth.keys import KeyAuth
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
 from holdfast.db.visibility import Table, Visibility, is_visible
@@ -35,6 +38,7 @@ from holdfast.resources.fleet import queue_figures
 from holdfast.resources.gauge import Gauge
 from holdfast.resources.known_assistants import KnownAssistants
 from holdfast.resources.tenant_store import TenantStore
+from holdfast.resources.threads import delete_thread
 from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
 from holdfast.settings import Settings
 from holdfast.signals import Signals
@@ -91,6 +95,17 @@ class WebContext:
         if self.roster is not None and caller.tenant is not None:
             await self.roster.admit(caller.tenant)
 
+    @property
+    def still_admitted(self) -> bool:
+        """Whether the caller's API key still works. What a project's own authentication would say now is not known."""
+        return not isinstance(self.auth, KeyAuth) or self.auth.accepts(self.caller)
+
+    def while_admitted(self) -> AbstractContextManager[object]:
+        """A block that ends when the caller's API key stops working: what every stream and WebSocket is served in."""
+        if not isinstance(self.auth, KeyAuth):
+            return nullcontext()
+        return WhileConnected(self.auth.connections.opened_by(self.caller.credential))
+
     def check_webhook(self, url: str | None) -> None:
         """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""
         if url is not None:
@@ -107,6 +122,14 @@ class WebContext:
     def touched(self, thread_id: UUID) -> None:
         """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
         self.signals.publish("events", tell_touched(thread_id), thread_id=thread_id)
+
+    async def delete_thread(self, thread_id: UUID, visible: Visibility) -> None:
+        """Delete a thread with its runs, and tell whoever works in it or watches it. Raises NotFound for a thread that
+        is not visible."""
+        unfinished = await delete_thread(self.database, thread_id, visible)
+        running = [run for run in unfinished if run["status"] == "running"]
+        self.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
+        self.touched(thread_id)
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:
         cancelled = await cancel_runs(self.database, thread_id, run_ids, action)

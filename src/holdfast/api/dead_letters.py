@@ -183,6 +183,7 @@ async def list_open(
     responses=answers(Retried),
 )
 async def retry_many(web: Web, body: LettersRetry) -> Response:
+    await web.caller.may("threads", "create_run", {"thread_id": None, "metadata": {}, "kwargs": {}})
     found, more = await _found(web, body)
     retried, skipped = [], []
     for run_id in found:
@@ -202,6 +203,7 @@ async def retry_many(web: Web, body: LettersRetry) -> Response:
     responses=answers(Discarded),
 )
 async def discard_many(web: Web, body: LetterFilters) -> Response:
+    await web.caller.may("threads", "update", {"thread_id": None})
     found, more = await _found(web, body)
     discarded, skipped = [], []
     for run_id in found:

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from holdfast.api.commands import CommandFailed, answer
-from holdfast.api.context import Web, WebContext, identify, web_of
+from holdfast.api.context import CALLER, Web, WebContext, admitted, identify, process_context, web_of
 from holdfast.api.edge import JsonRoute, read_json
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
-from holdfast.api.streaming import STREAM_HEADERS, EventStream, refuse_gap
-from holdfast.errors import BadRequest, RequestError
+from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, refuse_gap
+from holdfast.errors import BadRequest, Denied, RequestError
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
 from holdfast.streams.hub import Expired, HubClosed
 from holdfast.streams.log import LogEvent, first_after_gap, heads
@@ -74,7 +74,7 @@ async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response
     await refuse_gap(web, thread_id, since)
 
     async def body(tick: float | None) -> AsyncIterator[bytes]:
-        async for events in web.hub.thread_events(thread_id, since, tick=tick):
+        async for events in readable(web, thread_id, web.hub.thread_events(thread_id, since, tick=tick)):
             framed = b"".join(_frame(thread_id, event, wanted) for event in events)
             if framed or not events:
                 yield framed or HEARTBEAT
@@ -142,7 +142,7 @@ class Socket:
         return message.get("bytes") or (message.get("text") or "").encode()
 
     async def _receive(self, frame: bytes) -> None:
-        identity = None
+        identity: int | None = None
         try:
             try:
                 command = read_json(frame)
@@ -155,24 +155,38 @@ class Socket:
             if isinstance(identity, bool) or not isinstance(identity, int) or not isinstance(method, str):
                 identity = None
                 raise CommandFailed("invalid_argument", "A command has an integer id and a method.")
-            await self._web.admit(self._web.caller)
+            web = await self._readmitted(identity)
             params = {} if command.get("params") is None else command["params"]
             if method.startswith("subscription."):
                 if not isinstance(params, dict):
                     raise CommandFailed("invalid_argument", "params must be an object.")
-                result = await self._subscription(method, params)
+                result = await self._subscription(web, method, params)
                 await self._send({"type": "success", "id": identity, "result": result})
             else:
-                await self._send(await answer(self._web, self._thread_id, command))
+                await self._send(await answer(web, self._thread_id, command))
         except CommandFailed as failure:
             await self._send(failure.answer(identity))
         except RequestError as failure:
             await self._send({"type": "error", "id": identity, "error": "invalid_argument", "message": str(failure)})
 
-    async def _subscription(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _readmitted(self, identity: int) -> WebContext:
+        """The context of one command. The caller is authenticated anew, by the headers of the handshake, as for an HTTP
+        request: what was allowed when the socket was opened may not be allowed any more. Closes the socket of a caller
+        who is refused. Raises OverLimit."""
+        try:
+            self._socket.scope[CALLER] = await admitted(process_context(self._socket), self._socket)
+        except Denied as refusal:
+            message = f"{refusal.status}: {refusal}"
+            await self._send({"type": "error", "id": identity, "error": "unknown_error", "message": message})
+            await refuse(self._socket, refusal)
+            raise WebSocketDisconnect(4000 + refusal.status) from None
+        return web_of(self._socket)
+
+    async def _subscription(self, web: WebContext, method: str, params: dict[str, Any]) -> dict[str, Any]:
         match method:
             case "subscription.subscribe" | "subscription.reconnect":
                 wanted, since = read_filter(params)
+                await web.may_thread(self._thread_id, "read")
                 if method == "subscription.reconnect" or since:
                     await self._refuse_gap(params.get("since"))
                 identity = str(params.get("subscription_id") or self._next_subscription)
@@ -225,15 +239,17 @@ class Socket:
     async def _deliver(self, since: int) -> None:
         with suppress(WebSocketDisconnect):  # Whoever reads the commands learns of it too.
             try:
-                async for events in self._web.hub.thread_events(
-                    self._thread_id, since, tick=self._web.settings.stream_heartbeat
-                ):
+                tick = self._web.settings.stream_heartbeat
+                followed = self._web.hub.thread_events(self._thread_id, since, tick=tick)
+                async for events in readable(self._web, self._thread_id, followed):
                     for event in events:
                         async with self._delivering:
                             await self._deliver_one(event)
                     if not events:  # There is no more for now, even if there was once.
                         for one in self._subscriptions.values():
                             _settle(one)
+            except NoLongerReadable as refusal:
+                await refuse(self._socket, refusal.reason)
             except Expired as gap:
                 await self._send({"type": "error", "id": None, "error": "resume_gap", "message": str(gap)})
                 await self._socket.close(1012)
@@ -269,7 +285,14 @@ async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
         web = web_of(socket)
         await web.may_thread(thread_id, "read")
     except RequestError as error:
-        # What clients of the protocol take for a status, and do not try again.
-        await socket.close(4000 + error.status, str(error)[:100])
+        await refuse(socket, error)
         return
-    await Socket(web, thread_id, socket).run()
+    with web.while_admitted():
+        await Socket(web, thread_id, socket).run()
+    if not web.still_admitted and socket.application_state is WebSocketState.CONNECTED:
+        await refuse(socket, Denied(401, "The API key is missing, has expired or was revoked."))
+
+
+async def refuse(socket: WebSocket, error: RequestError) -> None:
+    """Close a socket with what clients of the protocol take for a status, and do not try again."""
+    await socket.close(4000 + error.status, str(error)[:100])

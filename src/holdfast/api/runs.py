@@ -28,7 +28,7 @@ from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
 from holdfast.resources.runs import get_run, list_runs, present_run
@@ -257,7 +257,18 @@ async def join(
     web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bool = False, follow: Follow = False
 ) -> Response:
     run = await run_of(web, run_id, thread_id)
+    if cancel_on_disconnect:
+        await may_cancel_later(web, run)
     return wait_response(web, run, cancel_on_disconnect=cancel_on_disconnect, follow=follow)
+
+
+async def may_cancel_later(web: WebContext, run: DictRow) -> None:
+    """Whether the caller, who may read a run, may also have it cancelled by leaving. Raises Denied."""
+    try:
+        await web.may_thread(run["thread_id"], "update", run_id=run["run_id"], action="interrupt")
+    except Denied as refusal:
+        reason = f"cancel_on_disconnect: {refusal} Leave it out to watch the run without being able to cancel it."
+        raise Denied(refusal.status, reason, refusal.headers) from None
 
 
 async def run_of(
@@ -332,6 +343,8 @@ async def join_stream(
     modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
     if follow:
         await check_followed(web, run, cursor)
+    if cancel_on_disconnect:
+        await may_cancel_later(web, run)
     cancel = cancel_on_disconnect
     return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel, follow=follow)
 

@@ -16,7 +16,7 @@ from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.shapes import FoundItems, FoundNamespaces, StoredItem, answers, refusals
-from holdfast.errors import BadRequest, InvalidRequest
+from holdfast.errors import BadRequest, Denied, InvalidRequest
 from holdfast.graphs.store import LONGEST_TTL
 from holdfast.resources.store import InvalidFilter, TooManyTexts
 
@@ -110,6 +110,8 @@ async def get(web: Web, namespace: str = "", key: str | None = None, refresh_ttl
         raise BadRequest("key: missing.")
     labels = tuple(namespace.split(".")) if namespace else ()
     asked = await _may(web, "get", {"namespace": labels, "key": key})
+    if refresh_ttl:
+        await _may_refresh(web, labels, key)
     with _refusals():
         item = await web.store.aget(asked["namespace"], asked["key"], refresh_ttl=refresh_ttl)
     return Json(None if item is None else _present(item))
@@ -128,6 +130,8 @@ async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) ->
     body = body or ItemSearch()
     asked = body.model_dump(include={"filter", "limit", "offset", "query"})
     asked = await _may(web, "search", {"namespace": tuple(body.namespace_prefix), **asked})
+    if body.refresh_ttl:
+        await _may_refresh(web, tuple(body.namespace_prefix), None)
     with _refusals():
         found = await web.store.asearch(
             asked["namespace"],
@@ -163,6 +167,16 @@ async def _may(web: WebContext, action: str, asked: dict[str, Any]) -> dict[str,
     await web.caller.may_unfiltered("store", action, asked)
     asked["namespace"] = tuple(asked["namespace"] or ())
     return asked
+
+
+async def _may_refresh(web: WebContext, namespace: tuple[str, ...], key: str | None) -> None:
+    """Whether the caller, who may read items, may also have them live longer. A read without `refresh_ttl` does what
+    the project's store.ttl says. Raises Denied."""
+    try:
+        await _may(web, "put", {"namespace": namespace, "key": key, "value": None, "index": None})
+    except Denied as refusal:
+        reason = f"refresh_ttl: {refusal} Leave it out to read without changing when items expire."
+        raise Denied(refusal.status, reason, refusal.headers) from None
 
 
 def _present(item: Item | SearchItem) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from urllib.parse import urlencode
 from uuid import UUID
@@ -10,12 +10,13 @@ from uuid import UUID
 import orjson
 import psycopg
 from psycopg.rows import DictRow
+from psycopg_pool import PoolTimeout
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.api.connections import WhileConnected, line_of
 from holdfast.api.context import WebContext
-from holdfast.errors import Gone, NotFound
+from holdfast.errors import Gone, NotFound, RequestError
 from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.following import Chain
@@ -32,15 +33,23 @@ STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 class Breakable(StreamingResponse):
     """A response that breaks off where it is when the process goes away, for clients that would take a clean end for
-    the end of it all. They come back to another process."""
+    the end of it all. They come back to another process. It breaks off in the same way when the caller's API key stops
+    working: the client comes back and is answered 401."""
+
+    def __init__(
+        self, web: WebContext, content: AsyncIterable[bytes], *, media_type: str, headers: Mapping[str, str]
+    ) -> None:
+        self._web = web
+        super().__init__(content, media_type=media_type, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = line_of(scope)
-        if line is None or self.background is not None:
-            await super().__call__(scope, receive, send)
-            return
-        with WhileConnected(line):
-            await self.stream_response(send)
+        with self._web.while_admitted():
+            if line is None or self.background is not None:
+                await super().__call__(scope, receive, send)
+                return
+            with WhileConnected(line):
+                await self.stream_response(send)
 
     async def stream_response(self, send: Send) -> None:
         with suppress(HubClosed):
@@ -64,9 +73,8 @@ class EventStream(Breakable):
     def __init__(
         self, web: WebContext, body: Callable[[float | None], AsyncIterator[bytes]], headers: Mapping[str, str]
     ) -> None:
-        self._web = web
         self._body = body
-        super().__init__(_nothing(), media_type="text/event-stream", headers=headers)
+        super().__init__(web, _nothing(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = line_of(scope)
@@ -98,6 +106,33 @@ async def refuse_gap(web: WebContext, thread_id: UUID, after: int) -> None:
             f"The events after {after} have expired, so the stream of thread {thread_id} cannot be resumed there. Read "
             f"the thread's state, and watch on from {available - 1}, or from the beginning of what is kept."
         )
+
+
+class NoLongerReadable(HubClosed):
+    """The caller may not read the thread any more that it watches."""
+
+    def __init__(self, reason: RequestError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+async def readable(
+    web: WebContext, thread_id: UUID, followed: AsyncIterator[list[LogEvent]], run_id: UUID | None = None
+) -> AsyncIterator[list[LogEvent]]:
+    """Events of a thread, for as long as the caller may read it. Raises NoLongerReadable.
+
+    Access is checked again whenever a run begins that is not `run_id`: the id of a thread that was deleted can be given
+    to a thread of another caller."""
+    async for events in followed:
+        if any(event.run_id != run_id for event in events):
+            try:
+                await web.may_thread(thread_id, "read")
+            except RequestError as reason:
+                raise NoLongerReadable(reason) from None
+            except (psycopg.Error, PoolTimeout, OSError) as error:
+                raise HubClosed from error  # The client comes back, and is told.
+            run_id = events[-1].run_id
+        yield events
 
 
 def stream_response(
@@ -136,8 +171,7 @@ def stream_response(
             raise  # The run goes on, and so can the client, at the Location it was given.
         finally:
             if cancel_on_disconnect and not done:
-                current = run["run_id"] if chain is None else chain.current
-                web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
+                _cancel_abandoned(web, run, chain)
 
     # Clients go on at the Location as it stands, so it says what they asked for here.
     asked = [("stream_mode", mode) for mode in sorted(modes or ())]
@@ -179,8 +213,7 @@ def wait_response(
             raise  # Half an answer must not look like one.
         finally:
             if cancel_on_disconnect and not done:
-                current = run["run_id"] if chain is None else chain.current
-                web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
+                _cancel_abandoned(web, run, chain)
         if chain is None and (answer := heard.result()) is not None:
             yield answer
             return
@@ -200,7 +233,15 @@ def wait_response(
 
     place = "join?follow=true" if follow else "join"
     headers = {"cache-control": "no-store"} | locations(run, place, stateless=stateless)
-    return Awaited(body(), media_type="application/json", headers=headers)
+    return Awaited(web, body(), media_type="application/json", headers=headers)
+
+
+def _cancel_abandoned(web: WebContext, run: DictRow, chain: Chain | None) -> None:
+    """Cancel the run that a client has stopped watching. A key that was revoked meanwhile cancels nothing: then it is
+    the server that ended the stream."""
+    if web.still_admitted:
+        current = run["run_id"] if chain is None else chain.current
+        web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
 
 
 class _Heard:
@@ -264,7 +305,8 @@ async def _followed(web: WebContext, run: DictRow, chain: Chain, after: int | No
         cursor = rests_at or cursor
     elif cursor > start:
         await chain.catch_up(start, cursor)
-    async for events in chain.events(cursor, tick=web.settings.stream_heartbeat):
+    followed = chain.events(cursor, tick=web.settings.stream_heartbeat)
+    async for events in readable(web, run["thread_id"], followed, run["run_id"]):
         yield events
 
 

@@ -20,8 +20,8 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.runs import event_cursor, split_list
 from holdfast.api.shapes import streamed_thread
 from holdfast.api.state import present_state
-from holdfast.api.streaming import STREAM_HEADERS, Breakable, refuse_gap
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, refuse_gap
+from holdfast.errors import InvalidRequest, NotFound, RequestError
 from holdfast.resources.state import read_state
 from holdfast.resources.threads import state_moments
 from holdfast.streams.log import LogEvent, heads, read_after
@@ -80,9 +80,10 @@ async def stream(
     if resumed:
         await refuse_gap(web, thread_id, cursor)
     created_at, updated_at = moments
-    follower = Follower(web, thread_id, frozenset(modes), after, created_at if resumed else updated_at)
+    shown = created_at if resumed else updated_at
+    follower = Follower(web, thread_id, created_at, frozenset(modes), after, shown)
     location = {"location": f"/threads/{thread_id}/stream?stream_mode={','.join(modes)}"}
-    return Breakable(follower.body(), media_type="text/event-stream", headers=STREAM_HEADERS | location)
+    return Breakable(web, follower.body(), media_type="text/event-stream", headers=STREAM_HEADERS | location)
 
 
 class Gone(Exception):
@@ -93,10 +94,17 @@ class Follower:
     """One watcher of a thread: where it stands in the log, and the state it was shown last."""
 
     def __init__(
-        self, web: WebContext, thread_id: UUID, modes: Collection[str], after: int, state_shown: datetime
+        self,
+        web: WebContext,
+        thread_id: UUID,
+        created_at: datetime,
+        modes: Collection[str],
+        after: int,
+        state_shown: datetime,
     ) -> None:
         self._web = web
         self._thread_id = thread_id
+        self._created_at = created_at
         self._modes = modes
         self._after = after
         self._state_shown = state_shown
@@ -108,7 +116,8 @@ class Follower:
             with hub.watch(self._thread_id, self._after):
                 if first := await self._state():
                     yield first
-                async for events in hub.thread_events(self._thread_id, self._after, tick=tick, touches=True):
+                followed = hub.thread_events(self._thread_id, self._after, tick=tick, touches=True)
+                async for events in readable(self._web, self._thread_id, followed):
                     if not events:
                         yield await self._state() or HEARTBEAT
                         continue
@@ -119,10 +128,11 @@ class Follower:
                     if ends and (state := await self._state(undone=any(_rolled_back(end) for end in ends))):
                         yield state
         except Gone:
-            # With everything that was said before it went.
-            with suppress(psycopg.Error, PoolTimeout, OSError):
+            # With everything that was said before it went, unless the id is already that of another caller's thread.
+            with suppress(psycopg.Error, PoolTimeout, OSError, RequestError):
                 async with self._web.database.connection() as connection:
                     rest = await read_after(connection, self._thread_id, self._after)
+                await self._web.may_thread(self._thread_id, "read")
                 yield b"".join(self._frame(event) for event in rest)
         # HubClosed breaks the connection: a clean end says that the thread is gone, and nobody would come back.
 
@@ -142,7 +152,8 @@ class Follower:
         try:
             async with self._web.database.connection() as connection:
                 moments = await state_moments(connection, self._thread_id)
-            if moments is None:
+            # A thread that was created later is another one, which has been given the same id.
+            if moments is None or moments[0] != self._created_at:
                 raise Gone
             updated_at = moments[1]
             if "state_update" not in self._modes or not (undone or updated_at != self._state_shown):

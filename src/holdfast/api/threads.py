@@ -29,7 +29,6 @@ from holdfast.api.thread_bodies import (
     Update,
 )
 from holdfast.db.visibility import is_visible
-from holdfast.engine.cancel import CancelledRuns
 from holdfast.engine.create import THREAD_COLUMNS, NewThread, create_thread
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.resources.pruning import keep_latest
@@ -39,7 +38,6 @@ from holdfast.resources.threads import (
     change_thread,
     copy_thread,
     count_threads,
-    delete_thread,
     get_thread,
     get_ttl,
     present,
@@ -157,17 +155,14 @@ async def prune(web: Web, body: ThreadPrune) -> Response:
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         try:
-            await web.may_thread(thread_id, "update" if body.strategy == "keep_latest" else "delete")
+            if body.strategy == "keep_latest":
+                await web.may_thread(thread_id, "update")
+                pruned += await keep_latest(web.database, thread_id)
+            else:
+                await _delete(web, thread_id)
+                pruned += 1
         except NotFound:
             continue
-        if body.strategy == "keep_latest":
-            pruned += await keep_latest(web.database, thread_id)
-        else:
-            try:
-                await _delete(web, thread_id)
-            except NotFound:
-                continue
-            pruned += 1
     return Json({"pruned_count": pruned})
 
 
@@ -201,16 +196,13 @@ async def patch(
 
 @router.delete("/threads/{thread_id}", status_code=204, summary="Delete a thread", responses=refusals(404))
 async def delete(web: Web, thread_id: UUID) -> Response:
-    await web.may_thread(thread_id, "delete")
     await _delete(web, thread_id)
     return Response(status_code=204)
 
 
 async def _delete(web: WebContext, thread_id: UUID) -> None:
-    unfinished = await delete_thread(web.database, thread_id)
-    running = [run for run in unfinished if run["status"] == "running"]
-    web.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
-    web.touched(thread_id)
+    visible = await web.caller.may("threads", "delete", {"thread_id": thread_id})
+    await web.delete_thread(thread_id, visible)
 
 
 @router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
+from uuid import UUID
 
 import orjson
 import structlog
@@ -73,11 +74,27 @@ class Authenticator(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Credential:
+    """The API key that a caller was let in with, and what it allowed then."""
+
+    key_id: UUID
+    hash: bytes
+    tenant_id: str
+    scopes: frozenset[str]
+
+
 class Caller:
     """Who makes a request, and what they may. Without auth everybody is the same and may do everything."""
 
-    def __init__(self, auth: Authenticator | None = None, user: User | StudioUser | None = None) -> None:
+    def __init__(
+        self,
+        auth: Authenticator | None = None,
+        user: User | StudioUser | None = None,
+        credential: Credential | None = None,
+    ) -> None:
         self._auth = auth
+        self.credential = credential
         self._known = user
         self.user = None if user is None else as_user(user)
         self.tenant = None if self.user is None else tenant_of(self.user)

@@ -8,7 +8,8 @@ from typing import Any
 from langgraph_sdk.auth.types import StudioUser
 from starlette.requests import HTTPConnection
 
-from holdfast.auth.custom import ANYONE, FLEET, Caller, Resource
+from holdfast.auth.custom import ANYONE, FLEET, Caller, Credential, Resource
+from holdfast.auth.open_connections import OpenConnections
 from holdfast.auth.roster import Roster
 from holdfast.auth.users import User
 from holdfast.db.visibility import EVERYTHING, Visibility
@@ -30,6 +31,16 @@ class KeyAuth:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self.connections = OpenConnections(self._accepts)
+        roster.on_read = self.connections.review
+
+    def accepts(self, caller: Caller) -> bool:
+        """Whether a caller who was let in would be let in now, with the same tenant and scopes, as far as the keys that
+        were read last tell."""
+        return self._accepts(caller.credential)
+
+    def _accepts(self, credential: Credential | None) -> bool:
+        return not self._roster.guarded if credential is None else self._roster.holds(credential)
 
     @property
     def guarded(self) -> bool:
@@ -64,7 +75,7 @@ class KeyAuth:
             "permissions": list(key.scopes),
             "tenant_id": key.tenant_id,
         }
-        return Caller(self, User(fields))
+        return Caller(self, User(fields), Credential(key.key_id, key.hash, key.tenant_id, frozenset(key.scopes)))
 
     async def authorize(
         self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]

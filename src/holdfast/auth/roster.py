@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from uuid import UUID
 
 import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
+from holdfast.auth.custom import Credential
 from holdfast.auth.exposure import needs_login
 from holdfast.db.connect import Database
 from holdfast.engine.quota import Quota
@@ -64,6 +66,8 @@ class Roster:
         self._noted: dict[UUID, float] = {}
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
+        self.on_read: Callable[[], None] = lambda: None
+        """Called after each read, and after each that failed: a key can expire while the database is away."""
 
     async def run(self) -> None:
         backoff = Backoff("keys.outage", "keys.recovered")
@@ -73,6 +77,7 @@ class Roster:
                 await self.read()
                 await self._note()
             except (psycopg.Error, PoolTimeout, OSError) as error:
+                self.on_read()
                 await backoff.failed(error)
                 continue
             backoff.succeeded()
@@ -97,6 +102,7 @@ class Roster:
             self.guarded = guarded
             self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in limits}
             self._read_at = began
+        self.on_read()
 
     async def find(self, secret: str) -> Usable | None:
         """The key that somebody shows, None for none that opens. One that was made a moment ago is looked for."""
@@ -109,6 +115,16 @@ class Roster:
         if time.monotonic() - self._noted.get(key.key_id, -math.inf) >= NOTED:
             self._used.add(key.key_id)
         return key
+
+    def holds(self, credential: Credential) -> bool:
+        """Whether a key still works, for the same tenant and with all the scopes that it had."""
+        key, until = self._keys.get(credential.hash, (None, 0.0))
+        return (
+            key is not None
+            and time.monotonic() < until
+            and key.tenant_id == credential.tenant_id
+            and credential.scopes.issubset(key.scopes)
+        )
 
     async def admit(self, tenant_id: str) -> None:
         """Count a request of a tenant. Raises OverLimit."""

@@ -119,19 +119,15 @@ WHERE assistant_id = %(assistant_id)s AND metadata @> %(metadata)s::jsonb
 ORDER BY version DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
-DELETE = "DELETE FROM assistant WHERE assistant_id = %(assistant_id)s RETURNING assistant_id"
-
-# Looks through what is unfinished, not through all runs: an index by assistant would cost every run a little, for the
-# sake of something that hardly ever happens.
-UNFINISHED_RUNS = """
-SELECT thread_id, array_agg(run_id) AS run_ids FROM run
-WHERE status IN ('pending', 'running') AND assistant_id = %(assistant_id)s
-GROUP BY thread_id
+# Not another that was created with the same id since.
+DELETE = """
+DELETE FROM assistant WHERE assistant_id = %(assistant_id)s AND created_at = %(created_at)s RETURNING assistant_id
 """
 
+# The id of an assistant that was deleted can be used again, by another tenant too: it does not tell whose a thread is.
 THREADS = """
 SELECT thread_id FROM thread
-WHERE metadata @> jsonb_build_object('assistant_id', %(assistant_id)s::uuid::text) AND hidden_at IS NULL
+WHERE metadata @> jsonb_build_object('assistant_id', %(assistant_id)s::uuid::text) AND hidden_at IS NULL AND {visible}
 ORDER BY thread_id
 """
 
@@ -293,20 +289,18 @@ async def set_latest(connection: AsyncConnection[DictRow], identity: UUID, versi
     return row
 
 
-async def delete_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> None:
-    """Delete an assistant with its versions. Its runs and threads are not touched."""
-    if await _one(connection, DELETE, {"assistant_id": identity}) is None:
-        raise _missing(identity)
+async def delete_assistant(connection: AsyncConnection[DictRow], assistant: DictRow) -> None:
+    """Delete an assistant with its versions. Its runs and threads are not touched. Raises NotFound."""
+    parameters = {key: assistant[key] for key in ("assistant_id", "created_at")}
+    if await _one(connection, DELETE, parameters) is None:
+        raise _missing(assistant["assistant_id"])
 
 
-async def unfinished_runs(connection: AsyncConnection[DictRow], identity: UUID) -> list[DictRow]:
-    """The unfinished runs of an assistant, as rows of (thread_id, run_ids)."""
-    return await (await connection.execute(UNFINISHED_RUNS, {"assistant_id": identity})).fetchall()
-
-
-async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> list[UUID]:
-    """The threads that last ran this assistant."""
-    cursor = await connection.execute(THREADS, {"assistant_id": identity})
+async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: UUID, visible: Visibility) -> list[UUID]:
+    """The visible threads that last ran this assistant."""
+    condition, parameters = visible.condition()
+    statement = THREADS.format(visible=condition)
+    cursor = await connection.execute(statement.encode(), {**parameters, "assistant_id": identity})
     return [row["thread_id"] for row in await cursor.fetchall()]
 
 

@@ -44,9 +44,12 @@ PROJECT = "__langsmith_project__"
 
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
+# Looks through what is unfinished, not through all runs: an index by assistant would cost every run a little, for the
+# sake of something that hardly ever happens.
 UNFINISHED = """
 SELECT thread_id, array_agg(run_id) AS run_ids FROM run
-WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s) AND {visible}
+WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s)
+  AND (%(assistant_id)s::uuid IS NULL OR assistant_id = %(assistant_id)s) AND {visible}
 GROUP BY thread_id
 """
 
@@ -90,12 +93,15 @@ def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
 
 
 async def unfinished_by_thread(
-    connection: AsyncConnection[DictRow], status: str, visible: Visibility = EVERYTHING
+    connection: AsyncConnection[DictRow], status: str, visible: Visibility, assistant_id: UUID | None = None
 ) -> dict[UUID, list[UUID]]:
-    """The unfinished runs in a state ("all": in either) of the threads that are visible, by thread."""
+    """The unfinished runs in a state ("all": in either) of the threads that are visible, by thread. With an
+    `assistant_id`, those of that assistant."""
     condition, parameters = _in_visible_thread(visible)
     statement = UNFINISHED.format(visible=condition)
-    cursor = await connection.execute(statement.encode(), {"status": status, **parameters})
+    cursor = await connection.execute(
+        statement.encode(), {"status": status, "assistant_id": assistant_id, **parameters}
+    )
     return {row["thread_id"]: row["run_ids"] for row in await cursor.fetchall()}
 
 

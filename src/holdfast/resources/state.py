@@ -33,7 +33,12 @@ from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 
-ASSISTANT_CONFIG = "SELECT config FROM assistant WHERE assistant_id = %(assistant_id)s"
+# The id of an assistant that was deleted can be used again, by another tenant too: not that tenant's config.
+ASSISTANT_CONFIG = """
+SELECT assistant.config FROM assistant JOIN thread ON thread.thread_id = %(thread_id)s
+WHERE assistant.assistant_id = %(assistant_id)s
+  AND (thread.tenant_id = '' OR assistant.tenant_id IN ('*', thread.tenant_id))
+"""
 
 # The lock that every run of the thread is created under. Who holds it, and in a later statement sees no unfinished
 # run, is alone with the thread's checkpoints until the transaction ends.
@@ -233,7 +238,7 @@ async def open_graph(
         thread = await get_thread(connection, thread_id)
         stamp = {key: thread["metadata"].get(key) for key in ("graph_id", "assistant_id")}
         stamp = {key: value for key, value in stamp.items() if isinstance(value, str)}
-        given = await _assistant_config(connection, stamp.get("assistant_id"))
+        given = await _assistant_config(connection, thread_id, stamp.get("assistant_id"))
     if "graph_id" not in stamp:
         yield None
         return
@@ -249,9 +254,11 @@ async def open_graph(
         yield Opened(thread_id, graph_id, graph, saver, stamp)
 
 
-async def _assistant_config(connection: AsyncConnection[DictRow], assistant_id: str | None) -> dict[str, Any]:
+async def _assistant_config(
+    connection: AsyncConnection[DictRow], thread_id: UUID, assistant_id: str | None
+) -> dict[str, Any]:
     try:
-        parameters = {"assistant_id": None if assistant_id is None else UUID(assistant_id)}
+        parameters = {"thread_id": thread_id, "assistant_id": None if assistant_id is None else UUID(assistant_id)}
     except ValueError:
         return {}
     row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()

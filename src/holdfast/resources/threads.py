@@ -90,7 +90,8 @@ RETURNING {ALL_COLUMNS}
 """
 
 LOCK_FOR_DELETE = """
-SELECT thread_id, parent_run_id FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR UPDATE
+SELECT thread_id, parent_run_id FROM thread
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR UPDATE
 """
 
 # The runs go first: that waits for a journal commit in flight, and voids the fences of what is still running, so
@@ -236,12 +237,15 @@ async def copy_thread(connection: AsyncConnection[DictRow], thread_id: UUID, cop
     return row
 
 
-async def delete_thread(database: Database, thread_id: UUID) -> list[DictRow]:
-    """Delete a thread with everything that belongs to it. Returns its runs that were unfinished, so that their
-    workers can be told; if they are not, they notice at their next write."""
+async def delete_thread(database: Database, thread_id: UUID, visible: Visibility) -> list[DictRow]:
+    """Delete a thread with everything that belongs to it, provided that it is visible: that is decided under its lock.
+    Returns its runs that were unfinished, so that their workers can be told; if they are not, they notice at their next
+    write. Raises NotFound."""
+    condition, owner = visible.condition()
     parameters = {"thread_id": thread_id}
     async with database.transaction() as connection:
-        locked = await (await connection.execute(LOCK_FOR_DELETE, parameters)).fetchone()
+        statement = LOCK_FOR_DELETE.format(visible=condition)
+        locked = await (await connection.execute(statement.encode(), {**owner, **parameters})).fetchone()
         if locked is None:
             raise NotFound(f"Thread {thread_id} does not exist.")
         if locked["parent_run_id"] is not None:

@@ -189,11 +189,13 @@ async def list_deliveries(
 
 
 def _of_visible_run(visible: Visibility) -> tuple[str, dict[str, Any]]:
-    """A delivery knows its tenant, and outlives the thread; what else may be asked for is the thread's."""
+    """A delivery knows its tenant, and outlives the thread; what else may be asked for is the thread's. A thread that
+    is younger than the delivery is another one, with the id of a thread that was deleted."""
     if not visible.filter:
         return visible.owned("webhook_delivery.tenant_id")
     condition, parameters = visible.condition("thread.metadata")
     return (
-        f"EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id AND {condition})",
+        "EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id "
+        f"AND thread.created_at <= webhook_delivery.created_at AND {condition})",
         parameters,
     )

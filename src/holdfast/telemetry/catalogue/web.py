@@ -37,6 +37,14 @@ ENTRIES: tuple[Entry, ...] = (
     entry("keys.required", "info", "There are API keys: from now on requests need one."),
     entry("keys.not_required", "info", "There are no API keys any more: requests need none."),
     entry(
+        "keys.connections_ended",
+        "info",
+        "Open streams and WebSockets were ended: their API key was revoked, has expired or lost a scope, or they were "
+        "opened without a key before there was one.",
+        key_id="The key; null for connections that were opened without one.",
+        connections="How many streams and WebSockets.",
+    ),
+    entry(
         "auth.failed",
         "warning",
         "The project's own authentication raised something; the request was answered 403.",
