@@ -12,10 +12,10 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
-from holdfast.graphs.config import load_config
+from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.resources.api_keys import Scope, create_key, revoke_key
 from holdfast.resources.tenants import set_limits
-from holdfast.settings import load_settings
+from holdfast.settings import Settings, load_settings
 from tests.conformance.server import own_database
 from tests.support.intruder import PROJECT
 from tests.support.records import query
@@ -29,8 +29,10 @@ BOTH: tuple[Scope, ...] = ("read", "write")
 class House:
     """A server, its database, and clients with keys."""
 
-    def __init__(self, url: str, database: Database, stack: AsyncExitStack) -> None:
-        self.url = url
+    def __init__(self, settings: Settings, catalog: GraphCatalog, database: Database, stack: AsyncExitStack) -> None:
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self.settings = settings
+        self.catalog = catalog
         self.database = database
         self._stack = stack
 
@@ -59,15 +61,16 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(server_url: str, **environ: str) -> AsyncIterator[House]:
+async def open_house(server_url: str, *, project: ProjectConfig | None = None, **environ: str) -> AsyncIterator[House]:
     with own_database(server_url) as database_url:
         settings = load_settings({**QUICK, **environ}, database_url=database_url, port=free_port())
         database = Database(settings, "test")
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(answering(settings, GraphCatalog.load(load_config(PROJECT))))
+            catalog = GraphCatalog.load(project or load_config(PROJECT))
+            await stack.enter_async_context(answering(settings, catalog))
             await database.open()
             stack.push_async_callback(database.close)
-            yield House(f"http://127.0.0.1:{settings.port}", database, stack)
+            yield House(settings, catalog, database, stack)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LATER = {"assistant_id": "echo", "after_seconds": 3600}
 CRON = {**LATER, "schedule": "0 0 1 1 *"}
 ITEM = {"namespace": ["a"], "key": "k"}
-STATE = {"checkpoint": {}}
+STATE: dict[str, Any] = {"checkpoint": {}}
 COMMAND = {"id": 1, "method": "agent.getTree", "params": {}}
 THREAD, RUN = "/threads/{thread_id}", "/threads/{thread_id}/runs/{run_id}"
 

@@ -1,0 +1,134 @@
+"""Clients choose the ids of threads and assistants, so the id of one that was deleted can be given to one of another
+caller. Nothing that is left of the first is the second's, and the other way round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from holdfast.resources.state import _assistant_config
+from holdfast.streams.envelopes import CHANNELS
+from tests.tenants.conftest import House
+from tests.tenants.estate import DELIVERY, LATER, SERVERS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATIENCE_SECONDS = 30.0
+
+
+@dataclass
+class Pair:
+    """Two callers of one server."""
+
+    house: House
+    acme: httpx.AsyncClient
+    zeta: httpx.AsyncClient
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(SERVERS))
+async def pair(server_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with SERVERS[request.param](server_url) as (house, acme, zeta):
+        yield Pair(house, acme, zeta)
+
+
+async def ok(client: httpx.AsyncClient, method: str, path: str, body: Any = None) -> Any:
+    answer = await client.request(method, path, json=body)
+    assert answer.status_code < 300, f"{path}: {answer.text}"
+    return answer.json() if answer.content else None
+
+
+@pytest.mark.parametrize("delete_threads", [False, True])
+async def test_deleting_an_assistant_leaves_what_others_did_with_its_id(pair: Pair, delete_threads: bool) -> None:
+    assistant = str(uuid4())
+    await ok(pair.acme, "POST", "/assistants", {"assistant_id": assistant, "graph_id": "echo"})
+    run = await ok(
+        pair.acme, "POST", f"/threads/{uuid4()}/runs", {**LATER, "assistant_id": assistant, "if_not_exists": "create"}
+    )
+    # To delete it by a request would cancel the run, which is the owner's.
+    await pair.house.query("DELETE FROM assistant WHERE assistant_id = %s RETURNING 1", assistant)
+    await ok(pair.zeta, "POST", "/assistants", {"assistant_id": assistant, "graph_id": "echo"})
+    own = await ok(
+        pair.zeta, "POST", f"/threads/{uuid4()}/runs", {**LATER, "assistant_id": assistant, "if_not_exists": "create"}
+    )
+    await ok(pair.zeta, "DELETE", f"/assistants/{assistant}?delete_threads={str(delete_threads).lower()}")
+    kept = await ok(pair.acme, "GET", f"/threads/{run['thread_id']}/runs/{run['run_id']}")
+    assert kept["status"] == "pending"
+    gone = await pair.zeta.get(f"/threads/{own['thread_id']}/runs/{own['run_id']}")
+    assert gone.status_code == 404 if delete_threads else gone.json()["status"] == "interrupted"
+
+
+async def test_delivery_is_not_shown_to_the_next_owner_of_its_threads_id(pair: Pair) -> None:
+    thread = str(uuid4())
+    await ok(pair.acme, "POST", "/threads", {"thread_id": thread})
+    run = await ok(pair.acme, "POST", f"/threads/{thread}/runs", LATER)
+    [delivery] = await pair.house.query(DELIVERY, "acme", run["run_id"])
+    assert run["run_id"] in str(await ok(pair.acme, "GET", "/webhooks/deliveries"))
+    await ok(pair.acme, "DELETE", f"/threads/{thread}")
+    await ok(pair.zeta, "POST", "/threads", {"thread_id": thread})
+    assert await ok(pair.zeta, "GET", f"/webhooks/deliveries?run_id={run['run_id']}") == []
+    again = await pair.zeta.post(f"/webhooks/deliveries/{delivery['delivery_id']}/redeliver")
+    assert again.status_code == 404
+
+
+async def test_open_streams_do_not_show_the_next_thread_with_the_same_id(pair: Pair) -> None:
+    """Each has read to the end of an empty log. They end, and none of them has shown the run of another caller."""
+    thread = str(uuid4())
+    await ok(pair.zeta, "POST", "/threads", {"thread_id": thread})
+    subscription = {"channels": sorted(CHANNELS)}
+    url = f"{pair.house.url.replace('http', 'ws', 1)}/threads/{thread}/stream/events"
+    headers = {name: pair.zeta.headers[name] for name in ("x-api-key", "authorization") if name in pair.zeta.headers}
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(pair.zeta.stream(method, f"/threads/{thread}/{path}", json=body))
+            for method, path, body in (
+                ("POST", "stream/events", subscription),
+                ("GET", "stream?stream_mode=run_modes,state_update", None),
+            )
+        ]
+        socket = await stack.enter_async_context(connect(url, additional_headers=headers))
+        command = {"id": 1, "method": "subscription.subscribe", "params": subscription}
+        await socket.send(orjson.dumps(command).decode())
+        assert b'"success"' in str(await socket.recv()).encode()
+        await ok(pair.zeta, "DELETE", f"/threads/{thread}")
+        await ok(pair.acme, "POST", "/threads", {"thread_id": thread})
+        created = await stack.enter_async_context(
+            pair.acme.stream("POST", f"/threads/{thread}/runs/stream", json={"assistant_id": "echo"})
+        )
+        run_id = created.headers["content-location"].rpartition("/")[2]
+        seen = b""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for stream in streams:
+                with suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                    async for chunk in stream.aiter_raw():
+                        seen += chunk
+            with suppress(ConnectionClosed):
+                while True:
+                    seen += str(await socket.recv()).encode()
+        assert run_id.encode() not in seen
+        assert socket.close_code == 4404
+
+
+@pytest.mark.parametrize("pair", ["keys"], indirect=True)
+async def test_thread_is_not_read_with_the_config_of_the_next_assistant_with_the_same_id(pair: Pair) -> None:
+    assistant, config = str(uuid4()), {"configurable": {"secret": "acme's"}}
+    await ok(pair.zeta, "POST", "/assistants", {"assistant_id": assistant, "graph_id": "echo"})
+    body = {**LATER, "assistant_id": assistant, "if_not_exists": "create"}
+    run = await ok(pair.zeta, "POST", f"/threads/{uuid4()}/runs", body)
+    await ok(pair.zeta, "DELETE", f"/assistants/{assistant}")
+    created = {"assistant_id": assistant, "graph_id": "echo", "config": config}
+    await ok(pair.acme, "POST", "/assistants", created)
+    own = await ok(pair.acme, "POST", f"/threads/{uuid4()}/runs", body)
+    async with pair.house.database.connection() as connection:
+        found = [await _assistant_config(connection, UUID(one["thread_id"]), assistant) for one in (run, own)]
+    assert found == [{}, config]
