@@ -143,6 +143,21 @@ async def test_key_that_stops_working_ends_its_streams(
     await other.beats()
 
 
+async def test_revoked_key_ends_streams_behind_the_layers_of_a_custom_app(
+    server_url: str, stack: AsyncExitStack
+) -> None:
+    """Where the server has no way past them to the connection."""
+    project = load_config(PROJECT)
+    project = replace(project, raw={**project.raw, "http": {"app": "./layers.py:app"}})
+    async with open_house(server_url, project=project) as house:
+        key = await house.key("acme")
+        watching = await holder(house, key, stack)
+        assert (await watching.client.get("/layered")).text == "yes"
+        await watching.watch()
+        await house.revoke(key)
+        assert all((await watching.ended()).values())
+
+
 async def test_first_key_ends_streams_that_were_opened_without_one(server_url: str, stack: AsyncExitStack) -> None:
     async with open_house(server_url) as house:
         anonymous = await watcher(await house.client(), stack)

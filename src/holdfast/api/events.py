@@ -295,4 +295,5 @@ async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
 
 async def refuse(socket: WebSocket, error: RequestError) -> None:
     """Close a socket with what clients of the protocol take for a status, and do not try again."""
-    await socket.close(4000 + error.status, str(error)[:100])
+    with suppress(WebSocketDisconnect):  # The client has gone already.
+        await socket.close(4000 + error.status, str(error)[:100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 from uuid import UUID, uuid4
@@ -153,16 +154,17 @@ async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> Filter
 @router.post("/threads/prune", summary="Delete or shorten threads", responses=answers(Pruned, 409))
 async def prune(web: Web, body: ThreadPrune) -> Response:
     pruned = 0
-    for thread_id in dict.fromkeys(body.thread_ids):
-        try:
+    access = "update" if body.strategy == "keep_latest" else "delete"
+    # All of them are authorised before one is touched: a refusal leaves everything as it is.
+    threads = {one: await web.caller.may("threads", access, {"thread_id": one}) for one in body.thread_ids}
+    for thread_id, visible in threads.items():
+        with suppress(NotFound):
             if body.strategy == "keep_latest":
-                await web.may_thread(thread_id, "update")
+                await web.require("thread", thread_id, visible)
                 pruned += await keep_latest(web.database, thread_id)
             else:
-                await _delete(web, thread_id)
+                await web.delete_thread(thread_id, visible)
                 pruned += 1
-        except NotFound:
-            continue
     return Json({"pruned_count": pruned})
 
 
@@ -196,13 +198,8 @@ async def patch(
 
 @router.delete("/threads/{thread_id}", status_code=204, summary="Delete a thread", responses=refusals(404))
 async def delete(web: Web, thread_id: UUID) -> Response:
-    await _delete(web, thread_id)
+    await web.delete_thread(thread_id, await web.caller.may("threads", "delete", {"thread_id": thread_id}))
     return Response(status_code=204)
-
-
-async def _delete(web: WebContext, thread_id: UUID) -> None:
-    visible = await web.caller.may("threads", "delete", {"thread_id": thread_id})
-    await web.delete_thread(thread_id, visible)
 
 
 @router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
