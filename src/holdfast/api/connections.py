@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from holdfast.api.bounds import BoundedProtocol
 from holdfast.streams.sse import HEARTBEAT
 
 EXTENSION = "holdfast.line"
@@ -57,23 +58,21 @@ class Line:
             cycle.transport.write(CHUNK)
 
 
-class LineProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, giving each request its line. Only for an application without layers that change bodies on
+class LineProtocol(BoundedProtocol):
+    """The HTTP protocol, giving each request its line. Only for an application without layers that change bodies on
     their way out, such as a project's own compression: nothing else would know of these bytes."""
-
-    _line: Line | None = None
 
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not None and self.cycle is not before:
-            self._line = Line(self.cycle)
-            self.cycle.scope["extensions"] = {EXTENSION: {"line": self._line}}
+            self.cycle.scope["extensions"] = {EXTENSION: {"line": Line(self.cycle)}}
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._line is not None:
-            self._line.lose()
+        # Of the request that is being answered: a client may have sent others ahead.
+        if self._running is not None and (line := line_of(dict(self._running.scope))) is not None:
+            line.lose()
 
 
 class Endable(Protocol):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from functools import partial
 
 import structlog
 import uvicorn
 import uvloop
 
 from holdfast.api.app import Application
+from holdfast.api.bounds import BoundedProtocol, BoundedSocket, Limits, UnsentBytes
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.auth.custom import CustomAuth
@@ -90,11 +92,14 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks_section(catalog.project))
     web.leads = lambda: upkeep.leading
     application = Application(web)
+    limits = Limits.of(settings)
     await database.open()
     server = _Server(
         uvicorn.Config(
             application,
-            http="httptools" if application.customised else LineProtocol,
+            http=partial(BoundedProtocol if application.customised else LineProtocol, limits=limits),  # type: ignore[arg-type]
+            ws=partial(BoundedSocket, limits=limits),  # type: ignore[arg-type]
+            ws_max_size=settings.max_body_bytes,
             host=settings.host,
             port=settings.port,
             log_config=None,
@@ -108,6 +113,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
         web.hub,
         settings.stream_stall,
     )
+    unsent = UnsentBytes(server.server_state.connections, limits)
     try:
         await store.setup()
         await roster.read()
@@ -120,6 +126,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
                 tasks.create_task(upkeep.run(), name="upkeep"),
                 tasks.create_task(roster.run(), name="roster"),
                 tasks.create_task(watch_loop(database.metrics), name="loop_delay"),
+                tasks.create_task(unsent.run(), name="unsent"),
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))

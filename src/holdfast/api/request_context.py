@@ -102,10 +102,18 @@ def _storable(value: object) -> bool:
 
 
 def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers by their names in lower case, those that were sent several times joined by commas."""
     found: dict[str, str] = {}
+    # Joined once, at the end: to extend the text by each of them would copy it each time.
+    repeated: dict[str, list[str]] = {}
     for name, value in headers:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
+        if key in found:
+            repeated.setdefault(key, [found[key]]).append(text)
+        else:
+            found[key] = text
+    for key, texts in repeated.items():
+        found[key] = ", ".join(texts)
     return found
 
 

@@ -78,6 +78,44 @@ class WebSettings(Section):
         description="Seconds in which a body must arrive that the project's authenticator reads; after them the "
         "request is answered 408. Before login, anybody can hold a connection open by sending slowly.",
     )
+    max_header_bytes: int = Field(
+        64 * 1024,
+        ge=8 * 1024,
+        le=1024**2,
+        validation_alias=names("MAX_HEADER_BYTES"),
+        description="The largest head of a request in bytes: its URL and headers, and apart from them its trailers. A "
+        "longer URL is answered 414 and larger headers 431. Requests with many cookies need more.",
+    )
+    header_timeout: Seconds = Field(
+        20.0,
+        le=3600,
+        validation_alias=names("HEADER_TIMEOUT_SECONDS"),
+        description="Seconds a client may take to send a request's headers, from when it connects or begins a request; "
+        "then it is answered 408. Longer lets more half-sent requests stay open.",
+    )
+    body_timeout: Seconds = Field(
+        120.0,
+        le=24 * 3600,
+        validation_alias=names("BODY_TIMEOUT_SECONDS"),
+        description="Seconds a client may take to send a request's body; then it is answered 408. A slow network needs "
+        "longer for a body of MAX_BODY_BYTES. Longer lets more unfinished bodies be held.",
+    )
+    max_buffered_bytes: int = Field(
+        256 * 1024**2,
+        ge=1024**2,
+        validation_alias=names("MAX_BUFFERED_BYTES"),
+        description="The bytes of unfinished request bodies that a web process holds at most, and as many of answers "
+        "that clients have not taken. Above it, further large bodies are answered 503, and clients that take nothing "
+        "are disconnected. Must be larger than MAX_BODY_BYTES.",
+    )
+    max_page_bytes: int = Field(
+        8 * 1024**2,
+        ge=64 * 1024,
+        validation_alias=names("MAX_PAGE_BYTES"),
+        description="The bytes after which a page of a list ends, though its limit is not reached; it always has one "
+        "item. `X-Pagination-Next` says where the next begins. More makes fewer pages, and takes several times as much "
+        "memory for each request.",
+    )
     mount_prefix: str | None = Field(
         None,
         validation_alias=names("MOUNT_PREFIX"),

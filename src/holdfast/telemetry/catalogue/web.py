@@ -33,6 +33,13 @@ ENTRIES: tuple[Entry, ...] = (
         "`HOLDFAST_ALLOWED_HOSTS` names hosts that are allowed.",
         host="The host that the request was for.",
     ),
+    entry(
+        "connection.stalled",
+        "warning",
+        "A client took nothing of what it was sent while the process held more than MAX_BUFFERED_BYTES for all of its "
+        "clients. The connection was closed.",
+        unsent_bytes="Bytes that the client had not taken.",
+    ),
     entry("quota.refused", "info", "A tenant has used up what it may use, and was answered 429.", "reason"),
     entry("keys.required", "info", "There are API keys: from now on requests need one."),
     entry("keys.not_required", "info", "There are no API keys any more: requests need none."),

@@ -1,0 +1,352 @@
+"""What one client may make a web process hold: the bytes, the number and the time of what it sends, and the bytes of
+what it does not take.
+
+uvicorn bounds none of these. An unfinished header, body or WebSocket message would be kept for as long as its client
+likes, and so would an answer that the client does not read. The bounds are kept here, where bytes come in, because
+everything behind this point runs only once a request's headers are complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import MAX_LINE_LENGTH
+
+from holdfast.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+# More than any browser, proxy and SDK send together. The WebSocket library refuses 128 of them without an answer.
+MAX_HEADERS = 100
+# Requests that a client may send ahead on one connection before the first of them is answered.
+MAX_PIPELINED_REQUESTS = 32
+# Bytes of an unfinished body or message that are not counted against the process's budget. Of a client that has not
+# logged in, less than this is received: its body is not read, and the socket is paused.
+UNCOUNTED_BYTES = 512 * 1024
+# Frames that one WebSocket message may be cut into. An empty frame is kept too.
+MAX_FRAGMENTS = 1024
+# Seconds for which a refused client can still send, so that it reads the answer instead of a reset connection.
+LINGER_SECONDS = 2.0
+# Seconds between two looks at what clients have not taken.
+UNSENT_INTERVAL_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Limits:
+    """The bounds of one process, and what its connections hold together of `buffered_bytes`."""
+
+    header_bytes: int
+    header_seconds: float
+    body_seconds: float
+    buffered_bytes: int
+    unfinished_bytes: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        return cls(
+            settings.max_header_bytes, settings.header_timeout, settings.body_timeout, settings.max_buffered_bytes
+        )
+
+
+class Share:
+    """What one connection holds of its process's budget for unfinished bodies and messages."""
+
+    __slots__ = ("_counted", "_limits", "_received")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._received = 0
+        self._counted = 0
+
+    def add(self, size: int) -> bool:
+        """Count bytes that were received. False: the process holds too much."""
+        self._received += size
+        grown = max(0, self._received - UNCOUNTED_BYTES) - self._counted
+        if not grown:
+            return True
+        self._counted += grown
+        self._limits.unfinished_bytes += grown
+        return self._limits.unfinished_bytes <= self._limits.buffered_bytes
+
+    def clear(self) -> None:
+        """The body or message is complete, or gone."""
+        self._limits.unfinished_bytes -= self._counted
+        self._received = self._counted = 0
+
+
+class Refused(Exception):
+    """Stops the parser. The answer is in `refusal` of the protocol."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with bounds. A client that exceeds one gets an answer where HTTP permits it, and its
+    connection is closed."""
+
+    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.url = b""
+        self._limits = limits
+        self._share = Share(limits)
+        # Bytes received since the parser last completed a head, a message or a piece of a body. What is incomplete is
+        # kept by the parser: a head, the trailers behind a body, a chunk's extensions.
+        self._pending = 0
+        self._arrived = 0
+        self._completed = False
+        # Until the head has come, or the body.
+        self._deadline: asyncio.TimerHandle | None = None
+        # The request that is being answered; `cycle` is the last that was received.
+        self._running: RequestResponseCycle | None = None
+        self._refusal: tuple[int, str] | None = None
+        # Whether what is received does not matter any more: the client was refused, or speaks another protocol now.
+        self._done = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self._limits.header_seconds, self._head_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        self._share.clear()
+        running = self._running
+        super().connection_lost(exc)
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._done:
+            return
+        self._completed, self._arrived = False, len(data)
+        super().data_received(data)
+        if self._completed:
+            self._pending = 0
+        else:
+            self._pending += len(data)
+            self._check_incomplete()
+        if self._deadline is None:
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        if not self._done:
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete:
+                self._deadline = self.loop.call_later(self._limits.header_seconds, self._head_late)
+            elif cycle.more_body:
+                self._deadline = self.loop.call_later(self._limits.body_seconds, self._body_late)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._done = True
+        super().handle_websocket_upgrade()
+
+    # --- parser callbacks ---------------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        self._completed = True
+        self._stop_deadline()
+        if len(self.headers) > MAX_HEADERS or self._pending + self._arrived > self._limits.header_bytes:
+            self._check_head()
+        if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
+            self._refusal = (400, f"More than {MAX_PIPELINED_REQUESTS} requests were sent ahead on one connection.")
+            raise Refused
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            # Trailers come by the same callback as headers. uvicorn would append them to the request's headers.
+            self.headers = []
+        else:
+            self._check_handshake()
+
+    def on_body(self, body: bytes) -> None:
+        self._completed = True
+        if not self._share.add(len(body)):
+            self._refusal = (
+                503,
+                f"The server holds MAX_BUFFERED_BYTES={self._limits.buffered_bytes} of unfinished request bodies. "
+                "Try again later.",
+            )
+            raise Refused
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._completed = True
+        self._stop_deadline()
+        self._share.clear()
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # --- bounds -------------------------------------------------------------------------------------
+
+    def _check_incomplete(self) -> None:
+        if self._done:
+            return
+        if len(self.headers or ()) > MAX_HEADERS:
+            self._refuse(431, self._too_many())
+        elif self._pending > self._limits.header_bytes:
+            self._refuse(*self._too_large())
+
+    def _check_head(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.headers) > MAX_HEADERS:
+            self._refusal = (431, self._too_many())
+        elif size > self._limits.header_bytes:
+            self._refusal = self._too_large()
+        else:
+            return
+        raise Refused
+
+    def _check_handshake(self) -> None:
+        """The WebSocket library parses the head again, and drops a connection with a longer line without an answer."""
+        longest = max(len(name) + len(value) for name, value in self.headers)
+        if max(longest, len(self.url) + len(" HTTP/1.1") + len("GET ")) + 4 > MAX_LINE_LENGTH:
+            self._refusal = (431, f"A line of a WebSocket handshake is longer than {MAX_LINE_LENGTH} bytes.")
+            raise Refused
+
+    def _too_many(self) -> str:
+        return f"The request has more than {MAX_HEADERS} header fields."
+
+    def _too_large(self) -> tuple[int, str]:
+        limit = self._limits.header_bytes
+        if self.cycle is None or self.cycle.response_complete:
+            if len(self.url) > limit:
+                return 414, f"The request's URL is longer than MAX_HEADER_BYTES={limit}."
+            return 431, f"The request's headers are larger than MAX_HEADER_BYTES={limit}."
+        return 431, f"The request's trailers or chunk extensions are larger than MAX_HEADER_BYTES={limit}."
+
+    def _head_late(self) -> None:
+        self._deadline = None
+        seconds = self._limits.header_seconds
+        if self._pending:
+            self._refuse(408, f"The request's headers were not complete within HEADER_TIMEOUT_SECONDS={seconds:g}.")
+        else:
+            self.transport.close()
+
+    def _body_late(self) -> None:
+        self._deadline = None
+        seconds = self._limits.body_seconds
+        if self.flow.read_paused:
+            # We do not read it: the application is busy with something else, or with an earlier request.
+            self._deadline = self.loop.call_later(seconds, self._body_late)
+        elif not self.cycle.response_started:
+            self._refuse(408, f"The request's body was not complete within BODY_TIMEOUT_SECONDS={seconds:g}.")
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    # --- refusing -----------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*(self._refusal or (400, msg)))
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer and close. Without an answer in the middle of another one."""
+        self._done = True
+        self._stop_deadline()
+        self._unset_keepalive_if_required()
+        self._share.clear()
+        self.pipeline.clear()
+        running, answering = self._running, False
+        if running is not None and not running.response_complete:
+            answering = running.response_started
+            running.disconnected = True
+            running.message_event.set()
+        if answering or self.transport.is_closing():
+            self.transport.close()
+            return
+        body = orjson.dumps({"detail": detail})
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        # A connection that is closed before all is read is reset, and the client loses the answer.
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+
+class BoundedSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol with bounds. `ws_max_size` of uvicorn bounds one message."""
+
+    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._share = Share(limits)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._share.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        held = self._share.add(len(data))
+        super().data_received(data)
+        if not held and not self.close_sent:
+            self._fail(CloseCode.TRY_AGAIN_LATER, "The server holds too much of unfinished messages.")
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._fail(CloseCode.POLICY_VIOLATION, f"A message has at most {MAX_FRAGMENTS} frames.")
+        elif not self.close_sent:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        self._share.clear()
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        # A client that sends pings and takes no pongs would fill the memory with them.
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        if not self.close_sent:
+            self.frames = []
+            self.conn.send_close(code, reason)
+            self.handle_parser_exception()
+
+
+class UnsentBytes:
+    """Closes connections whose clients take nothing, while the process holds more for its clients than it may.
+
+    Who is closed: of those that have taken nothing since the last look, the one with the most bytes first. Clients of
+    streams resume where they were. A client that reads slowly, but reads, is left alone.
+    """
+
+    def __init__(self, connections: set[Any], limits: Limits) -> None:
+        self._connections = connections
+        self._limits = limits
+        self._seen: dict[Any, int] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(UNSENT_INTERVAL_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Close what has to be closed."""
+        held: dict[Any, int] = {}
+        for connection in self._connections:
+            transport = connection.transport
+            if transport is not None and (size := transport.get_write_buffer_size()):
+                held[connection] = size
+        total = sum(held.values())
+        stalled = sorted(
+            (connection for connection, size in held.items() if size >= self._seen.get(connection, size + 1)),
+            key=lambda connection: held[connection],
+        )
+        while total > self._limits.buffered_bytes and stalled:
+            connection = stalled.pop()
+            size = held.pop(connection)
+            total -= size
+            log.warning("connection.stalled", unsent_bytes=size)
+            connection.transport.abort()
+        self._seen = held
