@@ -18,7 +18,7 @@ from holdfast.db.connect import Database
 from holdfast.streams import hub
 from holdfast.streams.hints import EventHint, Flush, tell, tell_to_look, understand
 from holdfast.streams.hub import Feed
-from holdfast.streams.log import LogEvent
+from holdfast.streams.log import LogEvent, Portion
 from holdfast.worker.batch import EventEntry
 
 THREAD, RUN = UUID(int=1), UUID(int=2)
@@ -53,13 +53,13 @@ class Scene:
     async def connection(self) -> AsyncIterator[None]:
         yield
 
-    async def read_after(self, _: None, thread_id: UUID, after: int, limit: int = 500) -> list[LogEvent]:
+    async def read_after(self, _: None, thread_id: UUID, after: int, limit: int = 500) -> Portion:
         found = self.log[after : after + min(limit, 7)] if limit == 500 else self.log[after : after + limit]
         if self.slow:
             future = asyncio.get_running_loop().create_future()
             self.reading.append(future)
             await future
-        return found
+        return Portion(found, after + len(found) < len(self.log))
 
     def commit(self, sizes: list[int], stamped: bool) -> None:
         entries = [EventEntry("values", "", noise(size) if size % 2 else b"x" * size) for size in sizes]
@@ -165,7 +165,7 @@ async def test_events_that_go_on_where_the_feed_is_are_not_read() -> None:
     scene = Scene()
     reads = 0
 
-    async def read_after(*arguments: Any) -> list[LogEvent]:
+    async def read_after(*arguments: Any) -> Portion:
         nonlocal reads
         reads += 1
         return await scene.read_after(*arguments)

@@ -18,6 +18,7 @@ from holdfast.signals import Listener, Topic
 from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
 from holdfast.streams.log import LogEvent
+from holdfast.streams.recent import RECENT
 from holdfast.telemetry.cancelling import cancel_all
 from tests.support.records import query
 from tests.support.waiting import until_true
@@ -201,7 +202,7 @@ async def test_a_run_that_is_over_is_seen_whole_although_others_are_behind(expec
 
 async def test_nothing_piles_up_for_a_run_that_never_comes(expecting: Expecting) -> None:
     feed = expecting.hub._feeds[expecting.thread_id]
-    for number in range(4, 3 * hub_module.RECENT):
+    for number in range(4, 3 * RECENT):
         feed.hint(number, [LogEvent(number, expecting.new, "custom", "", b"1", NOW)])
     assert feed._early is None
     assert feed.stale

@@ -59,8 +59,12 @@ async def run_ended(database: Database, run_id: UUID) -> DictRow:
 
 async def thread_events(database: Database, thread_id: UUID) -> list[LogEvent]:
     """The thread's whole log, which must be gapless from 1."""
+    events: list[LogEvent] = []
+    more = True
     async with database.connection() as connection:
-        events = await read_after(connection, thread_id, 0, 10_000)
+        while more:
+            portion, more = await read_after(connection, thread_id, len(events), 10_000)
+            events += portion
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     return events
 

@@ -70,4 +70,8 @@ async def ended(database: Database, run_id: UUID, seconds: float = 60) -> DictRo
 
 async def events_of(database: Database, run: DictRow) -> list[LogEvent]:
     async with database.connection() as connection:
-        return [event for event in await read_after(connection, run["thread_id"], 0) if event.run_id == run["run_id"]]
+        return [
+            event
+            for event in (await read_after(connection, run["thread_id"], 0)).events
+            if event.run_id == run["run_id"]
+        ]

@@ -54,7 +54,7 @@ async def test_old_events_expire_and_the_numbering_goes_on(settings: Settings, d
         recent = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
         await Sweeper(database).finish()
         async with database.connection() as connection:
-            left = await read_after(connection, thread_id, 0)
+            left = (await read_after(connection, thread_id, 0)).events
         assert {event.run_id for event in left} == {recent["run_id"]}
         await age(database, recent["run_id"])
         await Sweeper(database).finish()
@@ -77,7 +77,7 @@ async def test_the_events_of_an_unfinished_run_stay_however_old(settings: Settin
         )
     await Sweeper(database).finish()
     async with database.connection() as connection:
-        assert [event.seq for event in await read_after(connection, thread_id, 0)] == [1000]
+        assert [event.seq for event in (await read_after(connection, thread_id, 0)).events] == [1000]
 
 
 async def test_the_thread_of_a_stateless_run_is_swept_with_everything(database_url: str) -> None:
@@ -99,7 +99,7 @@ async def test_the_thread_of_a_stateless_run_is_swept_with_everything(database_u
             distinct = f"SELECT count(DISTINCT thread_id::text) FROM {table}"
             assert await count(database, distinct) == 1
         async with database.connection() as connection:
-            assert await read_after(connection, kept["thread_id"], 0)
+            assert (await read_after(connection, kept["thread_id"], 0)).events
     finally:
         await database.close()
 
@@ -361,7 +361,7 @@ async def test_the_events_of_undone_runs_go_where_no_other_run_is(settings: Sett
         await delete_run(database, thread_id, young["run_id"])
         await Sweeper(database).finish()
         async with database.connection() as connection:
-            left = await read_after(connection, thread_id, 0)
+            left = (await read_after(connection, thread_id, 0)).events
         assert {event.run_id for event in left} == {young["run_id"]}
         await age_thread(database, thread_id, days=2)
         await Sweeper(database).finish()

@@ -290,6 +290,12 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         if not held and not self.close_sent:
             self._fail(CloseCode.TRY_AGAIN_LATER, "The server holds too much of unfinished messages.")
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        # uvicorn waits for a slow client before it writes, not after: without this, the next event would be loaded
+        # while the client has not taken this one.
+        await self.writable.wait()
+
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:
             self._fail(CloseCode.POLICY_VIOLATION, f"A message has at most {MAX_FRAGMENTS} frames.")

@@ -108,6 +108,9 @@ class Express:
         except Exception as error:
             scope[RAISED] = error
             return _again(heard, receive)
+        # The answer may take as long as a run. The body is not needed for it.
+        del body
+        heard.clear()
         await response(scope, receive, send)
         return None
 

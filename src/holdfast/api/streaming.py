@@ -28,6 +28,8 @@ from holdfast.telemetry.backoff import Backoff
 
 # White space before JSON means nothing, and shows that somebody is there.
 WAITING = b"\n"
+# Larger than what uvicorn and the kernel take of a client that does not read.
+LARGE_CHUNK_BYTES = 64 * 1024
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -52,8 +54,16 @@ class Breakable(StreamingResponse):
                 await self.stream_response(send)
 
     async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with suppress(HubClosed):
-            await super().stream_response(send)
+            async for chunk in self.body_iterator:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if len(chunk) > LARGE_CHUNK_BYTES:
+                    # uvicorn waits for a slow client before it writes, not after: without this, the next chunk would
+                    # be loaded while the client has not taken this one.
+                    del chunk
+                    await send({"type": "http.response.body", "body": b"", "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Awaited(Breakable):

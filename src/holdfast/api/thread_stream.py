@@ -130,10 +130,13 @@ class Follower:
         except Gone:
             # With everything that was said before it went, unless the id is already that of another caller's thread.
             with suppress(psycopg.Error, PoolTimeout, OSError, RequestError):
-                async with self._web.database.connection() as connection:
-                    rest = await read_after(connection, self._thread_id, self._after)
-                await self._web.may_thread(self._thread_id, "read")
-                yield b"".join(self._frame(event) for event in rest)
+                more = True
+                while more:
+                    async with self._web.database.connection() as connection:
+                        rest, more = await read_after(connection, self._thread_id, self._after)
+                    await self._web.may_thread(self._thread_id, "read")
+                    self._after = rest[-1].seq if rest else self._after
+                    yield b"".join(self._frame(event) for event in rest)
         # HubClosed breaks the connection: a clean end says that the thread is gone, and nobody would come back.
 
     def _frame(self, event: LogEvent) -> bytes:

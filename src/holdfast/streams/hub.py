@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from uuid import UUID
 
 import psycopg
@@ -23,13 +21,13 @@ from holdfast.db.connect import Database
 from holdfast.signals import Signals
 from holdfast.streams.changes import Alarms, Change
 from holdfast.streams.hints import EventHint, Touched, understand
-from holdfast.streams.log import LogEvent, ended_runs, heads, read_after
+from holdfast.streams.log import PORTION_BYTES, LogEvent, ended_runs, heads, read_after
 from holdfast.streams.pulse import Pulse
+from holdfast.streams.recent import RECENT, AllRecent, Recent
 from holdfast.telemetry.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
-RECENT = 1000
 # Seconds for which a watcher is waited for.
 EXPECTED = 2.0
 # Threads asked for at once by the slow poll.
@@ -55,7 +53,7 @@ class Eagerness:
 class Feed:
     """One followed thread. `recent` ends at `head`; `stale` means that the log may hold more."""
 
-    def __init__(self, database: Database, thread_id: UUID, after: int) -> None:
+    def __init__(self, database: Database, thread_id: UUID, after: int, everything: AllRecent | None = None) -> None:
         self.thread_id = thread_id
         self.watchers = 0
         # Those, and whoever expects to be one.
@@ -66,16 +64,17 @@ class Feed:
         self.touches = 0
         # Of a thread where a run is being created: what has been said before it is known where its events begin.
         self._early: list[tuple[int | None, Sequence[LogEvent]]] | None = None
+        self._early_bytes = 0
         # Whether `head` is not known from the log.
         self._unseen = False
         self._database = database
-        self._recent: deque[LogEvent] = deque(maxlen=RECENT)
+        self._recent = Recent(everything or AllRecent())
         self._changed = Change()
         self._reading = asyncio.Lock()
 
     def expect(self) -> None:
         """Keep what is said until `begin`."""
-        self._early = []
+        self._early, self._early_bytes = [], 0
 
     def begin(self, head: int, events: Sequence[LogEvent] = ()) -> None:
         """What the expected run says comes after `head`, and nothing that has come since was missed. For whoever waits
@@ -103,7 +102,8 @@ class Feed:
         has the last word.
         """
         if self._early is not None:
-            if len(self._early) < RECENT:
+            self._early_bytes += sum(len(event.data) for event in events)
+            if len(self._early) < RECENT and self._early_bytes <= PORTION_BYTES:
                 self._early.append((seq, events))
                 return
             # It is a long time to wait, for a run that may never have been created.
@@ -114,6 +114,10 @@ class Feed:
             else:
                 self.stale = True
         self.wake()
+
+    def forget(self) -> None:
+        """Keep no events: nobody follows the thread any more."""
+        self._recent.clear()
 
     def touch(self) -> None:
         """The thread's state has been updated, or the thread deleted."""
@@ -145,21 +149,20 @@ class Feed:
                     await self._refill()
         if after >= self.head:
             return []
-        if self._recent and self._recent[0].seq <= after + 1:
-            # From the end: a thousand watchers that are one event behind must not look through them all.
-            return list(takewhile(lambda event: event.seq > after, reversed(self._recent)))[::-1]
+        if (recent := self._recent.after(after)) is not None:
+            return recent
         async with self._database.connection() as connection:
-            return await read_after(connection, self.thread_id, after)
+            return (await read_after(connection, self.thread_id, after)).events
 
     async def _refill(self) -> None:
         self.stale = self._unseen = False
         try:
             async with self._database.connection() as connection:
-                events = await read_after(connection, self.thread_id, self.head, RECENT)
+                events, more = await read_after(connection, self.thread_id, self.head, RECENT)
         except BaseException:
             self.stale = True
             raise
-        if len(events) == RECENT:
+        if more:
             self.stale = True
         if events:
             # Hints may have brought some of them meanwhile, or more.
@@ -175,6 +178,7 @@ class Hub:
         self._settings = database.settings
         self._metrics = database.metrics
         self._feeds: dict[UUID, Feed] = {}
+        self._recent = AllRecent()
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}
         self._run_watchers: dict[UUID, int] = {}
         # Runs that were created a moment ago to be watched.
@@ -228,7 +232,7 @@ class Hub:
     def _hold(self, thread_id: UUID, after: int) -> Feed:
         feed = self._feeds.get(thread_id)
         if feed is None:
-            feed = self._feeds[thread_id] = Feed(self._database, thread_id, after)
+            feed = self._feeds[thread_id] = Feed(self._database, thread_id, after, self._recent)
             self._signals.follow(thread_id, partial(feed.hint, None))
         feed.holders += 1
         return feed
@@ -237,6 +241,7 @@ class Hub:
         feed.holders -= 1
         if feed.holders == 0:
             del self._feeds[feed.thread_id]
+            feed.forget()
             self._signals.unfollow(feed.thread_id)
 
     async def thread_events(

@@ -14,10 +14,19 @@ from psycopg.rows import DictRow
 # What the creation of a run says of it, if it says something: the attempt that will be its first.
 ACCEPTANCE = b'{"attempt":1}'
 
-# Read by primary key, so that a reader costs what it is sent, whatever the log holds.
+# Bytes of events that are read at once. A reader holds about one portion for as long as its client does not take it.
+PORTION_BYTES = 1024 * 1024
+
+# Read by primary key, so that a reader costs what it is sent, whatever the log holds. `octet_length` reads the length
+# of a value that is stored apart, not the value: what does not fit into the portion is neither fetched nor sent.
 READ_AFTER = """
-SELECT seq, run_id, kind, namespace, data, created_at FROM event
-WHERE thread_id = %(thread_id)s AND seq > %(after)s ORDER BY seq LIMIT %(limit)s
+SELECT seq, run_id, kind, namespace, data, created_at, more FROM (
+    SELECT following.*, row_number() OVER so_far AS number, lead(true, 1, false) OVER so_far AS more,
+           sum(octet_length(data)) OVER so_far AS bytes
+    FROM (SELECT seq, run_id, kind, namespace, data, created_at FROM event
+          WHERE thread_id = %(thread_id)s AND seq > %(after)s ORDER BY seq LIMIT %(limit)s + 1) AS following
+    WINDOW so_far AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+) AS portion WHERE number = 1 OR (number <= %(limit)s AND bytes <= %(bytes)s) ORDER BY seq
 """
 
 # Only of logs that have grown: of thousands of watched threads next to none have, and what does not come need not be
@@ -84,12 +93,24 @@ class LogEvent(NamedTuple):
     created_at: datetime
 
 
-async def read_after(
-    connection: AsyncConnection[DictRow], thread_id: UUID, after: int, limit: int = 500
-) -> list[LogEvent]:
-    """A thread's events with a number above `after`, in order, at most `limit`."""
-    cursor = await connection.execute(READ_AFTER, {"thread_id": thread_id, "after": after, "limit": limit}, binary=True)
-    return [LogEvent(**row) for row in await cursor.fetchall()]
+class Portion(NamedTuple):
+    """Consecutive events. `more`: the log has others behind them."""
+
+    events: list[LogEvent]
+    more: bool
+
+
+async def read_after(connection: AsyncConnection[DictRow], thread_id: UUID, after: int, limit: int = 500) -> Portion:
+    """A thread's events with a number above `after`, in order: at most `limit`, and at most PORTION_BYTES unless the
+    first alone is larger."""
+    parameters = {"thread_id": thread_id, "after": after, "limit": limit, "bytes": PORTION_BYTES}
+    cursor = await connection.execute(READ_AFTER, parameters, binary=True)
+    more = False
+    events = []
+    for row in await cursor.fetchall():
+        more = row.pop("more")
+        events.append(LogEvent(**row))
+    return Portion(events, more)
 
 
 async def heads(connection: AsyncConnection[DictRow], known: Mapping[UUID, int]) -> dict[UUID, int]:
