@@ -158,8 +158,7 @@ async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = Non
             filters,
             sort_by=body.sort_by,
             ascending=body.sort_order == "asc",
-            limit=body.fetch,
-            offset=body.offset,
+            part=body.within(web.settings),
         )
     found, headers = page(rows, body)
     return Json([only(present(row), body.select) for row in found], headers=headers)
@@ -229,16 +228,17 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
 @router.post(
     "/assistants/{assistant_id}/versions",
     summary="List an assistant's versions",
-    responses=answers(list[AssistantVersion], 404),
+    responses=pages(list[AssistantVersion], 404),
 )
 async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None, Body()] = None) -> Response:
     body = body or Versions()
     row = await _assistant(web, assistant_id)
     async with web.database.connection() as connection:
         rows = await list_versions(
-            connection, row["assistant_id"], metadata=body.metadata, limit=body.limit, offset=body.offset
+            connection, row["assistant_id"], metadata=body.metadata, part=body.within(web.settings)
         )
-    return Json([present(row) for row in rows])
+    found, headers = page(rows, body)
+    return Json([present(row) for row in found], headers=headers)
 
 
 @router.post("/assistants/{assistant_id}/latest", summary="Return to a version", responses=answers(Assistant, 404))

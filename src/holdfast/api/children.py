@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import Failure, answers
+from holdfast.api.listing import Page, page
+from holdfast.api.shapes import Failure, pages
 from holdfast.resources.children import list_children
 from holdfast.resources.runs import get_run
 from holdfast.resources.threads import present
@@ -44,7 +45,7 @@ class ChildRun(BaseModel):
     "/threads/{thread_id}/runs/{run_id}/children",
     summary="List a run's children",
     description="In the order in which they were spawned. A Holdfast extension.",
-    responses=answers(list[ChildRun], 404),
+    responses=pages(list[ChildRun], 404),
 )
 async def children(
     web: Web,
@@ -53,7 +54,10 @@ async def children(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
+    part = Page(limit=limit, offset=offset)
     await web.may_thread(thread_id, "read", run_id=run_id)
     async with web.database.connection() as connection:
         await get_run(connection, run_id, thread_id)
-        return Json([present(row) for row in await list_children(connection, run_id, limit, offset)])
+        rows = await list_children(connection, run_id, part.within(web.settings))
+    shown, headers = page(rows, part)
+    return Json([present(row) for row in shown], headers=headers)

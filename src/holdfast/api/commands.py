@@ -17,6 +17,7 @@ from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json, not_storable
+from holdfast.api.listing import Page
 from holdfast.api.runs import create_from
 from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.engine.budget import LIMITS
@@ -223,7 +224,7 @@ async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dic
             except NotFound as error:
                 raise CommandFailed("no_such_run", str(error)) from None
         tree = tree_of(thread_id, await life_of_run(connection, thread_id, run_id))
-        if tree is None and not await list_runs(connection, thread_id, None, 1, 0):
+        if tree is None and not (await list_runs(connection, thread_id, None, Page(limit=1).within(web.settings))).rows:
             raise CommandFailed("no_such_run", "No run has been started on this thread.")
     if tree is None:
         status = {"busy": "running", "idle": "completed", "error": "failed"}.get(thread["status"], thread["status"])

@@ -160,8 +160,7 @@ async def search(web: Web, body: Annotated[CronSearch | None, FromBody()] = None
             filters,
             sort_by=body.sort_by,
             ascending=body.sort_order == "asc",
-            limit=body.fetch,
-            offset=body.offset,
+            part=body.within(web.settings),
         )
     found, headers = page(rows, body)
     return Json([only(_shown(row, now="now" in (body.select or ())), body.select) for row in found], headers=headers)

@@ -22,8 +22,9 @@ from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
+from holdfast.api.listing import Page, page
 from holdfast.api.runs import announce_created
-from holdfast.api.shapes import PLACE, Failure, Run, answers, refusals
+from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
 from holdfast.engine.states import DeadLetter
 from holdfast.errors import InvalidRequest, NotFound, RequestError
@@ -148,7 +149,7 @@ class Discarded(BaseModel):
     "/dead-letters",
     summary="List dead letters",
     description="Those that are open, the latest first. A Holdfast extension.",
-    responses=answers(list[Letter]),
+    responses=pages(list[Letter]),
 )
 async def list_open(
     web: Web,
@@ -172,8 +173,11 @@ async def list_open(
         newer_than=newer_than,
     )
     filters = await _filters(web, body)
+    part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        return Json([present_letter(row) for row in await list_letters(connection, filters, limit, offset)])
+        rows = await list_letters(connection, filters, part.within(web.settings))
+    shown, headers = page(rows, part)
+    return Json([present_letter(row) for row in shown], headers=headers)
 
 
 @router.post(

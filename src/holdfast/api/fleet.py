@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import answers, refusals
+from holdfast.api.listing import Page, page
+from holdfast.api.shapes import answers, pages, refusals
 from holdfast.errors import Denied
 from holdfast.resources.fleet import drain_worker, list_workers
 from holdfast.resources.threads import present
@@ -67,7 +68,7 @@ async def may_fleet(web: WebContext, resource: Literal["workers", "queue"], acti
         raise Denied(403, f"Forbidden: {resource}.{action}")
 
 
-@router.get("/workers", summary="List workers", responses=answers(list[Worker]))
+@router.get("/workers", summary="List workers", responses=pages(list[Worker]))
 async def workers(
     web: Web,
     status: WorkerStatus | None = None,
@@ -75,8 +76,11 @@ async def workers(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     await may_fleet(web, "workers", "search")
+    part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        return Json([present(row) for row in await list_workers(connection, status, limit, offset)])
+        rows = await list_workers(connection, status, part.within(web.settings))
+    shown, headers = page(rows, part)
+    return Json([present(row) for row in shown], headers=headers)
 
 
 @router.post(

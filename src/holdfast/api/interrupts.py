@@ -115,9 +115,7 @@ async def inbox(
     )
     part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        rows = await search_questions(
-            connection, filters, ascending=order == "asc", limit=part.fetch, offset=part.offset
-        )
+        rows = await search_questions(connection, filters, ascending=order == "asc", part=part.within(web.settings))
     shown, headers = page(rows, part)
     return Json([present(row) for row in shown], headers=headers)
 

@@ -4,27 +4,29 @@ class AssistantSearch(Search):
     sort_by: Literal["name", ...] | None = None
     select: list[Literal["name", ...]] | None = None
 
-found, headers = page(await search_assistants(connection, limit=body.fetch, ...), body)
+found, headers = page(await search_assistants(connection, part=body.within(settings), ...), body)
 return Json([only(present(row), body.select) for row in found], headers=headers)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
+from psycopg.rows import DictRow
 from pydantic import Field
 
 from holdfast.api.bodies import NullsAreAbsent, Whole
+from holdfast.db.pages import Found, Part
 from holdfast.errors import InvalidRequest
 from holdfast.graphs.client_config import client_options
 from holdfast.resources.runs import RESERVED_METADATA
+from holdfast.settings import Settings
 
 # Postgres counts in 64 bits; nobody pages this far.
 LAST_OFFSET = 2**53
 
 SortOrder = Literal["asc", "desc"]
-Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 class Page(NullsAreAbsent):
@@ -33,10 +35,9 @@ class Page(NullsAreAbsent):
     limit: Whole = Field(default=10, ge=1, le=1000)
     offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
-    @property
-    def fetch(self) -> int:
-        """How many rows to ask the database for: one more than is shown tells whether there is another page."""
-        return self.limit + 1
+    def within(self, settings: Settings) -> Part:
+        """The same with the bytes after which it ends."""
+        return Part(self.limit, self.offset, settings.max_page_bytes)
 
 
 class Search(Page):
@@ -46,17 +47,17 @@ class Search(Page):
     sort_order: SortOrder | None = None
 
 
-def page(rows: Sequence[Row], asked: Page) -> tuple[Sequence[Row], dict[str, str]]:
-    """The rows to show of those that `asked.fetch` found, and the headers that say what else there is.
+def page(found: Found, asked: Page) -> tuple[list[DictRow], dict[str, str]]:
+    """The rows to show, and the headers that say what else there is. A page may end before its limit, when it has as
+    many bytes as it may have.
 
     The total is exact on the last page and a lower bound before it: counting what nobody looks at would make the
     first page as slow as reading everything. `POST …/count` counts.
     """
-    shown = rows[: asked.limit]
-    end = asked.offset + len(shown)
-    if len(rows) <= asked.limit:
-        return shown, {"x-pagination-total": str(end)}
-    return shown, {"x-pagination-total": str(end + 1), "x-pagination-next": str(end)}
+    end = asked.offset + len(found.rows)
+    if not found.more:
+        return found.rows, {"x-pagination-total": str(end)}
+    return found.rows, {"x-pagination-total": str(end + 1), "x-pagination-next": str(end)}
 
 
 def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]:

@@ -83,7 +83,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     roster = Roster(database)
     auth = KeyAuth(roster) if custom is None else custom
     signals = signals_for(database)
-    store = PooledStore(database, catalog.project)
+    store = PooledStore(database, catalog.project, settings.max_page_bytes)
     catalog.lend(store)
     hub, intake = Hub(database, signals), Intake(database)
     web = WebContext(settings, catalog, database, signals, hub, store, auth, roster=roster, intake=intake)

@@ -19,10 +19,10 @@ from holdfast.api.budgets import fill_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import clean_metadata
+from holdfast.api.listing import Page, clean_metadata, page
 from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
-from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, streamed_run
+from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, pages, streamed_run
 from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
@@ -202,7 +202,7 @@ async def wait_stateless(web: Web, body: RunCreate) -> Response:
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
-@router.get("/threads/{thread_id}/runs", summary="List a thread's runs", responses=answers(list[SelectedRun], 404))
+@router.get("/threads/{thread_id}/runs", summary="List a thread's runs", responses=pages(list[SelectedRun], 404))
 async def list_of_thread(
     web: Web,
     thread_id: UUID,
@@ -211,19 +211,23 @@ async def list_of_thread(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
     select: Annotated[Sequence[str], Query()] = (),
 ) -> Response:
+    part = Page(limit=limit, offset=offset)
     await web.may_thread(thread_id, "read")
     async with web.database.connection() as connection:
         await get_thread(connection, thread_id)
-        found = [present_run(run) for run in await list_runs(connection, thread_id, status, limit, offset)]
+        rows = await list_runs(connection, thread_id, status, part.within(web.settings))
+    shown, headers = page(rows, part)
+    found = [present_run(run) for run in shown]
     wanted = set(split_list(select))
-    return Json([{key: run[key] for key in run if key in wanted} for run in found] if wanted else found)
+    selected = [{key: run[key] for key in run if key in wanted} for run in found] if wanted else found
+    return Json(selected, headers=headers)
 
 
 @router.get(
     "/runs",
     summary="List runs",
     description="All runs, newest first. A Holdfast extension.",
-    responses=answers(list[Run]),
+    responses=pages(list[Run]),
 )
 async def list_all(
     web: Web,
@@ -233,8 +237,11 @@ async def list_all(
 ) -> Response:
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
+    part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        return Json([present_run(run) for run in await list_runs(connection, None, status, limit, offset, visible)])
+        rows = await list_runs(connection, None, status, part.within(web.settings), visible)
+    shown, headers = page(rows, part)
+    return Json([present_run(run) for run in shown], headers=headers)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))

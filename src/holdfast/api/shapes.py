@@ -346,9 +346,12 @@ def _header(says: str, *, required: bool = True) -> dict[str, Any]:
 
 PLACE = {"Content-Location": _header("Where the run is.")}
 PLACES = {**PLACE, "Location": _header("Where to go on when the connection breaks.")}
-PAGES = {
-    "X-Pagination-Total": _header("How many there are at least; exact on the last page."),
-    "X-Pagination-Next": _header("The offset of the next page, if there is one.", required=False),
+NEXT = {"X-Pagination-Next": _header("The offset of the next page, if there is one.", required=False)}
+PAGES = {"X-Pagination-Total": _header("How many there are at least; exact on the last page."), **NEXT}
+EARLIER = {
+    "X-Pagination-Next": _header(
+        "The checkpoint to give as `before` for the next page, if there is one.", required=False
+    )
 }
 
 

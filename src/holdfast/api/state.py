@@ -15,7 +15,7 @@ from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata, only
-from holdfast.api.shapes import State, Storage, Updated, answers, refusals
+from holdfast.api.shapes import EARLIER, State, Storage, Updated, answers, refusals
 from holdfast.api.thread_bodies import HistoryRead, StatePatch, StateRead, StateUpdateBody
 from holdfast.errors import InvalidRequest
 from holdfast.resources.state import (
@@ -42,6 +42,8 @@ FIELDS = (
     "checkpoint_id",
     "parent_checkpoint_id",
 )
+
+HISTORY = answers(list[State], 404, headers=EARLIER)
 
 Select = Annotated[Sequence[str], Query(description="Fields, or `values.<key>` for one key of the state.")]
 
@@ -104,7 +106,7 @@ async def patch(web: Web, thread_id: UUID, body: StatePatch) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/threads/{thread_id}/history", summary="Get past states", responses=answers(list[State], 404))
+@router.get("/threads/{thread_id}/history", summary="Get past states", responses=HISTORY)
 async def history(
     web: Web,
     thread_id: UUID,
@@ -116,7 +118,7 @@ async def history(
     return await _history(web, thread_id, HistoryRead(limit=limit, select=list(select) or None), earlier)
 
 
-@router.post("/threads/{thread_id}/history", summary="Search past states", responses=answers(list[State], 404))
+@router.post("/threads/{thread_id}/history", summary="Search past states", responses=HISTORY)
 async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead | None, FromBody()] = None) -> Response:
     body = body or HistoryRead()
     return await _history(web, thread_id, body, None if body.before is None else body.before.id)
@@ -125,7 +127,7 @@ async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead 
 async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | None) -> Response:
     selected = _selection(asked.select)
     await web.may_thread(thread_id, "read")
-    states = await read_history(
+    states, more = await read_history(
         web.database,
         web.catalog,
         thread_id,
@@ -134,7 +136,9 @@ async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | 
         metadata=asked.metadata,
         limit=asked.limit,
     )
-    return Json([_selected(present_state(state), selected) for state in states])
+    last = checkpoint_of(states[-1].config) if more else None
+    headers = None if last is None else {"x-pagination-next": str(last["checkpoint_id"])}
+    return Json([_selected(present_state(state), selected) for state in states], headers=headers)
 
 
 @router.get(

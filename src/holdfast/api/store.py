@@ -15,9 +15,10 @@ from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import FoundItems, FoundNamespaces, StoredItem, answers, refusals
+from holdfast.api.shapes import NEXT, FoundItems, FoundNamespaces, StoredItem, answers, refusals
 from holdfast.errors import BadRequest, Denied, InvalidRequest
 from holdfast.graphs.store import LONGEST_TTL
+from holdfast.resources.store import FoundItems as Found
 from holdfast.resources.store import InvalidFilter, TooManyTexts
 
 router = APIRouter(tags=["store"], route_class=JsonRoute)
@@ -125,7 +126,7 @@ async def delete(web: Web, body: ItemDelete) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/store/items/search", summary="Search items", responses=answers(FoundItems))
+@router.post("/store/items/search", summary="Search items", responses=answers(FoundItems, headers=NEXT))
 async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) -> Response:
     body = body or ItemSearch()
     asked = body.model_dump(include={"filter", "limit", "offset", "query"})
@@ -141,7 +142,10 @@ async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) ->
             offset=asked["offset"],
             refresh_ttl=body.refresh_ttl,
         )
-    return Json({"items": [{**_present(item), "score": item.score} for item in found]})
+    # A search of the database itself knows whether it was cut short; a project's own store does not say.
+    more = isinstance(found, Found) and found.more
+    headers = {"x-pagination-next": str(asked["offset"] + len(found))} if more else None
+    return Json({"items": [{**_present(item), "score": item.score} for item in found]}, headers=headers)
 
 
 @router.post("/store/namespaces", summary="List namespaces", responses=answers(FoundNamespaces))

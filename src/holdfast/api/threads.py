@@ -129,8 +129,7 @@ async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = No
             extract=body.places(),
             sort_by=body.sort_by or "updated_at",
             descending=body.sort_order != "asc",
-            limit=body.fetch,
-            offset=body.offset,
+            part=body.within(web.settings),
         )
     found, headers = page(rows, body)
     fields = None if body.select is None else [*body.select, "extracted"]

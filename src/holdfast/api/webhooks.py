@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import answers, refusals
+from holdfast.api.listing import Page, page
+from holdfast.api.shapes import pages, refusals
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.resources.threads import present
 from holdfast.resources.webhooks import get_delivery, list_deliveries, redeliver
@@ -42,7 +43,7 @@ class WebhookDelivery(BaseModel):
     "/webhooks/deliveries",
     summary="List webhook deliveries",
     description="Newest first. Those that are over are kept for WEBHOOK_TTL_SECONDS. A Holdfast extension.",
-    responses=answers(list[WebhookDelivery]),
+    responses=pages(list[WebhookDelivery]),
 )
 async def deliveries(
     web: Web,
@@ -54,9 +55,11 @@ async def deliveries(
     # A delivery is seen by whoever sees its run, and that is whoever sees its thread.
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
+    part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        rows = await list_deliveries(connection, run_id, state, limit, offset, visible)
-    return Json([present(row) for row in rows])
+        rows = await list_deliveries(connection, run_id, state, part.within(web.settings), visible)
+    shown, headers = page(rows, part)
+    return Json([present(row) for row in shown], headers=headers)
 
 
 @router.post(

@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
@@ -27,6 +28,7 @@ SortBy = Literal["assistant_id", "created_at", "updated_at", "name", "graph_id"]
 
 CONTENT = "graph_id, name, description, config, context, metadata"
 COLUMNS = f"assistant_id, {CONTENT}, version, created_at, updated_at"
+WIDE = ("name", "description", "config", "context", "metadata")
 VERSION_COLUMNS = f"assistant_id, {CONTENT}, version, created_at"
 
 GET = f"SELECT {COLUMNS}, tenant_id FROM assistant WHERE assistant_id = %(assistant_id)s"
@@ -251,13 +253,10 @@ async def search_assistants(
     *,
     sort_by: SortBy,
     ascending: bool,
-    limit: int,
-    offset: int,
-) -> list[DictRow]:
+    part: Part,
+) -> Found:
     """Assistants whose metadata contains `metadata` and whose name contains `name`, in any case."""
-    return await search_rows(
-        connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, limit=limit, offset=offset
-    )
+    return await search_rows(connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, part=part, wide=WIDE)
 
 
 async def count_assistants(connection: AsyncConnection[DictRow], filters: Filters) -> int:
@@ -274,11 +273,11 @@ async def change_assistant(connection: AsyncConnection[DictRow], identity: UUID,
 
 
 async def list_versions(
-    connection: AsyncConnection[DictRow], identity: UUID, *, metadata: Mapping[str, Any], limit: int, offset: int
-) -> list[DictRow]:
+    connection: AsyncConnection[DictRow], identity: UUID, *, metadata: Mapping[str, Any], part: Part
+) -> Found:
     """The versions of an assistant, newest first."""
-    asked = _stored({"assistant_id": identity, "metadata": metadata, "limit": limit, "offset": offset})
-    return await (await connection.execute(VERSIONS, asked)).fetchall()
+    asked = _stored({"assistant_id": identity, "metadata": metadata})
+    return await fetch_part(connection, VERSIONS, asked, part, WIDE)
 
 
 async def set_latest(connection: AsyncConnection[DictRow], identity: UUID, version: int) -> DictRow:

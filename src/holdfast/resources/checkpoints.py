@@ -32,6 +32,27 @@ FROM (SELECT metadata FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::te
       ORDER BY checkpoint_id DESC LIMIT 1000) AS latest
 """
 
+# How many of the states that a search finds fit into a number of bytes, and whether there are others. The lengths of
+# blobs are read without the blobs. A blob that several states share is counted for each: it is read for each.
+STATES_WITHIN = """
+SELECT count(*) FILTER (WHERE number = 1 OR bytes <= %s) AS fitting, count(*) AS found FROM (
+    SELECT row_number() OVER so_far AS number, sum(size) OVER so_far AS bytes FROM (
+        SELECT checkpoint_id, octet_length(checkpoint::text) + octet_length(metadata::text)
+               + coalesce((SELECT sum(octet_length(blob))
+                           FROM jsonb_each_text(checkpoint -> 'channel_versions') AS version
+                           JOIN checkpoint_blobs AS stored
+                             ON stored.thread_id = checkpoints.thread_id
+                            AND stored.checkpoint_ns = checkpoints.checkpoint_ns
+                            AND stored.channel = version.key AND stored.version = version.value), 0)
+               + coalesce((SELECT sum(octet_length(blob)) FROM checkpoint_writes AS written
+                           WHERE written.thread_id = checkpoints.thread_id
+                             AND written.checkpoint_ns = checkpoints.checkpoint_ns
+                             AND written.checkpoint_id = checkpoints.checkpoint_id), 0) AS size
+        FROM checkpoints {where} ORDER BY checkpoint_id DESC LIMIT %s
+    ) AS listed WINDOW so_far AS (ORDER BY checkpoint_id DESC ROWS UNBOUNDED PRECEDING)
+) AS states
+"""
+
 BlobRow = tuple[str, str, str, str, str, bytes | None]
 """thread_id, checkpoint_ns, channel, version, type, blob"""
 
@@ -52,6 +73,26 @@ class PooledSaver(AsyncPostgresSaver):
             else:
                 async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
                     yield cursor
+
+    async def fitting(
+        self,
+        config: RunnableConfig,
+        *,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int,
+        max_bytes: int,
+    ) -> tuple[int, bool]:
+        """How many of the first `limit` states that `alist` would find have `max_bytes` together, one at least; and
+        whether there are more behind them."""
+        where, parameters = self._search_where(config, filter, before)
+        statement = STATES_WITHIN.format(where=where)
+        async with self._cursor() as cursor:
+            await cursor.execute(statement.encode(), [max_bytes, *parameters, limit + 1])
+            row = await cursor.fetchone()
+        assert row is not None
+        shown = min(limit, row["fitting"])
+        return shown, row["found"] > shown
 
 
 class TransactionSaver(PooledSaver):

@@ -19,6 +19,7 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.quota import Quota
@@ -39,6 +40,8 @@ COLUMNS = (
     "cron_id, assistant_id, thread_id, user_id, end_time, schedule, timezone, payload, next_run_date, metadata, "
     "on_run_completed, enabled, created_at, updated_at"
 )
+
+WIDE = ("payload", "metadata")
 
 NOW = "SELECT clock_timestamp() AS now"
 
@@ -237,12 +240,9 @@ async def search_crons(
     *,
     sort_by: SortBy,
     ascending: bool,
-    limit: int,
-    offset: int,
-) -> list[DictRow]:
-    return await search_rows(
-        connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, limit=limit, offset=offset
-    )
+    part: Part,
+) -> Found:
+    return await search_rows(connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, part=part, wide=WIDE)
 
 
 async def count_crons(connection: AsyncConnection[DictRow], filters: Filters) -> int:

@@ -14,6 +14,7 @@ import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.states import DeadLetter
 from holdfast.errors import Conflict, NotFound
@@ -47,6 +48,8 @@ run.attempt, run.retries, run.crashes, run.metadata, run.kwargs, run.created_at,
 run.letter_settled_at AS settled_at, run.retried_by, run.retry_of, run.priority, run.multitask_strategy,
 ({LAST_CHECKPOINT}) AS checkpoint_id
 """
+
+WIDE = ("error", "traceback", "metadata", "kwargs")
 
 GET = f"""
 SELECT {COLUMNS} FROM run WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT NULL)
@@ -135,13 +138,10 @@ async def get_letter(connection: AsyncConnection[DictRow], run_id: UUID) -> Dict
     return row
 
 
-async def list_letters(
-    connection: AsyncConnection[DictRow], filters: Filters, limit: int, offset: int
-) -> list[DictRow]:
+async def list_letters(connection: AsyncConnection[DictRow], filters: Filters, part: Part) -> Found:
     """Open letters, the latest first."""
     where, parameters = filters.where()
-    parameters |= {"limit": limit, "offset": offset}
-    return await (await connection.execute(LIST.format(where=where).encode(), parameters)).fetchall()
+    return await fetch_part(connection, LIST.format(where=where), parameters, part, WIDE)
 
 
 async def oldest_letters(connection: AsyncConnection[DictRow], filters: Filters, limit: int) -> list[DictRow]:

@@ -8,6 +8,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.engine.waking import NEVER
 from holdfast.errors import Conflict, NotFound
 
@@ -65,12 +66,10 @@ FROM run WHERE run_id = %(run_id)s AND status = 'pending'
 """
 
 
-async def list_workers(
-    connection: AsyncConnection[DictRow], status: str | None, limit: int, offset: int
-) -> list[dict[str, Any]]:
+async def list_workers(connection: AsyncConnection[DictRow], status: str | None, part: Part) -> Found:
     """Workers, those that are alive first, then the latest. One that has left is kept for a while."""
-    cursor = await connection.execute(WORKERS, {"status": status, "limit": limit, "offset": offset})
-    return [{**row, "active": len(row["run_ids"])} for row in await cursor.fetchall()]
+    rows, more = await fetch_part(connection, WORKERS, {"status": status}, part, ["graphs", "run_ids"])
+    return Found([{**row, "active": len(row["run_ids"])} for row in rows], more)
 
 
 async def drain_worker(connection: AsyncConnection[DictRow], worker_id: UUID) -> str:

@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.outbox import RUN_FIELDS
@@ -28,6 +29,8 @@ CASE WHEN answered_by IS NOT NULL THEN 'answered' WHEN settled_at IS NOT NULL TH
 value, form, asked_at, deadline_at, escalated_at, escalation ->> 'to' AS escalated_to, answered_at, answered_by,
 defaulted, thread.metadata
 """
+
+WIDE = ("value", "form", "metadata")
 
 # What the thread does not ask any more does not wait, even if a process of an earlier version ended the run.
 WAITING = """
@@ -134,12 +137,10 @@ class Filters:
 
 
 async def search_questions(
-    connection: AsyncConnection[DictRow], filters: Filters, *, ascending: bool, limit: int, offset: int
-) -> list[DictRow]:
+    connection: AsyncConnection[DictRow], filters: Filters, *, ascending: bool, part: Part
+) -> Found:
     """Questions, by the time they were asked."""
-    return await search_rows(
-        connection, SEARCH, filters, sort_by="asked_at", ascending=ascending, limit=limit, offset=offset
-    )
+    return await search_rows(connection, SEARCH, filters, sort_by="asked_at", ascending=ascending, part=part, wide=WIDE)
 
 
 async def questions_of_run(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> list[DictRow]:

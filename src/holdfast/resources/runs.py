@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
 from holdfast.engine.gates import restore_thread
@@ -41,6 +42,8 @@ SHOWN_KWARGS = (
 )
 # Where the LangSmith tracer looks for the name of its project.
 PROJECT = "__langsmith_project__"
+
+WIDE = ("metadata", "kwargs", "error", "usage")
 
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
@@ -129,16 +132,14 @@ async def list_runs(
     connection: AsyncConnection[DictRow],
     thread_id: UUID | None,
     status: str | None,
-    limit: int,
-    offset: int,
+    part: Part,
     visible: Visibility = EVERYTHING,
-) -> list[DictRow]:
+) -> Found:
     """Runs of a thread, or of all threads that are visible, newest first."""
     condition, parameters = _in_visible_thread(visible)
     statement = list_statement(status, condition) if thread_id is None else LIST_OF_THREAD
-    parameters |= {"thread_id": thread_id, "status": status, "limit": limit, "offset": offset}
-    cursor = await connection.execute(statement.encode(), parameters)
-    return await cursor.fetchall()
+    parameters |= {"thread_id": thread_id, "status": status}
+    return await fetch_part(connection, statement, parameters, part, WIDE)
 
 
 def present_run(run: Mapping[str, Any]) -> dict[str, Any]:

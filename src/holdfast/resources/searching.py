@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+
+from holdfast.db.pages import Found, Part, fetch_part
 
 
 class Filters(Protocol):
@@ -23,14 +26,14 @@ async def search_rows(
     *,
     sort_by: str,
     ascending: bool,
-    limit: int,
-    offset: int,
-) -> list[DictRow]:
-    """Rows by a statement with places for `where`, `sort_by` and `order`. `sort_by` is our own word, no client's."""
+    part: Part,
+    wide: Sequence[str],
+) -> Found:
+    """Rows by a statement with places for `where`, `sort_by` and `order`. `sort_by` is our own word, no client's.
+    `wide`: see `db/pages.py`."""
     where, parameters = filters.where()
     filled = statement.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
-    cursor = await connection.execute(filled.encode(), {**parameters, "limit": limit, "offset": offset})
-    return await cursor.fetchall()
+    return await fetch_part(connection, filled, parameters, part, wide)
 
 
 async def count_rows(connection: AsyncConnection[DictRow], statement: str, filters: Filters) -> int:

@@ -142,23 +142,28 @@ async def read_history(
     before: str | None,
     metadata: Mapping[str, Any],
     limit: int,
-) -> list[StateSnapshot]:
-    """A thread's states, newest first, with checkpoint ids below `before` and metadata that contains the given."""
+) -> tuple[list[StateSnapshot], bool]:
+    """A thread's states, newest first, with checkpoint ids below `before` and metadata that contains the given: at most
+    `limit`, and not more bytes of them than a page may have. Whether there are more comes with them."""
     earlier: RunnableConfig | None = None if before is None else {"configurable": {"checkpoint_id": before}}
     asked: dict[str, Any] = {"filter": dict(metadata) or None, "before": earlier, "limit": limit}
     async with open_graph(database, catalog, thread_id, "threads.read") as opened:
         if opened is None:
-            return []
+            return [], False
         opened.subgraph(namespace)
         config = opened.config({"checkpoint_ns": namespace})
+        max_bytes = database.settings.max_page_bytes
+        asked["limit"], more = await opened.saver.fitting(config, **asked, max_bytes=max_bytes)
+        if not asked["limit"]:
+            return [], False
         try:
-            return [state async for state in opened.graph.aget_state_history(config, **asked)]
+            return [state async for state in opened.graph.aget_state_history(config, **asked)], more
         except OUR_FAILURES:
             raise
         except Exception as error:
             _log_unreadable(opened, error)
             found = [saved async for saved in opened.saver.alist(config, **asked)]
-            return [await _state_at(opened, saved) for saved in found]
+            return [await _state_at(opened, saved) for saved in found], more
 
 
 async def update_state(

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import psycopg
-from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, Result, SearchOp
+from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, Result, SearchItem, SearchOp
 from langgraph.store.base.batch import _dedupe_ops
 from langgraph.store.postgres.aio import AsyncPostgresStore
 from langgraph.store.postgres.base import (
@@ -35,6 +35,7 @@ from psycopg_pool import PoolTimeout
 
 from holdfast.db.connect import Database
 from holdfast.db.migrate import LOCK
+from holdfast.db.pages import found_rows, within_bytes
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import StoreSection, load_embeddings, store_section
 from holdfast.telemetry.run_context import leave_run
@@ -76,6 +77,12 @@ class EmbeddingFailed(RuntimeError):
     """The project's embeddings could not be computed."""
 
 
+class FoundItems(list[SearchItem]):
+    """What a search has found. `more`: there are others that do not fit into a page."""
+
+    more = False
+
+
 class _Turn:
     """Takes the place of the stock store's queue: what is put in during one turn of the event loop is run together,
     in a task of its own."""
@@ -105,12 +112,14 @@ class _Turn:
 class PooledStore(AsyncPostgresStore):
     """The official store on the pool of a process, schema and PgBouncer rules included."""
 
-    def __init__(self, database: Database, project: ProjectConfig) -> None:
-        """Raises ConfigError when the section `store` is wrong, or its embeddings cannot be loaded."""
+    def __init__(self, database: Database, project: ProjectConfig, max_page_bytes: int | None = None) -> None:
+        """`max_page_bytes` bounds what a search finds; graph code gets all it asks for. Raises ConfigError when the
+        section `store` is wrong, or its embeddings cannot be loaded."""
         section = store_section(project)
         super().__init__(cast(Any, database.pool), index=_index_config(project, section), ttl=section.ttl)
         self._database = database
         self._project = project
+        self._max_page_bytes = max_page_bytes
         self._turn = _Turn(self._answer)
         self._aqueue = cast(Any, self._turn)
         self._search_path: sql.Composed | None = None
@@ -218,15 +227,24 @@ class PooledStore(AsyncPostgresStore):
             if GetOp in grouped_ops:
                 await self._batch_get_ops(grouped_ops[GetOp], results, cursor)
             for position, (query, parameters) in searches:
-                await cursor.execute(query.encode(), parameters)
-                results[position] = [
-                    _row_to_search_item(_decode_ns_bytes(row["prefix"]), cast(Any, row))
-                    for row in await cursor.fetchall()
-                ]
+                results[position] = await self._found(cursor, query, parameters)
             if ListNamespacesOp in grouped_ops:
                 await self._batch_list_namespaces_ops(grouped_ops[ListNamespacesOp], results, cursor)
             for query, parameters in puts:
                 await cursor.execute(query.encode(), parameters)
+
+    async def _found(self, cursor: AsyncCursor[DictRow], query: str, parameters: Sequence[Any]) -> FoundItems:
+        bounded = self._max_page_bytes is not None
+        if self._max_page_bytes is not None:
+            # A search that renews times to live updates before it selects, which a subquery may not.
+            update, select, rest = query.rpartition("SELECT sr.prefix")
+            query = update + within_bytes(select + rest, ["value"], self._max_page_bytes)
+        await cursor.execute(query.encode(), parameters)
+        rows = await cursor.fetchall()
+        rows, more = found_rows(rows) if bounded else (rows, False)
+        items = FoundItems(_row_to_search_item(_decode_ns_bytes(row["prefix"]), cast(Any, row)) for row in rows)
+        items.more = more
+        return items
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:

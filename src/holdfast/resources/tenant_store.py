@@ -18,6 +18,8 @@ from langgraph.store.base import (
     SearchOp,
 )
 
+from holdfast.resources.store import FoundItems
+
 # Below it each tenant has a namespace, of which the tenant sees what comes after. The tables are LangGraph's own, so
 # there is no column to tell them by.
 ROOT = "~tenant"
@@ -61,6 +63,10 @@ class TenantStore(BaseStore):
         return condition._replace(path=(*self._root, *condition.path))
 
     def _result(self, result: Result) -> Result:
+        if isinstance(result, FoundItems):
+            items = FoundItems(self._below_root(one) for one in result)
+            items.more = result.more
+            return items
         if isinstance(result, list):
             return [self._below_root(one) for one in result]
         shown: Item | None = self._below_root(result)

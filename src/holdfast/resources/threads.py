@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import THREAD_COLUMNS
 from holdfast.engine.usage import usage_totals
@@ -23,6 +24,8 @@ from holdfast.errors import Conflict, NotFound
 TtlStrategy = Literal["delete", "keep_latest"]
 # Written into statements as they are: an index of what is not idle serves no plan that is made for any status.
 STATUSES = frozenset({"idle", "busy", "interrupted", "error"})
+
+WIDE = frozenset({"metadata", "config", "values", "interrupts", "error", "usage"})
 
 ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
@@ -199,9 +202,8 @@ async def search_threads(
     extract: Mapping[str, tuple[str, Sequence[str]]],
     sort_by: str,
     descending: bool,
-    limit: int,
-    offset: int,
-) -> list[DictRow]:
+    part: Part,
+) -> Found:
     """Threads with the given columns. `extract` names a place in one of the documents for each alias; what is there,
     or null, is in `extracted`. Column names are the caller's, never a client's."""
     where, parameters = filters.where()
@@ -217,8 +219,8 @@ async def search_threads(
         f"SELECT {', '.join(selected)} FROM thread WHERE {where} "
         f'ORDER BY "{sort_by}" {direction}, thread_id {direction} LIMIT %(limit)s OFFSET %(offset)s'
     )
-    cursor = await connection.execute(statement.encode(), {**parameters, "limit": limit, "offset": offset})
-    return await cursor.fetchall()
+    wide = [column for column in columns if column in WIDE] + (["extracted"] if places else [])
+    return await fetch_part(connection, statement, parameters, part, wide)
 
 
 async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) -> int:

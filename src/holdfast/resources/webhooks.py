@@ -14,6 +14,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import NotFound
 from holdfast.resources.runs import present_run
@@ -178,14 +179,13 @@ async def list_deliveries(
     connection: AsyncConnection[DictRow],
     run_id: UUID | None,
     state: DeliveryState | None,
-    limit: int,
-    offset: int,
+    part: Part,
     visible: Visibility = EVERYTHING,
-) -> list[DictRow]:
+) -> Found:
     """Deliveries about runs of the threads that are visible, newest first."""
     condition, parameters = _of_visible_run(visible)
-    parameters |= {"run_id": run_id, "state": state, "limit": limit, "offset": offset}
-    return await (await connection.execute(LIST.format(visible=condition).encode(), parameters)).fetchall()
+    parameters |= {"run_id": run_id, "state": state}
+    return await fetch_part(connection, LIST.format(visible=condition), parameters, part, ["url", "last_error"])
 
 
 def _of_visible_run(visible: Visibility) -> tuple[str, dict[str, Any]]:
