@@ -235,7 +235,7 @@ async def test_the_last_try_is_when_the_time_is_up(database: Database) -> None:
         database, "UPDATE webhook_delivery SET retry_since = now() - interval '23 hours 59 minutes' RETURNING 1"
     )
     async with database.connection() as connection:
-        [claimed] = await claim_deliveries(connection, 5, 10.0)
+        [claimed] = await claim_deliveries(connection, 5, 10.0, 10**6)
         state = await mark_failed(
             connection, claimed, status=500, error="no", final=False, pause=10_000.0, retry_for=86_400.0
         )
@@ -248,10 +248,10 @@ async def test_the_last_try_is_when_the_time_is_up(database: Database) -> None:
 async def test_a_claim_keeps_others_away_until_it_is_over(database: Database) -> None:
     await owe(database, URL)
     async with database.connection() as connection:
-        [lost] = await claim_deliveries(connection, 5, 3600.0)
-        assert await claim_deliveries(connection, 5, 3600.0) == []
+        [lost] = await claim_deliveries(connection, 5, 3600.0, 10**6)
+        assert await claim_deliveries(connection, 5, 3600.0, 10**6) == []
         await query(database, "UPDATE webhook_delivery SET next_attempt_at = now() RETURNING 1")
-        [again] = await claim_deliveries(connection, 5, 3600.0)
+        [again] = await claim_deliveries(connection, 5, 3600.0, 10**6)
         assert (lost.attempts, again.attempts) == (1, 2)
         # Who comes back late and has failed has nothing to say; who has succeeded has.
         late: dict[str, Any] = {"status": None, "error": "late", "final": True, "pause": 1.0, "retry_for": 9999.0}

@@ -46,10 +46,14 @@ class Found(NamedTuple):
     more: bool
 
 
+def size_of(*columns: str) -> str:
+    """An expression for the bytes of the values of columns."""
+    return " + ".join(SIZE.format(column).strip() for column in columns) or "0"
+
+
 def within_bytes(statement: str, wide: Sequence[str], max_bytes: int) -> str:
     """The statement, ending with the last row that fits. `wide` are the columns whose values can be large."""
-    size = " + ".join(SIZE.format(column) for column in wide) or "0"
-    return WITHIN.format(statement=statement, size=size, max_bytes=max_bytes)
+    return WITHIN.format(statement=statement, size=size_of(*wide), max_bytes=max_bytes)
 
 
 def found_rows(rows: Sequence[DictRow], limit: int | None = None) -> Found:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, cast
 from uuid import UUID
 
@@ -190,6 +191,19 @@ class NewRun:
             and answer_of(self.kwargs) is None
         )
 
+    @cached_property
+    def kwargs_json(self) -> str:
+        return to_json(self.kwargs).decode()
+
+    @cached_property
+    def metadata_json(self) -> str:
+        return to_json(self.metadata).decode()
+
+    @property
+    def size(self) -> int:
+        """Characters of JSON that are stored for it."""
+        return len(self.kwargs_json) + len(self.metadata_json)
+
     @property
     def thread(self) -> NewThread:
         """The thread that is created with it, unless it is there already."""
@@ -206,6 +220,15 @@ class NewThread:
     ttl: tuple[float, str] | None = None
     tenant_id: str = ""
     temporary: bool = False
+
+    @cached_property
+    def metadata_json(self) -> str:
+        return orjson.dumps(self.metadata).decode()
+
+    @property
+    def size(self) -> int:
+        """Characters of JSON that are stored for it."""
+        return len(self.metadata_json)
 
 
 @dataclass(frozen=True)
@@ -230,7 +253,7 @@ async def create_threads(connection: AsyncConnection[DictRow], threads: Sequence
         {
             "thread_ids": uuids([new.thread_id for new in threads]),
             "tenant_ids": texts([new.tenant_id for new in threads]),
-            "metadatas": texts([orjson.dumps(new.metadata).decode() for new in threads]),
+            "metadatas": texts([new.metadata_json for new in threads]),
             "temporaries": booleans([new.temporary for new in threads]),
             "ttl_minutes": floats([None if new.ttl is None else new.ttl[0] for new in threads]),
             "ttl_strategies": texts([None if new.ttl is None else new.ttl[1] for new in threads]),
@@ -386,9 +409,9 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "afters": floats([new.after_seconds for new in runs]),
         "priorities": integers([new.priority for new in runs]),
         "strategies": texts([new.multitask_strategy for new in runs]),
-        "metadatas": texts([to_json(new.metadata).decode() for new in runs]),
+        "metadatas": texts([new.metadata_json for new in runs]),
         "assistant_metadatas": texts([to_json(new.assistant_metadata).decode() for new in runs]),
-        "kwargs": texts([to_json(new.kwargs).decode() for new in runs]),
+        "kwargs": texts([new.kwargs_json for new in runs]),
         "webhooks": texts([new.kwargs.get("webhook") for new in runs]),
         "stamps": texts([_stamp(new) for new in runs]),
         "streamed": booleans([new.streamed for new in runs]),

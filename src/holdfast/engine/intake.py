@@ -33,6 +33,8 @@ from holdfast.engine.create import (
 
 # In one commit. More would keep the first of them waiting for the last.
 MOST = 50
+# Characters of JSON in one commit, unless one alone has more: each is copied several times on its way.
+MOST_CHARACTERS = 4 * 1024 * 1024
 OUTAGE = (psycopg.OperationalError, psycopg.InterfaceError, OSError)
 CONTENTION = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # A thread that somebody holds for longer must not keep those waiting who have nothing to do with it.
@@ -45,6 +47,7 @@ TERMS = "SELECT " + ", ".join(
 @dataclass(eq=False, slots=True)
 class _Arrival:
     new: NewRun | NewThread
+    size: int
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -85,7 +88,7 @@ class Intake:
         return row
 
     async def _arrive(self, new: NewRun | NewThread) -> Any:
-        arrival = _Arrival(new)
+        arrival = _Arrival(new, new.size)
         self._arrived.append(arrival)
         if self._working is None:
             # In nobody's name: it goes on for others.
@@ -111,13 +114,19 @@ class Intake:
         """Those who came first, one for each thread: of two runs of a thread, the second has to see the first."""
         group: dict[UUID, _Arrival] = {}
         later: list[_Arrival] = []
+        waiting: set[UUID] = set()
+        size = 0
         for arrival in self._arrived:
             if arrival.answer.done():
                 continue  # Who asked has left.
-            if len(group) < MOST and arrival.thread_id not in group:
+            fits = len(group) < MOST and (not group or size + arrival.size <= MOST_CHARACTERS)
+            # Not before an earlier one of its thread, which did not fit.
+            if fits and arrival.thread_id not in group and arrival.thread_id not in waiting:
                 group[arrival.thread_id] = arrival
+                size += arrival.size
             else:
                 later.append(arrival)
+                waiting.add(arrival.thread_id)
         self._arrived = later
         return list(group.values())
 

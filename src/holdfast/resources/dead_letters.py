@@ -49,7 +49,8 @@ run.letter_settled_at AS settled_at, run.retried_by, run.retry_of, run.priority,
 ({LAST_CHECKPOINT}) AS checkpoint_id
 """
 
-WIDE = ("error", "traceback", "metadata", "kwargs")
+# Twice the kwargs: the input in them is shown twice.
+WIDE = ("error", "traceback", "metadata", "kwargs", "kwargs")
 
 GET = f"""
 SELECT {COLUMNS} FROM run WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT NULL)

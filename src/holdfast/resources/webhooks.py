@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import Found, Part, fetch_part, size_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import NotFound
 from holdfast.resources.runs import present_run
@@ -38,12 +38,16 @@ CLAIM = """
 UPDATE webhook_delivery SET attempts = attempts + 1, sending = true,
                             next_attempt_at = now() + make_interval(secs => %(lease)s)
 WHERE delivery_id = ANY(ARRAY(
-    SELECT delivery_id FROM webhook_delivery
-    WHERE state = 'pending' AND next_attempt_at <= now()
-    ORDER BY next_attempt_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+    SELECT delivery_id FROM (
+        SELECT delivery_id, row_number() OVER so_far AS number, sum({size}) OVER so_far AS bytes FROM (
+            SELECT delivery_id, next_attempt_at, run, "values" FROM webhook_delivery
+            WHERE state = 'pending' AND next_attempt_at <= now()
+            ORDER BY next_attempt_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+        ) AS due WINDOW so_far AS (ORDER BY next_attempt_at ROWS UNBOUNDED PRECEDING)
+    ) AS listed WHERE number = 1 OR bytes <= %(max_bytes)s
 ))
-RETURNING delivery_id, run_id, url, run, "values", attempts
-"""
+RETURNING delivery_id, run_id, url, run, "values", attempts, {size} AS size
+""".format(size=size_of("run", "values"))
 
 # Even if the lease was over and somebody else is sending it again: the receiver has it.
 MARK_DELIVERED = """
@@ -94,6 +98,8 @@ class Delivery:
     run: dict[str, Any]
     values: Any
     attempts: int
+    # Bytes of `run` and `values`.
+    size: int = 0
 
     def payload(self, sent_at: datetime, allowed: frozenset[str] | None) -> bytes:
         """What the receiver gets: the run as clients see it, and how it ended."""
@@ -123,9 +129,12 @@ async def next_due(connection: AsyncConnection[DictRow]) -> float | None:
     return None if row is None else float(row["seconds"])
 
 
-async def claim_deliveries(connection: AsyncConnection[DictRow], limit: int, lease: float) -> list[Delivery]:
-    """Take due deliveries, the longest due first. Nobody else gets them for `lease` seconds."""
-    cursor = await connection.execute(CLAIM, {"limit": limit, "lease": lease})
+async def claim_deliveries(
+    connection: AsyncConnection[DictRow], limit: int, lease: float, max_bytes: int
+) -> list[Delivery]:
+    """Take due deliveries, the longest due first: not more than `max_bytes` of them, but one at least. Nobody else gets
+    them for `lease` seconds."""
+    cursor = await connection.execute(CLAIM.encode(), {"limit": limit, "lease": lease, "max_bytes": max_bytes})
     return [Delivery(**row) for row in await cursor.fetchall()]
 
 

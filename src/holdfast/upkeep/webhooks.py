@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 # Calls at once.
 CONCURRENT = 50
+# Bytes of deliveries that are sent at once. The last of them may be larger than what is left.
+MAX_SENDING_BYTES = 32 * 1024 * 1024
 # Seconds between two looks without a hint: for a hint that was lost with the process that should have sent it.
 LOOK_INTERVAL = 15.0
 # The same while this process does not listen to hints.
@@ -48,11 +50,12 @@ class Webhooks:
         self._sender = WebhookSender(database.settings, section)
         self._wake = asyncio.Event()
         self._sending = 0
+        self._sending_bytes = 0
         signals.listen("webhooks", self._hint)
 
     async def run(self) -> None:
         backoff = Backoff("webhooks.outage", "webhooks.recovered")
-        self._sending = 0
+        self._sending = self._sending_bytes = 0
         async with asyncio.TaskGroup() as calls:
             while True:
                 self._wake.clear()
@@ -79,16 +82,17 @@ class Webhooks:
 
     async def _look(self, calls: asyncio.TaskGroup) -> float:
         """Start what is due. Returns the seconds until the next look, if nobody tells of something before."""
-        free = CONCURRENT - self._sending
-        if free <= 0:
+        free, free_bytes = CONCURRENT - self._sending, MAX_SENDING_BYTES - self._sending_bytes
+        if free <= 0 or free_bytes <= 0:
             return self._interval  # The end of a call is a reason to look, too.
         async with self._database.connection() as connection:
             due = await next_due(connection)
             if due is None or due > 0:
                 return min(self._interval, self._interval if due is None else due + 0.01)
-            claimed = await claim_deliveries(connection, free, self._settings.webhook_timeout + NOTING)
+            claimed = await claim_deliveries(connection, free, self._settings.webhook_timeout + NOTING, free_bytes)
         for delivery in claimed:
             self._sending += 1
+            self._sending_bytes += delivery.size
             calls.create_task(self._deliver(delivery), name=f"webhook {delivery.delivery_id}")
         return 0.0 if claimed else BUSY_INTERVAL
 
@@ -107,6 +111,7 @@ class Webhooks:
             return
         finally:
             self._sending -= 1
+            self._sending_bytes -= delivery.size
             self._wake.set()
         result = state if state in ("delivered", "failed") else "postponed"
         self._database.metrics.webhook_deliveries.add(1, result)
