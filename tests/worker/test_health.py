@@ -44,6 +44,45 @@ def watched(settings: Settings) -> Settings:
     return settings.model_copy(update={"health_port": free_port(), "jobs": 3, "heartbeat": 3600.0, "lease": 7200.0})
 
 
+class Well:
+    """A worker that answers."""
+
+    def live(self) -> Verdict:
+        return Verdict(True)
+
+    def ready(self) -> Verdict:
+        return Verdict(True)
+
+    def metrics(self) -> Any:
+        raise NotImplementedError
+
+
+async def test_probes_that_trickle_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.worker.health.PROBE_SECONDS", 1.0, raising=False)
+    server = HealthServer(Well(), "127.0.0.1", 0)
+    server.start()
+    try:
+        clients = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
+
+        async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ended = asyncio.create_task(reader.read())
+            while not ended.done():
+                writer.write(b"G")
+                await asyncio.sleep(0.2)
+            await asyncio.gather(ended, return_exceptions=True)
+            writer.close()
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(trickle(*client) for client in clients), return_exceptions=True)
+
+        async def well() -> bool:
+            return await probe(server.port, "/ready") == (200, "ok\n")
+
+        await waiting.until(well, "the next probe is answered")
+    finally:
+        await asyncio.to_thread(server.close)
+
+
 async def test_a_worker_is_ready_while_it_holds_its_lease(watched: Settings) -> None:
     port = watched.health_port
     assert port is not None

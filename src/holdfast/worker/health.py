@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar, Protocol
@@ -21,6 +24,11 @@ from holdfast.errors import SettingsError
 from holdfast.telemetry.exposition import CONTENT_TYPE, wanted_format
 
 log = structlog.get_logger(__name__)
+
+# Probes that are answered at once, each in a thread. Further ones are disconnected.
+MAX_PROBES = 32
+# Seconds that one probe may take in all. A client that sends a byte now and then would keep its thread otherwise.
+PROBE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,12 @@ class HealthServer:
         """Listens at once. Raises SettingsError when it cannot."""
         handler = type("Probe", (_Probe,), {"patient": patient})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _BoundedServer((host, port), handler)
         except OSError as error:
             raise SettingsError(
                 f"HOLDFAST_HEALTH_PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Each worker on a "
                 "machine needs a port of its own."
             ) from None
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
     @property
@@ -78,6 +85,34 @@ class HealthServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """A server with few connections, none of them for long."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._begun: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._begun) >= MAX_PROBES:
+            self.shutdown_request(request)
+            return
+        self._begun[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._begun.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called every half second. Disconnect probes that take too long; their threads end by that."""
+        for request, begun in list(self._begun.items()):
+            if time.monotonic() - begun > PROBE_SECONDS:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
 
 class _Probe(BaseHTTPRequestHandler):
