@@ -10,7 +10,11 @@ from copy import deepcopy
 
 from psycopg.rows import DictRow
 
+from holdfast.streams.serialize import to_json
+
 MOST = 1000
+# Bytes of JSON of an assistant that is remembered. A larger one is looked up for each run.
+MOST_BYTES = 32 * 1024
 
 
 class KnownAssistants:
@@ -27,8 +31,10 @@ class KnownAssistants:
         return {key: deepcopy(value) if value and isinstance(value, dict) else value for key, value in row.items()}
 
     def keep(self, name: str, row: DictRow) -> None:
-        """Remember an assistant that was just looked up."""
+        """Remember an assistant that was just looked up, unless it is large."""
         self._rows.pop(name, None)
+        if len(to_json(row)) > MOST_BYTES:
+            return
         self._rows[name] = deepcopy(row)
         if len(self._rows) > MOST:
             del self._rows[next(iter(self._rows))]

@@ -1,0 +1,22 @@
+"""What a process remembers of assistants is bounded by number and by bytes."""
+
+from __future__ import annotations
+
+from holdfast.resources.known_assistants import MOST, MOST_BYTES, KnownAssistants
+
+
+def test_large_assistant_is_not_remembered() -> None:
+    known = KnownAssistants()
+    known.keep("small", {"config": {"text": "x"}})
+    known.keep("large", {"config": {"text": "x"}})
+    known.keep("large", {"config": {"text": "x" * MOST_BYTES}})
+    assert known.get("small") == {"config": {"text": "x"}}
+    assert known.get("large") is None
+
+
+def test_oldest_assistant_is_forgotten_first() -> None:
+    known = KnownAssistants()
+    for number in range(MOST + 1):
+        known.keep(str(number), {"number": number})
+    assert known.get("0") is None
+    assert known.get(str(MOST)) == {"number": MOST}
