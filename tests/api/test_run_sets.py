@@ -23,6 +23,18 @@ async def test_C60_a_batch_is_that_many_runs(client: httpx.AsyncClient) -> None:
     assert (await client.post("/runs/batch", json=[])).status_code == 422
 
 
+async def test_batch_of_a_large_assistant_is_refused_whole(web: httpx.AsyncClient) -> None:
+    """Each run has a copy of its assistant's configuration, so a small body can ask for a great deal."""
+    configured = {"graph_id": "steps", "config": {"configurable": {"text": "x" * 50_000}}}
+    assistant = (await web.post("/assistants", json=configured)).json()
+    runs = [{**QUICK, "assistant_id": assistant["assistant_id"]}] * 10
+    response = await web.post("/runs/batch", json=runs)
+    assert response.status_code == 413
+    assert "MAX_BODY_BYTES=100000" in response.json()["detail"]
+    assert (await web.get("/runs")).json() == []
+    assert (await web.post("/runs/batch", json=runs[:1])).status_code == 200
+
+
 async def test_C60_bulk_cancel(web: httpx.AsyncClient) -> None:
     thread_id = await thread(web)
     other = await thread(web)

@@ -74,6 +74,16 @@ async def test_what_comes_in_together_is_committed_together(
     assert await intake.create_thread(threads[0]) is None, "it exists already"
 
 
+async def test_large_runs_are_committed_in_small_groups(database: Database, counted: Counted, intake: Intake) -> None:
+    thread_id = uuid4()
+    large = {"kwargs": {"input": {"text": "x" * 1_500_000}}}
+    runs = [new_run(**large) for _ in range(7)] + [new_run(thread_id, **large), new_run(thread_id)]
+    created = await asyncio.gather(*(intake.create_run(new) for new in runs))
+    assert counted.groups >= 4, "at most two of them have less than four million characters together"
+    assert [one.ready for one in created] == [True] * 8 + [False], "the order of a thread's runs is kept"
+    await intake.create_run(new_run(kwargs={"input": {"text": "x" * 5_000_000}}))
+
+
 async def test_of_two_runs_of_a_thread_the_second_sees_the_first(database: Database, intake: Intake) -> None:
     thread_id = uuid4()
     created = await asyncio.gather(*(intake.create_run(new_run(thread_id)) for _ in range(10)))

@@ -245,6 +245,18 @@ async def test_the_last_try_is_when_the_time_is_up(database: Database) -> None:
     assert due <= 60
 
 
+async def test_claim_is_bounded_by_bytes(database: Database) -> None:
+    for _ in range(3):
+        await owe(database, URL)
+    large = """UPDATE webhook_delivery SET "values" = jsonb_build_object('text', repeat('x', 500000)) RETURNING 1"""
+    await query(database, large)
+    async with database.connection() as connection:
+        claimed = await claim_deliveries(connection, 50, 3600.0, 1_200_000)
+        assert len(claimed) == 2
+        assert all(500_000 < one.size < 600_000 for one in claimed)
+        assert len(await claim_deliveries(connection, 50, 3600.0, 1000)) == 1, "one is sent whatever its size"
+
+
 async def test_a_claim_keeps_others_away_until_it_is_over(database: Database) -> None:
     await owe(database, URL)
     async with database.connection() as connection:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
+from starlette.exceptions import HTTPException
 
 from holdfast.api.bodies import Body as RequestBody
 from holdfast.api.bodies import RunCreate
@@ -14,9 +15,13 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.runs import announce_created, described_run
 from holdfast.api.shapes import Run, answers, refusals
-from holdfast.engine.create import create_runs_within
+from holdfast.engine.create import NewRun, create_runs_within
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.resources.runs import delete_run, present_run, unfinished_by_thread
+
+# Bodies of the largest size that the runs of one batch may be as large as together. Each has a copy of its assistant's
+# config and context, so a small request can ask for a great deal.
+MAX_BODIES = 2
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
@@ -32,7 +37,17 @@ class BulkCancel(RequestBody):
 @router.post("/runs/batch", summary="Create stateless runs", responses=answers(list[Run], 400, 404))
 async def create_batch(web: Web, body: Annotated[list[RunCreate], Body(min_length=1, max_length=1000)]) -> Response:
     """All of them, or none."""
-    described = [await described_run(web, one, None) for one in body]
+    described: list[NewRun] = []
+    left = MAX_BODIES * web.settings.max_body_bytes
+    for one in body:
+        described.append(await described_run(web, one, None))
+        left -= described[-1].size
+        if left < 0:
+            raise HTTPException(
+                413,
+                f"The runs, with what their assistants add to them, are larger than {MAX_BODIES} times "
+                f"MAX_BODY_BYTES={web.settings.max_body_bytes} together. Create fewer at once.",
+            )
     async with web.database.transaction() as connection:
         created = await create_runs_within(connection, described)
     return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
