@@ -102,7 +102,7 @@ async def test_a_cursor_nobody_has_does_not_disturb_others(intruder: Intruder) -
 async def test_a_frame_over_the_limit_closes_the_socket(intruder: Intruder) -> None:
     async with connect(_url(intruder, NOBODY)) as socket:
         with pytest.raises(ConnectionClosed):
-            await _asked(socket, "x" * 20_000_000)
+            await _asked(socket, "x" * 21_000_000)
     assert (await intruder.client.get("/ok")).status_code == 200
 
 
