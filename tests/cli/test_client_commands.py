@@ -162,7 +162,7 @@ def test_runs_list_and_show() -> None:
     assert listed.returncode == shown.returncode == ExitCode.OK, listed.stderr
     assert RUN in listed.stdout
     assert "echo" in listed.stdout
-    assert script.seen[0][1] == "/runs?limit=5&status=success"
+    assert script.seen[0][1] == "/runs?status=success&limit=5&offset=0"
     assert json.loads(shown.stdout)["run_id"] == RUN
     assert missing.returncode == ExitCode.FAILURE
     assert "There is no run 018f0000" in missing.stderr

@@ -76,7 +76,7 @@ async def test_what_comes_in_together_is_committed_together(
 
 async def test_large_runs_are_committed_in_small_groups(database: Database, counted: Counted, intake: Intake) -> None:
     thread_id = uuid4()
-    large = {"kwargs": {"input": {"text": "x" * 1_500_000}}}
+    large: dict[str, Any] = {"kwargs": {"input": {"text": "x" * 1_500_000}}}
     runs = [new_run(**large) for _ in range(7)] + [new_run(thread_id, **large), new_run(thread_id)]
     created = await asyncio.gather(*(intake.create_run(new) for new in runs))
     assert counted.groups >= 4, "at most two of them have less than four million characters together"

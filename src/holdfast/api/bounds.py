@@ -50,9 +50,9 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        return cls(
-            settings.max_header_bytes, settings.header_timeout, settings.body_timeout, settings.max_buffered_bytes
-        )
+        # One body of the largest size can always be received.
+        buffered = max(settings.max_buffered_bytes, settings.max_body_bytes)
+        return cls(settings.max_header_bytes, settings.header_timeout, settings.body_timeout, buffered)
 
 
 class Share:
@@ -265,8 +265,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         body = orjson.dumps({"detail": detail})
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + head + body)
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        self.transport.write(STATUS_LINE[status] + head + retry + b"\r\n" + body)
         # A connection that is closed before all is read is reset, and the client loses the answer.
         self.flow.resume_reading()
         self.transport.write_eof()

@@ -12,8 +12,6 @@ from holdfast.cli.client import Client
 from holdfast.cli.console import out, say
 from holdfast.cli.render import OUTCOME
 
-# What one request may ask for.
-PAGE = 1000
 LAYOUT = "{:36}  {:11}  {:20}  {}"
 STYLES = {"running": "cyan", "pending": "dim", "paused": "yellow", "rolled_back": "dim", "deleted": "dim"} | {
     status: style for status, (_, style, _) in OUTCOME.items()
@@ -40,11 +38,7 @@ def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None
 def descendants(client: Client, run: dict[str, Any], depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
     """All runs below one, each behind its parent, with how many generations down it is."""
     path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/children"
-    offset, more = 0, True
-    while more:
-        page = client.request("GET", path, params={"limit": PAGE, "offset": offset})
-        offset, more = offset + len(page), len(page) == PAGE
-        for child in page:
-            yield depth, child
-            if child["children"] and child["status"] not in ("rolled_back", "deleted"):
-                yield from descendants(client, child, depth + 1)
+    for child in client.items(path, {}):
+        yield depth, child
+        if child["children"] and child["status"] not in ("rolled_back", "deleted"):
+            yield from descendants(client, child, depth + 1)

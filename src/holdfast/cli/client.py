@@ -6,7 +6,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,9 @@ OUTAGE = 120.0
 """Seconds the server may be out of reach before a stream is given up."""
 
 _Opening = Callable[[], AbstractContextManager[httpx.Response]]
+
+# The most items that the server puts into one page.
+MAX_PAGE = 1000
 
 
 class Client:
@@ -49,12 +52,29 @@ class Client:
 
     def request(self, method: str, path: str, **given: Any) -> Any:
         """The JSON answer."""
+        response = self._answer(method, path, **given)
+        return response.json() if response.content else None
+
+    def items(self, path: str, query: Mapping[str, Any], limit: int | None = None) -> list[dict[str, Any]]:
+        """The first items of a list, or (None) all. A page of large items ends before its limit; then the next is
+        asked for."""
+        found: list[dict[str, Any]] = []
+        following: str | None = "0"
+        while following is not None and (limit is None or len(found) < limit):
+            size = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(found))
+            asked = {**query, "limit": size, "offset": following}
+            response = self._answer("GET", path, params=asked)
+            found += response.json()
+            following = response.headers.get("x-pagination-next")
+        return found
+
+    def _answer(self, method: str, path: str, **given: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **given)
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise self.unreachable(error) from None
         _refuse(response)
-        return response.json() if response.content else None
+        return response
 
     def run(self, run_id: str, thread_id: str | None = None) -> dict[str, Any] | None:
         """The run, or None when there is none."""

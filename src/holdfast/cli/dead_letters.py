@@ -82,7 +82,7 @@ def list_letters(
     if "metadata" in query:
         query["metadata"] = json.dumps(query["metadata"])
     with Client(url) as client:
-        found = client.request("GET", "/dead-letters", params={**query, "limit": limit})
+        found = client.items("/dead-letters", query, limit)
     if as_json:
         for letter in found:
             print(json.dumps(letter, ensure_ascii=False))

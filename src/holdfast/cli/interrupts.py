@@ -52,7 +52,6 @@ def list_questions(
 ) -> None:
     """List questions, the oldest first."""
     query: dict[str, Any] = {
-        "limit": limit,
         "state": state,
         "assistant_id": assistant,
         "graph_id": graph,
@@ -62,9 +61,7 @@ def list_questions(
         "escalated": "true" if escalated else None,
     }
     with Client(url) as client:
-        found = client.request(
-            "GET", "/interrupts", params={key: value for key, value in query.items() if value is not None}
-        )
+        found = client.items("/interrupts", {key: value for key, value in query.items() if value is not None}, limit)
     if as_json:
         for question in found:
             print(json.dumps(question, ensure_ascii=False))
@@ -138,7 +135,7 @@ def _existing(client: Client, interrupt_id: str) -> dict[str, Any]:
         query = {"interrupt_id": interrupt_id, "state": "all", "order": "desc", "limit": 1}
         found = client.request("GET", "/interrupts", params=query)
     else:
-        waiting = client.request("GET", "/interrupts", params={"limit": 1000})
+        waiting = client.items("/interrupts", {}, 1000)
         found = [one for one in waiting if one["interrupt_id"].startswith(interrupt_id)]
     if len(found) > 1:
         raise CommandError(f"{len(found)} questions that wait have an id that begins with {interrupt_id}.")

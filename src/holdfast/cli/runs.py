@@ -46,9 +46,8 @@ def list_runs(
     url: Url = DEFAULT_URL,
 ) -> None:
     """List runs, newest first."""
-    query = {"limit": limit} | ({"status": status} if status else {})
     with Client(url) as client:
-        found = client.request("GET", "/runs", params=query)
+        found = client.items("/runs", {"status": status} if status else {}, limit)
     if as_json:
         for run in found:
             print(json.dumps(run, ensure_ascii=False))

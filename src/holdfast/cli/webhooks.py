@@ -32,11 +32,10 @@ def list_deliveries(
     url: Url = DEFAULT_URL,
 ) -> None:
     """List deliveries, the latest first."""
-    query: dict[str, Any] = {"limit": limit, "state": state, "run_id": run}
+    query: dict[str, Any] = {"state": state, "run_id": run}
     with Client(url) as client:
-        found = client.request(
-            "GET", "/webhooks/deliveries", params={key: value for key, value in query.items() if value is not None}
-        )
+        given = {key: value for key, value in query.items() if value is not None}
+        found = client.items("/webhooks/deliveries", given, limit)
     if as_json:
         for delivery in found:
             print(json.dumps(delivery, ensure_ascii=False))

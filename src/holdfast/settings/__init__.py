@@ -104,11 +104,6 @@ class Settings(
             )
         if self.pool_min > self.pool_max:
             raise ValueError(f"DATABASE_POOL_MIN={self.pool_min}: must be at most DATABASE_POOL_MAX={self.pool_max}")
-        if self.max_buffered_bytes <= self.max_body_bytes:
-            raise ValueError(
-                f"MAX_BUFFERED_BYTES={self.max_buffered_bytes}: must be more than "
-                f"MAX_BODY_BYTES={self.max_body_bytes}, so that the largest body can be received"
-            )
         if self.retry_base > self.retry_cap:
             raise ValueError(
                 f"RETRY_BASE_SECONDS={self.retry_base:g}: must be at most RETRY_CAP_SECONDS={self.retry_cap:g}"

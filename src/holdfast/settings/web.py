@@ -106,7 +106,7 @@ class WebSettings(Section):
         validation_alias=names("MAX_BUFFERED_BYTES"),
         description="The bytes of unfinished request bodies that a web process holds at most, and as many of answers "
         "that clients have not taken. Above it, further large bodies are answered 503, and clients that take nothing "
-        "are disconnected. Must be larger than MAX_BODY_BYTES.",
+        "are disconnected. It is never less than MAX_BODY_BYTES. More takes more memory under attack.",
     )
     max_page_bytes: int = Field(
         8 * 1024**2,
