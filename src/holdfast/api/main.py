@@ -15,6 +15,7 @@ from holdfast.api.app import Application
 from holdfast.api.bounds import BoundedProtocol, BoundedSocket, Limits, UnsentBytes
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
+from holdfast.api.listeners import cannot_listen, open_listeners
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
@@ -54,7 +55,8 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for server in getattr(self, "servers", ()):
             for listener in server.sockets:
-                log.info("web.listening", host=self.config.host, port=listener.getsockname()[1])
+                host, port = listener.getsockname()[:2]
+                log.info("web.listening", host=host, port=port)
         # A client that stops reading fills its connection and then holds up whoever writes to it, for ever. The kernel
         # knows for how long nothing has got through; connections have this from the socket they were accepted on.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -67,7 +69,9 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             os._exit(130)
         asyncio.get_running_loop().call_soon_threadsafe(self._hub.close)
-        super().handle_exit(sig, frame)  # type: ignore[arg-type]
+        # Not uvicorn's own handler: it raises the signal again after the shutdown, and the process would end by it
+        # although everything was stopped in good order.
+        self.should_exit = True
 
     async def stop_when(self, event: asyncio.Event) -> None:
         await event.wait()
@@ -100,8 +104,6 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             http=partial(BoundedProtocol if application.customised else LineProtocol, limits=limits),  # type: ignore[arg-type]
             ws=partial(BoundedSocket, limits=limits),  # type: ignore[arg-type]
             ws_max_size=settings.max_body_bytes,
-            host=settings.host,
-            port=settings.port,
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -130,13 +132,20 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             ]
             if stop is not None:
                 background.append(tasks.create_task(server.stop_when(stop), name="stop"))
+            listeners = open_listeners(settings)
             try:
-                await server.serve()
+                await server.serve(listeners)
+            except OSError as error:
+                # Another process has bound the port at the same moment, and listens already.
+                raise cannot_listen(settings, error) from None
             except SystemExit:
                 # How uvicorn says that it could not start. If the custom app is why, that is for the operator to read.
                 if application.failure is None:
                     raise
                 raise application.failure from None
+            finally:
+                for listener in listeners:
+                    listener.close()
             await cancel_all(background)
     finally:
         await store.close()

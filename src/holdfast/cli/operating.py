@@ -1,9 +1,10 @@
-"""What `keys` and `tenants` do first: find the database, which they change themselves."""
+"""The database that a command works on itself: `migrate`, `sweep`, `keys` and `tenants`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.cli.console import say
 from holdfast.cli.exit_codes import CommandError
-from holdfast.errors import RequestError
-from holdfast.graphs.config import load_config
-from holdfast.settings import Settings, load_settings
+from holdfast.cli.project import read_settings
+from holdfast.errors import DataDirectoryInUse, RequestError, SettingsError
+from holdfast.graphs.config import GRAPHS_VARIABLE
+from holdfast.settings import Settings
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -21,14 +23,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STARTING_TIMEOUT_SECONDS = 15.0
+"""How long another Holdfast that has taken the data directory may take until its Postgres answers."""
+PROBE_INTERVAL_SECONDS = 0.2
+
 
 def on_database(config: Path, work: Callable[[AsyncConnection[DictRow]], Awaitable[T]]) -> T:
     """Do something in a transaction on the project's database, brought up to date first. Raises OperatorError, and
     CommandError for what was refused."""
     from holdfast.db.migrate import migrate
 
-    project_env = load_config(config, os.environ).env if config.exists() else {}
-    with _reachable(load_settings({**project_env, **os.environ}, pool_min=1)) as settings:
+    with project_database(config) as settings:
         migrate(settings)
         try:
             return in_transaction(settings, work)
@@ -53,21 +58,66 @@ def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]]
 
 
 @contextmanager
-def _reachable(settings: Settings) -> Iterator[Settings]:
-    """The settings with a database: that of DATABASE_URL, or the private one, whether somebody runs it or not."""
+def project_database(config: Path) -> Iterator[Settings]:
+    """The project's settings, with a database that answers: the one of DATABASE_URL, or the embedded one.
+
+    The embedded Postgres is used where another Holdfast runs it (`dev`, `serve`), and started for this command
+    otherwise. A new one is made only in a project: elsewhere the command runs in the wrong directory. Raises
+    OperatorError.
+    """
+    # One command needs one connection, however many a server keeps open.
+    settings = read_settings(config, pool_min=1)
     if settings.database_url is not None:
         yield settings
         return
+    from holdfast.db.embedded import EmbeddedPostgres
+
+    data_dir = settings.data_dir.expanduser().absolute()
+    _require_project(config, data_dir)
+    deadline = time.monotonic() + STARTING_TIMEOUT_SECONDS
+    while True:
+        if (url := _running(data_dir)) is not None:
+            yield _embedded(settings, url)
+            return
+        with EmbeddedPostgres(data_dir, say=say) as postgres:
+            try:
+                postgres.claim()
+            except DataDirectoryInUse:
+                # It is starting its Postgres, or stopping it.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PROBE_INTERVAL_SECONDS)
+                continue
+            yield _embedded(settings, postgres.start())
+            return
+
+
+def _embedded(settings: Settings, url: str) -> Settings:
+    # PgBouncer and a direct connection belong to the database of DATABASE_URL.
+    return settings.model_copy(update={"database_url": url, "direct_database_url": None, "pgbouncer": False})
+
+
+def _require_project(config: Path, data_dir: Path) -> None:
+    if config.exists() or os.environ.get(GRAPHS_VARIABLE) or (data_dir / "postgres").exists():
+        return
+    raise SettingsError(
+        f"There is no database to work on: DATABASE_URL is not set, {config.absolute()} does not exist, and "
+        f"HOLDFAST_DATA_DIR={data_dir} holds none. Set DATABASE_URL, name the project's langgraph.json with --config "
+        "FILE, or start the command in the project's directory."
+    )
+
+
+def _running(data_dir: Path) -> str | None:
+    """The URL of the Postgres over a data directory, if it takes connections."""
     import psycopg
 
-    from holdfast.db.embedded import EmbeddedPostgres
-    from holdfast.db.embedded_server import Server
+    from holdfast.db.embedded_server import running_url
 
-    running = Server(settings.data_dir.expanduser().absolute(), lambda: True).url
+    url = running_url(data_dir)
+    if url is None:
+        return None
     try:
-        psycopg.connect(running, connect_timeout=5).close()
+        psycopg.connect(url, connect_timeout=5).close()
     except psycopg.OperationalError:
-        with EmbeddedPostgres(settings.data_dir, say=say) as postgres:
-            yield settings.model_copy(update={"database_url": postgres.start()})
-    else:
-        yield settings.model_copy(update={"database_url": running})
+        return None
+    return url

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-DEFAULT_CONFIG = Path("langgraph.json")
+from holdfast.graphs.config import DEFAULT_PATH, GRAPHS_VARIABLE, missing_file
+from holdfast.settings import Settings, environment_names
+
+DEFAULT_CONFIG = DEFAULT_PATH
 DEFAULT_URL = "http://127.0.0.1:8123"
 
-Config = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The project's langgraph.json.")]
-Host = Annotated[
-    str | None, typer.Option(help="The address to listen on (HOST).", show_default="127.0.0.1", metavar="ADDRESS")
+
+def _existing_file(context: typer.Context, parameter: typer.CallbackParam, path: Path) -> Path:
+    """Refuse a file that was named and does not exist: without it a command would use another database.
+
+    The supervisor names the default file to its children also when the graphs come from LANGSERVE_GRAPHS.
+    """
+    source = context.get_parameter_source(str(parameter.name))
+    graphs_elsewhere = path == DEFAULT_PATH and os.environ.get(GRAPHS_VARIABLE)
+    # By its name: newer versions of Typer bring their own copy of click.
+    if source is not None and source.name == "COMMANDLINE" and not graphs_elsewhere and not path.exists():
+        raise missing_file(path)
+    return path
+
+
+def _setting(field: str, meaning: str, metavar: str) -> Any:
+    """A flag that overrides a setting. Its help names the variables that the setting is read from, and its default."""
+    info = Settings.model_fields[field]
+    variables = " or ".join(environment_names(info))
+    return typer.Option(help=f"{meaning} ({variables}).", show_default=str(info.default), metavar=metavar)
+
+
+Config = Annotated[
+    Path,
+    typer.Option("--config", "-c", metavar="FILE", help="The project's langgraph.json.", callback=_existing_file),
 ]
-Port = Annotated[
-    int | None,
-    typer.Option(help="The port to listen on (PORT); 0 takes a free one.", show_default="8123", metavar="N"),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(help="Runs a worker executes at once (N_JOBS_PER_WORKER).", show_default="10", metavar="N"),
-]
+Host = Annotated[str | None, _setting("host", "The address to listen on", "ADDRESS")]
+Port = Annotated[int | None, _setting("port", "The port to listen on; 0 takes a free one", "N")]
+Jobs = Annotated[int | None, _setting("jobs", "Runs a worker executes at once", "N")]
 Url = Annotated[str, typer.Option(help="Where the server is.", envvar="HOLDFAST_URL", metavar="URL", show_envvar=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 

@@ -29,6 +29,15 @@ def prepare(config: Path, **overrides: Any) -> tuple[Settings, ProjectConfig]:
     return settings, project
 
 
+def read_settings(config: Path, **overrides: Any) -> Settings:
+    """The settings alone, for commands that need a database and no graphs: langgraph.json may be absent.
+
+    Raises OperatorError.
+    """
+    project_env = load_config(config, os.environ).env if config.exists() else {}
+    return load_settings({**project_env, **os.environ}, **overrides)
+
+
 def require_database(settings: Settings, command: str) -> None:
     """Refuse to start a single role without a shared database."""
     if settings.database_url is None:

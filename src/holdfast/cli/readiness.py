@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import threading
 from collections.abc import Callable
 
-from holdfast.errors import SettingsError
+from holdfast.api.listeners import open_listeners
 from holdfast.settings import Settings
 
 PROBE_INTERVAL = 0.1
@@ -27,17 +26,11 @@ def local_url(host: str, port: int) -> str:
 
 def usable_port(settings: Settings) -> int:
     """The port the web process will listen on: a free one for 0. Raises SettingsError when it is taken."""
-    try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((settings.host, settings.port))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise SettingsError(
-            f"Nothing can listen on HOST={settings.host} PORT={settings.port}: {error.strerror}. "
-            "Choose others with --host and --port."
-        ) from None
+    listeners = open_listeners(settings)
+    port = int(listeners[0].getsockname()[1])
+    for listener in listeners:
+        listener.close()
+    return port
 
 
 def answers(host: str, port: int) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out
+from holdfast.cli.operating import project_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
-from holdfast.db.embedded import EmbeddedPostgres
-from holdfast.graphs.config import load_config
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import Settings
 
 EPILOG = examples(
     "holdfast sweep --dry-run",
@@ -33,15 +30,9 @@ def sweep(
     The servers of a fleet do this all the time. It is safe beside them, and to stop in the middle: everything goes in
     small portions, each as a whole.
     """
-    project_env = load_config(config, os.environ).env if config.exists() else {}
-    settings = load_settings({**project_env, **os.environ})
     from holdfast.db.migrate import migrate
 
-    with ExitStack() as stack:
-        if settings.database_url is None:
-            postgres = stack.enter_context(EmbeddedPostgres(settings.data_dir, say=say))
-            embedded = {"database_url": postgres.start(), "direct_database_url": None, "pgbouncer": False}
-            settings = settings.model_copy(update=embedded)
+    with project_database(config) as settings:
         migrate(settings)
         swept = asyncio.run(_sweep(settings, dry_run=dry_run))
     if as_json:

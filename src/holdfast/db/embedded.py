@@ -34,7 +34,7 @@ from typing import Self
 import psutil
 
 from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
-from holdfast.errors import DatabaseError
+from holdfast.errors import DatabaseError, DataDirectoryInUse
 
 TAKEOVER_TIMEOUT = 15.0
 
@@ -162,7 +162,7 @@ def _lock(data_dir: Path) -> int:
                 time.sleep(0.05)
                 continue
             os.close(fd)
-            raise DatabaseError(
+            raise DataDirectoryInUse(
                 f"{data_dir} is in use by another Holdfast (process {owner or 'unknown'}). Stop that one "
                 "first, or give this one a directory of its own with HOLDFAST_DATA_DIR."
             ) from None

@@ -191,6 +191,13 @@ def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = N
     )
 
 
+def missing_file(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: the file does not exist. Holdfast looked for {path.absolute()}. Name the project's langgraph.json with "
+        f"--config FILE, or start Holdfast in the directory that has one."
+    )
+
+
 def suggestion(name: str, candidates: Iterable[str]) -> str:
     """`; did you mean "x"?`, or nothing when no candidate is near."""
     near = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
@@ -222,7 +229,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: the file does not exist") from None
+        raise missing_file(path) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
