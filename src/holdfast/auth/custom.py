@@ -181,7 +181,9 @@ class CustomAuth:
             raise config.error("auth.path", f"must be a string, not {path!r}")
         loaded = load_object(config, "auth.path", path)
         if not isinstance(loaded, Auth):
-            raise config.error("auth.path", f"{path} is a {type(loaded).__name__}; it must be a langgraph_sdk.Auth")
+            raise config.error(
+                "auth.path", f"{path} is of type {type(loaded).__name__}; it must be a langgraph_sdk.Auth"
+            )
         return cls(config, loaded, section, studio=studio)
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:

@@ -35,6 +35,8 @@ class Client:
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise CommandError(f"--url {url}: must begin with http:// or https://", ExitCode.USAGE)
         try:
             key = os.environ.get(API_KEY)
             headers = {"x-api-key": key} if key else {}
@@ -71,7 +73,7 @@ class Client:
     def _answer(self, method: str, path: str, **given: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **given)
-        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+        except httpx.TransportError as error:
             raise self.unreachable(error) from None
         _refuse(response)
         return response
@@ -113,8 +115,8 @@ class Client:
 
     def unreachable(self, error: Exception) -> CommandError:
         return CommandError(
-            f"The server at {self.url} cannot be reached: {error}. Start one with `holdfast dev`, or say where it is "
-            "with --url or HOLDFAST_URL.",
+            f"The server at {self.url} cannot be reached: {str(error).rstrip('.')}. Start one with `holdfast dev`, or "
+            "say where it is with --url or HOLDFAST_URL.",
             ExitCode.UNAVAILABLE,
         )
 

@@ -13,8 +13,9 @@ import typer
 from rich.text import Text
 
 from holdfast.cli.console import err
-from holdfast.cli.fleet import Ready, run_fleet
+from holdfast.cli.fleet import Ready, log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, DEFAULT_URL, Config, Host, Jobs, Port, examples
+from holdfast.telemetry.logs import for_terminal
 
 DRAIN = 3.0
 """Seconds runs may go on when code changes. A developer waits for the new code; the run continues in it."""
@@ -41,7 +42,10 @@ def dev(
 
 
 def announce(ready: Ready) -> None:
-    """The few lines a newcomer needs."""
+    """The few lines a newcomer needs, on a terminal; elsewhere a log line like all others."""
+    if not for_terminal(ready.settings):
+        log_ready(ready)
+        return
     url, graphs = ready.url, ready.project.graphs
     option = "" if url == DEFAULT_URL else f" --url {url}"
     graph = next((name for name in ("echo", *graphs) if name in graphs), "GRAPH")

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from holdfast.auth.exposure import needs_login, refuse_open_server
-from holdfast.cli.console import complain, say
-from holdfast.cli.exit_codes import ExitCode
-from holdfast.cli.project import STOP_MARGIN, graphs_load, prepare
+from holdfast.cli.exit_codes import CommandError, ExitCode
+from holdfast.cli.probes import FleetHealth, worker_children
+from holdfast.cli.project import STOP_MARGIN, load_problem, prepare, require_graphs
 from holdfast.cli.readiness import local_url, usable_port, when_ready
 from holdfast.cli.reload import ProjectWatch
 from holdfast.cli.supervisor import Child, Supervisor
@@ -23,17 +25,21 @@ from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.http import http_section
 from holdfast.settings import Settings, environment_names, load_settings
+from holdfast.worker.health import HealthServer
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What there is to say once the web process answers."""
+    """What there is to say once the fleet is ready."""
 
     url: str
     settings: Settings
     project: ProjectConfig
     database: str
     """What the operator calls it: the data directory, or DATABASE_URL."""
+    workers: int
 
 
 def run_fleet(
@@ -48,13 +54,12 @@ def run_fleet(
     """Validate the project, then start everything, and return when everything has stopped.
 
     `overrides` are the flags; `defaults` are settings for when neither a flag nor a variable says otherwise.
-    `announce` is called once, when the web process answers.
+    `announce` is called once, when the web process answers and every worker takes runs. Raises OperatorError and
+    CommandError.
     """
     # Process 1 of a container would ignore a signal it has no handler for.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings, project = prepare(config, **overrides)
-    for warning in project.warnings:
-        complain(warning)
+    settings, project = prepare(config, "supervisor", **overrides)
     for name, value in (defaults or {}).items():
         variables = environment_names(Settings.model_fields[name])
         if not any(variable in {**project.env, **os.environ} for variable in variables):
@@ -62,41 +67,43 @@ def run_fleet(
     with ExitStack() as stack:
         postgres, database = None, "DATABASE_URL"
         if settings.database_url is None:
-            postgres = stack.enter_context(EmbeddedPostgres(settings.data_dir, say=say))
+            postgres = stack.enter_context(
+                EmbeddedPostgres(settings.data_dir, say=_notice, environ=_logging_environment(settings))
+            )
             postgres.claim()  # Before the port is tried: of two in one directory, the second learns of the first.
             database = str(postgres.data_dir / "postgres")
         overrides = {**overrides, "port": usable_port(settings)}
-        if not graphs_load(config):
-            return ExitCode.CONFIG
+        require_graphs(config)
         if postgres is not None:
             # What was said about PgBouncer was not said about this one.
             overrides |= {"database_url": postgres.start(), "direct_database_url": "", "pgbouncer": False}
         environ = child_environment(overrides)
         settings = load_settings({**project.env, **environ})
-        if (code := _migrate(config, environ)) != ExitCode.OK:
-            return ExitCode(code) if code in set(ExitCode) else ExitCode.FAILURE
+        _migrate(config, environ)
         _refuse_open_server(settings, project)
         program = [sys.executable, "-m", "holdfast"]
-        children = [Child("web", [*program, "web", "--config", str(config)])]
-        children += [Child("worker", [*program, "worker", "--config", str(config)])] * workers
+        children = [
+            Child("web", [*program, "web", "--config", str(config)]),
+            *worker_children([*program, "worker", "--config", str(config)], workers),
+        ]
         supervisor = Supervisor(
-            children,
-            environ=environ,
-            grace=settings.drain_timeout + STOP_MARGIN,
-            say=say,
-            postgres=postgres,
+            children, environ=environ, grace=settings.drain_timeout + STOP_MARGIN, postgres=postgres
         )
+        health = FleetHealth(supervisor, settings.host, settings.port)
+        if settings.health_port is not None:
+            server = HealthServer(health, settings.health_host, settings.health_port)
+            stack.callback(server.close)
+            server.start()
         if reload:
-            watch = ProjectWatch(project, loads=lambda: graphs_load(config), restart=supervisor.restart, say=say)
+            watch = ProjectWatch(project, problem=lambda: load_problem(config), restart=supervisor.restart)
             watch.start()
             stack.callback(watch.stop)
         url = local_url(settings.host, settings.port) + http_section(project).under(settings).mount_prefix
-        ready = Ready(url, settings, project, database)
+        ready = Ready(url, settings, project, database, workers)
         waiting = when_ready(
-            settings.host,
-            settings.port,
+            health.ready,
             then=lambda: announce(ready),
-            otherwise=lambda: say("The web process does not answer yet. Its log lines above may say why."),
+            otherwise=lambda reason: log.warning("fleet.not_ready", reason=reason),
         )
         stack.callback(waiting.set)
         return supervisor.run()
@@ -122,7 +129,34 @@ def _refuse_open_server(settings: Settings, project: ProjectConfig) -> None:
         refuse_open_server(settings, project, keys=has_keys)
 
 
-def _migrate(config: Path, environ: dict[str, str]) -> int:
-    """Bring the schema up to date, in another process: it needs LangGraph's own migrations, and so LangGraph."""
+def log_ready(ready: Ready) -> None:
+    log.info(
+        "fleet.ready",
+        message=f"Holdfast is ready: {ready.url}, workers: {ready.workers}, database: {ready.database}",
+        url=ready.url,
+        workers=ready.workers,
+        database=ready.database,
+    )
+
+
+def _notice(message: str) -> None:
+    log.info("postgres.notice", reason=message)
+
+
+def _logging_environment(settings: Settings) -> dict[str, str]:
+    """For the guard of the embedded Postgres, which does not read langgraph.json."""
+    return {**os.environ, "HOLDFAST_LOG_FORMAT": settings.log_format, "HOLDFAST_LOG_LEVEL": settings.log_level}
+
+
+def _migrate(config: Path, environ: dict[str, str]) -> None:
+    """Bring the schema up to date, in another process: it needs LangGraph's own migrations, and so LangGraph.
+
+    Raises CommandError with what that process said, and its exit code.
+    """
     command = [sys.executable, "-m", "holdfast", "migrate", "--config", str(config), "--quiet"]
-    return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL).returncode
+    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != ExitCode.OK:
+        code = ExitCode(done.returncode) if done.returncode in set(ExitCode) else ExitCode.FAILURE
+        raise CommandError(done.stderr.strip() or f"`holdfast migrate` ended with exit code {done.returncode}", code)
+    if applied := [line.removeprefix("applied ") for line in done.stdout.splitlines()]:
+        log.info("schema.migrated", migrations=applied)

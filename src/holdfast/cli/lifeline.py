@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -43,3 +44,11 @@ def join_supervisor(lifeline_fd: int | None, holder_fd: int | None, *, grace: fl
     if lifeline_fd is not None:
         watch_supervisor(lifeline_fd, grace=grace)
     return lifeline_fd is not None
+
+
+def inherited_socket(fd: int | None) -> socket.socket | None:
+    """The socket that the supervisor bound for this child's probes."""
+    if fd is None:
+        return None
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)

@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import Annotated
 
+import structlog
 import typer
 
 from holdfast.cli import (
@@ -35,6 +36,9 @@ from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
 from holdfast.errors import OperatorError
+from holdfast.telemetry.logs import logs_json
+
+log = structlog.get_logger(__name__)
 
 _EXIT_CODES = "\n".join(
     ["[bold]Exit codes[/bold]", *(f"  {int(code):>3}  {code.name}: {meaning}" for code, meaning in MEANING.items())]
@@ -100,17 +104,28 @@ def main() -> None:
     try:
         app(prog_name="holdfast")
     except OperatorError as error:
-        complain(str(error))
+        _refuse(str(error))
         sys.exit(ExitCode.CONFIG)
     except CommandError as error:
-        complain(str(error))
+        _refuse(str(error))
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(ExitCode.DETACHED)
     except Exception:
-        traceback.print_exc()
-        complain("This is a defect in Holdfast. Please report it with the lines above.")
+        if logs_json():
+            log.exception("process.failed")
+        else:
+            traceback.print_exc()
+            complain("This is a defect in Holdfast. Please report it with the lines above.")
         sys.exit(ExitCode.SOFTWARE)
+
+
+def _refuse(message: str) -> None:
+    """To a person, a sentence; where a server writes JSON lines, one of them."""
+    if logs_json():
+        log.error("process.refused", error=message)
+    else:
+        complain(message)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a l
 # How the supervisor and its children keep track of each other; nobody types these.
 LifelineFd = Annotated[int | None, typer.Option(hidden=True)]
 HolderFd = Annotated[int | None, typer.Option(hidden=True)]
+HealthFd = Annotated[int | None, typer.Option(hidden=True)]
 
 
 def examples(*lines: str) -> str:

@@ -8,23 +8,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.errors import SettingsError
+from holdfast.errors import ConfigError, SettingsError
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.settings import Settings, load_settings
+from holdfast.telemetry.logs import configure_logging, logging_settings
 from holdfast.telemetry.tracing import require_packages
 
+log = structlog.get_logger(__name__)
+
+LONGEST_REASON = 10_000
+"""Characters of what a check wrote that are shown: the end of it, where the error is."""
 STOP_MARGIN = 15.0
 """Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
 
 
-def prepare(config: Path, **overrides: Any) -> tuple[Settings, ProjectConfig]:
+def prepare(config: Path, role: str, **overrides: Any) -> tuple[Settings, ProjectConfig]:
     """Read both. Settings may also stand in the project's `env`; the real environment comes first.
 
-    Raises OperatorError.
+    From the first line on, this process logs as a server does. Raises OperatorError.
     """
+    configure_logging(logging_settings(os.environ), importing=True, role=role, pid=os.getpid())
     project = load_config(config, os.environ)
     settings = load_settings({**project.env, **os.environ}, **overrides)
+    configure_logging(settings, importing=True, role=role, pid=os.getpid())
+    for warning in project.warnings if role == "supervisor" else ():
+        log.warning("config.warning", reason=warning)
     require_packages(settings)
     return settings, project
 
@@ -48,11 +59,21 @@ def require_database(settings: Settings, command: str) -> None:
         )
 
 
-def graphs_load(config: Path) -> bool:
-    """Whether every graph of the project loads. If not, the reason has been written to stderr.
+def load_problem(config: Path) -> str | None:
+    """Why the graphs of the project do not load, or None when every one does.
 
     Another process tries, because user code may do anything when it is imported, and so that the supervisor
     itself stays small.
     """
     command = [sys.executable, "-m", "holdfast.graphs.check", str(config)]
-    return subprocess.run(command, stdin=subprocess.DEVNULL).returncode == ExitCode.OK
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode == ExitCode.OK:
+        return None
+    said = done.stderr.strip()[-LONGEST_REASON:]
+    return said or f"the check of {config} ended with exit code {done.returncode}"
+
+
+def require_graphs(config: Path) -> None:
+    """Raises ConfigError when the graphs of the project do not load."""
+    if (problem := load_problem(config)) is not None:
+        raise ConfigError(problem)

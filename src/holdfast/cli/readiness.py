@@ -1,17 +1,19 @@
-"""When the web process answers, and whether it will be able to listen at all."""
+"""When the fleet is ready, and whether the web process will be able to listen at all."""
 
 from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable
 
 from holdfast.api.listeners import open_listeners
 from holdfast.settings import Settings
+from holdfast.worker.health import Verdict
 
 PROBE_INTERVAL = 0.1
-PATIENCE = 600
-"""Probes without an answer before something seems wrong: about a minute."""
+PATIENCE_SECONDS = 60.0
+"""After which something seems wrong."""
 
 
 def local_address(host: str) -> str:
@@ -45,19 +47,23 @@ def answers(host: str, port: int) -> bool:
         connection.close()
 
 
-def when_ready(host: str, port: int, then: Callable[[], None], otherwise: Callable[[], None]) -> threading.Event:
-    """Call `then` once, from another thread, when the server answers, `otherwise` if it takes suspiciously long.
+def when_ready(
+    ready: Callable[[], Verdict], then: Callable[[], None], otherwise: Callable[[str], None]
+) -> threading.Event:
+    """Call `then` once, from another thread, when `ready` says so, `otherwise` with the reason if it takes
+    suspiciously long.
 
     Set the event that is returned to give up.
     """
     given_up = threading.Event()
 
     def probe() -> None:
-        tries = 0
-        while not answers(host, port):
-            tries += 1
-            if tries == PATIENCE:
-                otherwise()
+        told_at = time.monotonic() + PATIENCE_SECONDS
+        told = False
+        while not (verdict := ready()).well:
+            if not told and time.monotonic() > told_at:
+                told = True
+                otherwise(verdict.reason)
             if given_up.wait(PROBE_INTERVAL):
                 return
         if not given_up.is_set():

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
 from watchfiles import Change, DefaultFilter, watch
 
 from holdfast.errors import ConfigError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.dependencies import import_directories
+
+log = structlog.get_logger(__name__)
 
 DEBOUNCE = 300  # Milliseconds. Editors and formatters write a file more than once.
 TURN = 500  # Milliseconds between two looks at whether to stop.
@@ -54,15 +57,14 @@ class ProjectWatch:
         self,
         project: ProjectConfig,
         *,
-        loads: Callable[[], bool],
+        problem: Callable[[], str | None],
         restart: Callable[[str], None],
-        say: Callable[[str], None],
     ) -> None:
+        """`problem` is why the project does not load, or None when it does."""
         self.watching = threading.Event()
         self._project = project
-        self._loads = loads
+        self._problem = problem
         self._restart = restart
-        self._say = say
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="reload", daemon=True)
 
@@ -89,17 +91,14 @@ class ProjectWatch:
                 if batch:
                     self._changed(sorted({Path(path) for _, path in batch}))
         except (OSError, RuntimeError) as error:
-            self._say(f"Changes of the code cannot be watched ({error}): restart Holdfast yourself after one.")
+            log.warning("project.unwatched", error=str(error))
 
     def _changed(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")
-        if not self._loads():
-            self._say(
-                f"{names} changed, but the project does not load. The worker goes on with the old code; "
-                "waiting for the next change."
-            )
+        if (problem := self._problem()) is not None:
+            log.warning("project.broken", files=names, error=problem)
             return
-        self._say(f"{names} changed: restarting the worker")
+        log.info("project.changed", files=names)
         if has_web_code(self._project) or any(file in definitions(self._project) for file in files):
             self._restart("web")
         self._restart("worker")

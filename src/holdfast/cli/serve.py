@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.console import say
-from holdfast.cli.fleet import Ready, run_fleet
+from holdfast.cli.fleet import log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, Config, Host, Jobs, Port, examples
 
 EPILOG = examples(
@@ -35,8 +34,4 @@ def serve(
     (HOLDFAST_DATA_DIR): put that on a volume.
     """
     overrides = {"host": host, "port": port, "jobs": jobs}
-
-    def announce(ready: Ready) -> None:
-        say(f"Holdfast is ready: {ready.url}, workers: {workers}, database: {ready.database}")
-
-    sys.exit(run_fleet(config, overrides, workers=workers, reload=False, announce=announce))
+    sys.exit(run_fleet(config, overrides, workers=workers, reload=False, announce=log_ready))

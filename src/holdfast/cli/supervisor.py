@@ -17,13 +17,17 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+
+import structlog
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.errors import DatabaseError
+
+log = structlog.get_logger(__name__)
 
 STABLE = 10.0
 """Seconds after which a child's end no longer counts as a failure to start."""
@@ -33,10 +37,24 @@ LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True)
 class Child:
-    """One process to keep running. The supervisor adds `--lifeline-fd` and `--holder-fd` to its command."""
+    """One process to keep running. The supervisor adds `--lifeline-fd` and `--holder-fd` to its command.
+
+    `probes` is a bound socket that the child answers probes on (`--health-fd`): the supervisor knows its address, and
+    it stays the same when the child is replaced.
+    """
 
     name: str
     command: Sequence[str]
+    probes: socket.socket | None = None
+
+
+@dataclass(frozen=True)
+class ChildState:
+    """What the supervisor knows of a child: its process, if there is one, and whether it is replaced on purpose."""
+
+    child: Child
+    pid: int | None
+    replacing: bool
 
 
 class _Slot:
@@ -64,14 +82,12 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         grace: float,
-        say: Callable[[str], None],
         postgres: EmbeddedPostgres | None = None,
     ) -> None:
         """`grace` is how many seconds a child may take to stop. `postgres` outlives the children."""
         self._slots = [_Slot(child) for child in children]
         self._environ = dict(environ)
         self._grace = grace
-        self._say = say
         self._postgres = postgres
         self._signals = 0
         self._stopping = False
@@ -81,6 +97,19 @@ class Supervisor:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def states(self) -> list[ChildState]:
+        """Each child as it is now. May be called from any thread."""
+        found = []
+        for slot in self._slots:
+            process = slot.process
+            running = process is not None and process.returncode is None
+            found.append(ChildState(slot.child, process.pid if process and running else None, slot.replacing))
+        return found
 
     def restart(self, name: str) -> None:
         """Replace the child `name` gracefully. May be called from any thread."""
@@ -137,7 +166,7 @@ class Supervisor:
 
     def _obey_signals(self) -> None:
         if self._signals >= 1 and not self._stopping:
-            self._say("Stopping: runs finish or are handed back. A second signal (Ctrl-C) stops at once.")
+            log.info("fleet.stopping")
             self._stop()
         if self._signals >= 2:
             self._kill()
@@ -176,8 +205,7 @@ class Supervisor:
             slot.failures = 0 if lived >= STABLE else slot.failures + 1
             pause = min(FIRST_PAUSE * 2 ** (slot.failures - 1), LONGEST_PAUSE) if slot.failures else 0.0
             slot.start_at = time.monotonic() + pause
-            then = f"another starts in {pause:g} seconds" if pause else "another starts now"
-            self._say(f"{slot.child.name} (process {pid}) {_ending(code)}; {then}")
+            log.warning("child.ended", child=slot.child.name, child_pid=pid, ending=_ending(code), after=pause)
 
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
@@ -185,7 +213,7 @@ class Supervisor:
             if slot.process is None and slot.start_at is not None and slot.start_at <= now:
                 self._start(slot)
             elif slot.process is not None and slot.kill_at is not None and slot.kill_at <= now:
-                self._say(f"{slot.child.name} (process {slot.process.pid}) does not stop; killing it")
+                log.warning("child.killed", child=slot.child.name, child_pid=slot.process.pid)
                 slot.process.kill()
                 slot.kill_at = now + 1
 
@@ -194,9 +222,9 @@ class Supervisor:
             return
         try:
             if self._postgres.ensure_guard():
-                self._say("The guard of the embedded Postgres had died; both run again")
+                log.warning("postgres.guard_replaced")
         except DatabaseError as error:
-            self._say(str(error))
+            log.error("postgres.gone", error=str(error))
             self._exit_code = ExitCode.CONFIG
             self._stop()
 
@@ -207,6 +235,9 @@ class Supervisor:
         if self._postgres is not None:
             fds.append(self._postgres.holder_fd)
             command += ["--holder-fd", str(self._postgres.holder_fd)]
+        if slot.child.probes is not None:
+            fds.append(slot.child.probes.fileno())
+            command += ["--health-fd", str(slot.child.probes.fileno())]
         slot.started = time.monotonic()
         try:
             # A process group of its own: Ctrl-C in a terminal comes to the supervisor only, and the child is
@@ -217,7 +248,7 @@ class Supervisor:
         except OSError as error:
             slot.failures += 1
             slot.start_at = time.monotonic() + LONGEST_PAUSE
-            self._say(f"{slot.child.name} cannot be started: {error}; trying again in {LONGEST_PAUSE:g} seconds")
+            log.error("child.not_started", child=slot.child.name, error=str(error), after=LONGEST_PAUSE)
 
     def _terminate(self, slot: _Slot) -> None:
         if slot.process is not None:
@@ -234,8 +265,8 @@ class Supervisor:
 
 def _ending(code: int) -> str:
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exit code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return signal.Signals(-code).name
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"signal {-code}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.lifeline import join_supervisor
 from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, examples
-from holdfast.cli.project import STOP_MARGIN, graphs_load, prepare, require_database
+from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast web --host 0.0.0.0 --port 8123")
 
@@ -20,11 +19,10 @@ def web(
     holder_fd: HolderFd = None,
 ) -> None:
     """Start one web process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
-    settings, project = prepare(config, host=host, port=port)
+    settings, project = prepare(config, "web", host=host, port=port)
     require_database(settings, "web")
     if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
-        if not graphs_load(config):
-            sys.exit(ExitCode.CONFIG)
+        require_graphs(config)
         from holdfast.db.migrate import migrate
 
         migrate(settings)

@@ -26,15 +26,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import psutil
+import structlog
 
 from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
 from holdfast.errors import DatabaseError, DataDirectoryInUse
+
+log = structlog.get_logger(__name__)
 
 TAKEOVER_TIMEOUT = 15.0
 
@@ -46,7 +49,15 @@ class EmbeddedPostgres:
     `holder_fd` has exited. A child must make the fd non-inheritable before it starts children of its own.
     """
 
-    def __init__(self, data_dir: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environ` is the guard's, which logs as its variables say."""
+        self._environ = environ
         self.data_dir = data_dir.expanduser().absolute()
         self._say = say
         self._fds: dict[str, int] = {}
@@ -116,7 +127,11 @@ class EmbeddedPostgres:
             # A session of its own: Ctrl-C in the terminal must not reach it. It inherits the lock, which is
             # therefore held until Postgres has stopped, even when this process dies first.
             self._guard = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(hold, ready_write, lock), start_new_session=True
+                command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(hold, ready_write, lock),
+                start_new_session=True,
             )
             os.close(ready_write)
             ready_write = -1
@@ -200,17 +215,25 @@ def guard(data_dir: Path, hold_fd: int, ready_fd: int) -> int:
     while not abandoned(0.5):
         if postgres.running():
             continue
-        print(f"The embedded Postgres has stopped; starting it again. Its log: {postgres.log}", file=sys.stderr)
+        _log_restart(f"The embedded Postgres has ended. Its log: {postgres.log}")
         try:
             postgres.start()
             pause = 0.2
         except (DatabaseError, OSError) as error:
-            print(error, file=sys.stderr)
+            _log_restart(str(error))
             pause = min(pause * 2, 30)
             if abandoned(pause):
                 break
     postgres.stop()
     return 0
+
+
+def _log_restart(reason: str) -> None:
+    # Imported only now: the guard of a healthy Postgres stays small, and starts fast.
+    from holdfast.telemetry.logs import configure_logging, logging_settings
+
+    configure_logging(logging_settings(os.environ), role="guard", pid=os.getpid())
+    log.warning("postgres.restarting", reason=reason)
 
 
 def main() -> int:

@@ -193,8 +193,8 @@ def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = N
 
 def missing_file(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path}: the file does not exist. Holdfast looked for {path.absolute()}. Name the project's langgraph.json with "
-        f"--config FILE, or start Holdfast in the directory that has one."
+        f"{path}: the file does not exist. Holdfast looked for {path.absolute()}. Name the project's langgraph.json "
+        f"with --config FILE, or start Holdfast in the directory that has one."
     )
 
 

@@ -7,11 +7,13 @@ goes wrong when it is mis-set; docs/configuration.md is generated from them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import AliasChoices, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from holdfast.errors import SettingsError
 from holdfast.settings.budgets import BudgetSettings
@@ -156,11 +158,11 @@ class _Explicit(Settings):
 
 
 def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
+    """One line for each problem: the variable or flag as it was given, its value, and the rule."""
     lines = []
     for problem in error.errors():
-        rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
         if not problem["loc"]:
-            lines.append(rule)
+            lines.append(_as_given(problem["msg"].removeprefix("Value error, "), source))
             continue
         name = str(problem["loc"][0])
         field = next(
@@ -168,5 +170,35 @@ def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
         )
         told = field not in Settings.model_fields or Settings.model_fields[field].repr
         shown = problem["input"] if told else "(secret)"
-        lines.append(f"{source.get(field, field)}={shown}: {rule}")
+        lines.append(f"{source.get(field, field)}={shown}: {_rule(problem)}")
     return "\n".join(lines)
+
+
+def _rule(problem: ErrorDetails) -> str:
+    """What a value must be, in a sentence's words."""
+    limits = problem.get("ctx", {})
+    match problem["type"]:
+        case "greater_than_equal":
+            return f"must be at least {limits['ge']:,}"
+        case "greater_than":
+            return f"must be more than {limits['gt']:,}"
+        case "less_than_equal":
+            return f"must be at most {limits['le']:,}"
+        case "int_parsing" | "int_parsing_size" | "int_from_float" | "int_type":
+            return "must be a whole number"
+        case "float_parsing" | "float_type" | "finite_number":
+            return "must be a number"
+        case "bool_parsing" | "bool_type":
+            return "must be true or false"
+        case "literal_error":
+            return f"must be {limits['expected']}"
+        case _:
+            return problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _as_given(message: str, source: Mapping[str, str]) -> str:
+    """A message about several settings, with the names that the operator used for them."""
+    for field, given in source.items():
+        for variable in environment_names(Settings.model_fields[field]):
+            message = re.sub(rf"(?<!\w){variable}=", f"{given}=", message)
+    return message

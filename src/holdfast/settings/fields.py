@@ -25,4 +25,4 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseSettings):
     """Settings that belong together."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True, allow_inf_nan=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from holdfast.settings.fields import Seconds, Section, names
+from holdfast.settings.retention import LONGEST
 
 
 class LetterSettings(Section):
     graph_gone_after: float = Field(
         86_400.0,
         ge=0,
+        le=LONGEST,
         validation_alias=names("GRAPH_GONE_AFTER_SECONDS"),
         description="Seconds that a graph must be missing from every worker, while some worker is online, before the "
         "runs that wait for it become dead letters. Shorter than a deploy takes, and a deploy puts runs aside. 0: they "
@@ -19,6 +21,7 @@ class LetterSettings(Section):
     dead_letter_ttl: Seconds = Field(
         2_592_000.0,
         ge=1,
+        le=LONGEST,
         validation_alias=names("DEAD_LETTER_TTL_SECONDS"),
         description="Seconds a dead letter that nobody retries or discards is kept for that, with the thread of a "
         "stateless run. After that it is a failed run like others.",
@@ -26,6 +29,7 @@ class LetterSettings(Section):
     idempotency_ttl: Seconds = Field(
         86_400.0,
         ge=1,
+        le=LONGEST,
         validation_alias=names("IDEMPOTENCY_TTL_SECONDS"),
         description="Seconds an Idempotency-Key is remembered. A request repeated later creates a second time.",
     )

@@ -113,7 +113,8 @@ class TraceSettings(Section):
         except ValueError:
             usable = False
         # Without what may be a password in it.
-        shown = url.rpartition("@")[2]
+        before, separator, after = url.rpartition("@")
+        shown = f"{before.partition('://')[0]}://{after}" if separator else url
         return None if usable else f"{variable}={shown}: must be the URL of an OTLP collector, http:// or https://"
 
     def _choice_problem(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from holdfast.settings.fields import Seconds, Section, names
+from holdfast.settings.retention import LONGEST
 from holdfast.settings.signing_secrets import split_secrets, usable_secrets
 
 
@@ -48,6 +49,7 @@ class WebhookSettings(Section):
     webhook_ttl: Seconds = Field(
         604_800.0,
         ge=60,
+        le=LONGEST,
         validation_alias=names("WEBHOOK_TTL_SECONDS"),
         description="Seconds a webhook that was delivered or given up can be seen and sent again.",
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from holdfast.telemetry.instruments import Counter, Declared, Histogram, Role
@@ -29,23 +30,42 @@ def wanted_format(asked: str | None, accept: str | None) -> Format:
 
 
 def as_text(metrics: Metrics, role: Role, readings: Readings) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(metrics, role, readings))
-    return generate_latest(registry)
+    return families_as_text(_families(metrics, role, readings))
 
 
 def as_json(metrics: Metrics, role: Role, readings: Readings) -> dict[str, list[dict[str, Any]]]:
     """Samples by name, each with its labels and its value."""
+    return families_as_json(_families(metrics, role, readings))
+
+
+def merged_families(texts: Mapping[str, str], label: str) -> list[Metric]:
+    """The metrics of several processes as one: each family once, each sample with `label` set to the key of its
+    process in `texts`, which are answers of `/metrics`."""
+    merged: dict[str, Metric] = {}
+    for key, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known.samples += [sample._replace(labels={label: key, **sample.labels}) for sample in family.samples]
+    return list(merged.values())
+
+
+def families_as_text(families: Iterable[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(families))
+    return generate_latest(registry)
+
+
+def families_as_json(families: Iterable[Metric]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for family in _families(metrics, role, readings):
+    for family in families:
         for sample in family.samples:
             found.setdefault(sample.name, []).append({"labels": dict(sample.labels), "value": sample.value})
     return found
 
 
 class _Once(Collector):
-    def __init__(self, metrics: Metrics, role: Role, readings: Readings) -> None:
-        self._families = list(_families(metrics, role, readings))
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families

@@ -10,20 +10,23 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
 import orjson
 import structlog
 
-from holdfast.settings import Settings
+from holdfast.errors import SettingsError
+from holdfast.settings import Settings, environment_names, load_settings
 from holdfast.telemetry.exceptions import as_fields, exception_of, trace_text
 from holdfast.telemetry.redaction import Redactor, secrets_of
 from holdfast.telemetry.run_context import add_run
 from holdfast.telemetry.tracing import add_trace_ids
 
 Processor = Callable[[Any, str, Any], Any]
+
+log = structlog.get_logger(__name__)
 
 # What libraries say of their own work at lower levels: each request of a client (with a URL that may hold a key), each
 # step of a connection. psycopg warns of pipelines that end in an error; those errors are raised, and handled, anyway.
@@ -52,6 +55,26 @@ _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warni
 _CONTROL = {**{code: 0x2400 + code for code in range(32)}, **dict.fromkeys(range(127, 160), 0xFFFD)}
 
 
+def logging_settings(environ: Mapping[str, str]) -> Settings:
+    """How to log before the settings are read: as the environment says, if that can be understood."""
+    fields = (Settings.model_fields[name] for name in ("log_format", "log_level"))
+    variables = [name for field in fields for name in environment_names(field)]
+    try:
+        return load_settings({name: environ[name] for name in variables if name in environ})
+    except SettingsError:
+        return load_settings({})
+
+
+def for_terminal(settings: Settings) -> bool:
+    """Whether this process writes lines for a reader at a terminal, and not JSON."""
+    return settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
+
+
+def logs_json() -> bool:
+    """Whether logging is set up in this process and writes JSON: then nothing else may be written to stderr."""
+    return any(isinstance(handler, StandardLines) and handler.json for handler in logging.getLogger().handlers)
+
+
 def configure_logging(settings: Settings, *, importing: bool = False, **process: Any) -> None:
     """Set up the logging of this process. `process` is on every line.
 
@@ -60,7 +83,7 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
     logger remembers how it was set up. (Just building a graph uses the loggers that its nodes name.)
     """
     terminal = sys.stderr.isatty()
-    console = settings.log_format == "console" or (settings.log_format == "auto" and terminal)
+    console = for_terminal(settings)
     level = getattr(logging, settings.log_level.upper())
     redactor = Redactor(secrets_of(settings))
 
@@ -95,7 +118,7 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
         logger_factory=factory,
         cache_logger_on_first_use=not importing,
     )
-    _take_standard(StandardLines(processors, factory()), level)
+    _take_standard(StandardLines(processors, factory(), json=not console), level)
 
 
 def _take_standard(handler: logging.Handler, level: int) -> None:
@@ -109,13 +132,16 @@ def _take_standard(handler: logging.Handler, level: int) -> None:
         logging.getLogger(name).setLevel(max(least, level))
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
+    sys.excepthook = _process_failed
+    sys.unraisablehook = _exception_ignored
 
 
 class StandardLines(logging.Handler):
     """The lines of `logging`, through the processors that structlog's lines go through, to the same place."""
 
-    def __init__(self, processors: Sequence[Processor], output: structlog.WriteLogger) -> None:
+    def __init__(self, processors: Sequence[Processor], output: structlog.WriteLogger, *, json: bool) -> None:
         super().__init__()
+        self.json = json
         self._processors = processors
         self._output = output
 
@@ -145,7 +171,16 @@ def _text(record: logging.LogRecord) -> str:
 def _thread_failed(given: threading.ExceptHookArgs) -> None:
     if given.exc_type is not SystemExit:
         name = None if given.thread is None else given.thread.name
-        structlog.get_logger(__name__).error("thread.failed", thread=name, exc_info=given.exc_value)
+        log.error("thread.failed", thread=name, exc_info=given.exc_value)
+
+
+def _process_failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.error("process.failed", exc_info=(kind, error, trace))
+
+
+def _exception_ignored(given: Any) -> None:
+    source = given.err_msg or "Exception ignored in"
+    log.error("exception.ignored", source=f"{source}: {given.object!r}", exc_info=given.exc_value)
 
 
 def _exception_field(logger: object, method: str, line: Any) -> Any:

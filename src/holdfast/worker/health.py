@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -60,11 +61,15 @@ class Patient(Protocol):
 class HealthServer:
     """Answers probes until it is closed."""
 
-    def __init__(self, patient: Patient, host: str, port: int) -> None:
-        """Listens at once. Raises SettingsError when it cannot."""
+    def __init__(
+        self, patient: Patient, host: str = "", port: int = 0, *, listener: socket.socket | None = None
+    ) -> None:
+        """Listens at once, on `listener` if there is one: a bound socket of the supervisor, which then serves probes
+        itself. Raises SettingsError when it cannot."""
         handler = type("Probe", (_Probe,), {"patient": patient})
+        self._supervised = listener is not None
         try:
-            self._server = _BoundedServer((host, port), handler)
+            self._server = _BoundedServer((host, port), handler, listener)
         except OSError as error:
             raise SettingsError(
                 f"HOLDFAST_HEALTH_PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Each worker on a "
@@ -78,7 +83,8 @@ class HealthServer:
 
     def start(self) -> None:
         self._thread.start()
-        log.info("health.listening", port=self.port)
+        if not self._supervised:
+            log.info("health.listening", port=self.port)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -92,9 +98,16 @@ class _BoundedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], listener: socket.socket | None
+    ) -> None:
         self._begun: dict[socket.socket, float] = {}
-        super().__init__(address, handler)
+        super().__init__(address, handler, bind_and_activate=listener is None)
+        if listener is not None:
+            self.socket.close()
+            self.socket = listener
+            self.server_address = listener.getsockname()
+            self.server_activate()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._begun) >= MAX_PROBES:
@@ -113,6 +126,12 @@ class _BoundedServer(ThreadingHTTPServer):
             if time.monotonic() - begun > PROBE_SECONDS:
                 with suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Not the traceback on stderr that Python prints by default. A client that is gone needs no line."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("health.failed", exc_info=error)
 
 
 class _Probe(BaseHTTPRequestHandler):

@@ -67,8 +67,16 @@ BEGUN_PATIENCE = 0.005
 class Worker:
     """Everything one worker process does. `run` returns when the worker has left."""
 
-    def __init__(self, settings: Settings, catalog: GraphCatalog, *, upkeep: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: GraphCatalog,
+        *,
+        upkeep: bool = True,
+        probes: socket.socket | None = None,
+    ) -> None:
         self._settings = settings
+        self._probes = probes
         self._catalog = catalog
         self.database = Database(settings, "worker")
         self.signals = signals_for(self.database)
@@ -376,6 +384,8 @@ class Worker:
     # --- what probes ask, from their own thread ---------------------------------------------------
 
     def _health_server(self) -> HealthServer | None:
+        if self._probes is not None:
+            return HealthServer(self, listener=self._probes)
         if self._settings.health_port is None:
             return None
         return HealthServer(self, self._settings.health_host, self._settings.health_port)

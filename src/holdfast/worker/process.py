@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 
 import structlog
 import uvloop
@@ -25,9 +26,9 @@ log = structlog.get_logger(__name__)
 THREAD_PATIENCE = 1.0
 
 
-async def _main(settings: Settings, catalog: GraphCatalog) -> None:
+async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket | None) -> None:
     threads = NodeThreads(settings.jobs)
-    worker = Worker(settings, catalog)
+    worker = Worker(settings, catalog, probes=probes)
     loop = asyncio.get_running_loop()
     asked = 0
 
@@ -50,15 +51,18 @@ async def _main(settings: Settings, catalog: GraphCatalog) -> None:
         os._exit(0)
 
 
-def run_worker(settings: Settings, project: ProjectConfig) -> int:
-    """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once."""
+def run_worker(settings: Settings, project: ProjectConfig, *, probes: socket.socket | None = None) -> int:
+    """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once.
+
+    `probes`: a bound socket to answer probes on, for the supervisor, instead of HOLDFAST_HEALTH_PORT.
+    """
     configure_logging(settings, importing=True, role="worker", pid=os.getpid())
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="worker", pid=os.getpid())
     configure_tracing(settings, "worker")
     collect_seldom()
     try:
-        uvloop.run(_main(settings, catalog))
+        uvloop.run(_main(settings, catalog, probes))
     except* OperatorError as group:
         raise group.exceptions[0] from None
     return 0

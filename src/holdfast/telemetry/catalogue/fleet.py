@@ -54,7 +54,8 @@ ENTRIES: tuple[Entry, ...] = (
         "The worker ends although plain nodes still run in threads; their runs go on elsewhere.",
         threads="How many threads.",
     ),
-    entry("health.listening", "info", "The worker answers probes.", "port"),
+    entry("health.listening", "info", "Probes of the worker, or of the supervisor's workers, are answered.", "port"),
+    entry("health.failed", "error", "A probe was not answered because of a defect; `exception` says which."),
     entry("heartbeat.ended", "debug", "The heartbeat has ended with the event loop.", "reason"),
     entry(
         "journal.flushed",

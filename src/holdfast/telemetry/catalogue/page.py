@@ -16,7 +16,7 @@ Beside its own fields, a line has
 
 | where | fields |
 | --- | --- |
-| everywhere | `timestamp`, `level`, `event`, `role` (`web` or `worker`), `pid` |
+| everywhere | `timestamp`, `level`, `event`, `role` (`web`, `worker`, `supervisor` or `guard`), `pid` |
 | inside of a run, graph code included | {run} |
 | inside of a request | `request_id`, `method`, `path` |
 | about an exception | `exception`, with `type`, `message` and `traceback` |

@@ -1,0 +1,141 @@
+"""Probes and metrics of everything a supervisor runs, on one port (HOLDFAST_HEALTH_PORT).
+
+Each worker answers its own probes on a loopback socket that the supervisor bound for it; the supervisor asks them all.
+
+/live    503 when a child is not running, or a worker says that it can do nothing more.
+/ready   503 until the web process answers and every worker takes runs, and while the fleet stops.
+/metrics those of all workers, each sample with the label `worker`: 1, 2, … Web processes serve their own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from holdfast.cli.readiness import answers
+from holdfast.cli.supervisor import Child, ChildState, Supervisor
+from holdfast.telemetry.exposition import families_as_json, families_as_text, merged_families
+from holdfast.worker.health import Verdict
+
+ANSWER_TIMEOUT_SECONDS = 2.0
+"""How long a worker may take to answer. Its probes have a thread of their own, so graph code does not delay them."""
+LARGEST_ANSWER_BYTES = 16 * 1024 * 1024
+ASKED_AT_ONCE = 16
+
+
+def worker_socket() -> socket.socket:
+    """A loopback socket for one worker's probes, on a free port."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+class FleetHealth:
+    """What the health server of the supervisor answers. Called from its threads."""
+
+    def __init__(self, supervisor: Supervisor, host: str, port: int) -> None:
+        """`host` and `port` are those of the web process."""
+        self._supervisor = supervisor
+        self._host = host
+        self._port = port
+        # Processes that have answered once: until then a worker is starting, and its silence says nothing.
+        self._answered: set[int] = set()
+
+    def live(self) -> Verdict:
+        return self._of_all(self._child_live)
+
+    def ready(self) -> Verdict:
+        if self._supervisor.stopping:
+            return Verdict(False, "stopping")
+        if not answers(self._host, self._port):
+            return Verdict(False, "web does not answer")
+        return self._of_all(self._child_ready)
+
+    def metrics(self) -> FleetFigures:
+        workers = [state for state in self._supervisor.states() if state.child.probes is not None]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            found = list(pool.map(lambda state: self._ask(state, "/metrics?format=prometheus"), workers))
+        texts = {
+            str(number): answer[1].decode()
+            for number, answer in enumerate(found, 1)
+            if answer is not None and answer[0] == http.client.OK
+        }
+        return FleetFigures(texts)
+
+    def _of_all(self, problem: Callable[[ChildState, str], str | None]) -> Verdict:
+        states = self._supervisor.states()
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            problems = [one for one in pool.map(problem, states, _names(states)) if one is not None]
+        return Verdict(False, "; ".join(problems)) if problems else Verdict(True)
+
+    def _child_live(self, state: ChildState, name: str) -> str | None:
+        if state.pid is None:
+            # Between two processes that replace each other on purpose there is a moment without one.
+            return None if state.replacing or self._supervisor.stopping else f"{name} is not running"
+        if state.child.probes is None:
+            return None
+        answer = self._ask(state, "/live")
+        if answer is None:
+            silent = state.pid in self._answered and not state.replacing and not self._supervisor.stopping
+            return f"{name} (process {state.pid}) does not answer" if silent else None
+        return None if answer[0] == http.client.OK else f"{name}: {_text(answer[1])}"
+
+    def _child_ready(self, state: ChildState, name: str) -> str | None:
+        if state.pid is None:
+            return f"{name} is not running"
+        if state.child.probes is None:
+            return None
+        answer = self._ask(state, "/ready")
+        if answer is None:
+            return f"{name} (process {state.pid}) does not answer"
+        return None if answer[0] == http.client.OK else f"{name}: {_text(answer[1])}"
+
+    def _ask(self, state: ChildState, path: str) -> tuple[int, bytes] | None:
+        assert state.child.probes is not None
+        if state.pid is None:
+            return None
+        host, port = state.child.probes.getsockname()
+        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_SECONDS)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read(LARGEST_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        self._answered.add(state.pid)
+        return answer.status, body
+
+
+class FleetFigures:
+    """The metrics of all workers, in both forms."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._families = merged_families(texts, "worker")
+
+    def text(self) -> bytes:
+        return families_as_text(self._families)
+
+    def json(self) -> dict[str, Any]:
+        return families_as_json(self._families)
+
+
+def worker_children(command: list[str], number: int) -> list[Child]:
+    return [Child("worker", command, worker_socket()) for _ in range(number)]
+
+
+def _names(states: list[ChildState]) -> list[str]:
+    """`web`, `worker 1`, `worker 2` …: as the label `worker` of metrics counts them."""
+    names, workers = [], 0
+    for state in states:
+        workers += state.child.probes is not None
+        names.append(state.child.name if state.child.probes is None else f"{state.child.name} {workers}")
+    return names
+
+
+def _text(body: bytes) -> str:
+    return body.decode(errors="replace").strip()
