@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from holdfast.errors import SettingsError
@@ -42,14 +44,23 @@ def test_a_flag_wins_over_the_environment() -> None:
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
-        ({"N_JOBS_PER_WORKER": "0"}, ["N_JOBS_PER_WORKER=0", "greater than or equal to 1"]),
-        ({"PORT": "70000"}, ["PORT=70000", "65535"]),
-        ({"LEASE_DURATION_SECONDS": "soon"}, ["LEASE_DURATION_SECONDS=soon", "number"]),
-        ({"BG_JOB_HEARTBEAT": "120"}, ["120", "at most a third", "LEASE_DURATION_SECONDS=30"]),
+        ({"N_JOBS_PER_WORKER": "0"}, ["N_JOBS_PER_WORKER=0: must be at least 1"]),
+        ({"PORT": "70000"}, ["PORT=70000: must be at most 65,535"]),
+        ({"LEASE_DURATION_SECONDS": "soon"}, ["LEASE_DURATION_SECONDS=soon: must be a number"]),
+        ({"LEASE_DURATION_SECONDS": ""}, ["LEASE_DURATION_SECONDS=: must be a number"]),
+        ({"DEAD_LETTER_TTL_SECONDS": "inf"}, ["DEAD_LETTER_TTL_SECONDS=inf: must be a number"]),
+        ({"MAX_BODY_BYTES": "1.5"}, ["MAX_BODY_BYTES=1.5: must be a whole number"]),
+        ({"WEBHOOK_ALLOW_PRIVATE": "maybe"}, ["WEBHOOK_ALLOW_PRIVATE=maybe: must be true or false"]),
+        ({"DEFAULT_MAX_SECONDS": "0"}, ["DEFAULT_MAX_SECONDS=0: must be more than 0"]),
+        ({"BG_JOB_HEARTBEAT": "120"}, ["BG_JOB_HEARTBEAT=120: must be at most a third", "LEASE_DURATION_SECONDS=30"]),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://user:secret@collector"},
+            ["OTEL_EXPORTER_OTLP_ENDPOINT=ftp://collector: must be the URL of an OTLP collector"],
+        ),
         ({"HOLDFAST_DATABASE_SCHEMA": "a;drop"}, ["HOLDFAST_DATABASE_SCHEMA=a;drop", "lower-case"]),
         ({"HOLDFAST_DATABASE_POOL_MIN": "20"}, ["DATABASE_POOL_MIN=20", "DATABASE_POOL_MAX=10"]),
         ({"HOLDFAST_ALLOWED_HOSTS": "a.example, http://b:1"}, ["HOLDFAST_ALLOWED_HOSTS=a.example", "'http://b:1'"]),
-        ({"HOLDFAST_LOG_LEVEL": "loud"}, ["HOLDFAST_LOG_LEVEL=loud", "debug"]),
+        ({"HOLDFAST_LOG_LEVEL": "loud"}, ["HOLDFAST_LOG_LEVEL=loud: must be 'debug', 'info', 'warning' or 'error'"]),
         ({"PORT": "x", "N_JOBS_PER_WORKER": "-1"}, ["PORT=x", "N_JOBS_PER_WORKER=-1"]),
     ],
 )
@@ -66,3 +77,23 @@ def test_every_field_says_what_it_is_for() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert environment_names(field)[0].startswith("HOLDFAST_"), name
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1e30", "nan", "inf", "1.5", "ftp://h/x"])
+def test_no_message_is_in_the_words_of_the_validator(value: str) -> None:
+    """Each is one sentence with the variable that was set, its value and the rule: never pydantic's own words."""
+    for field in Settings.model_fields.values():
+        variable = environment_names(field)[-1]
+        message = refusal({variable: value})
+        if message is not None:
+            assert message.startswith(f"{variable}=") or "LEASE_DURATION_SECONDS" in message
+            assert re.search(r": (each )?must ", message), message
+            assert not re.search("should|unable|parse|Input|Value error", message), message
+
+
+def refusal(environ: dict[str, str]) -> str | None:
+    try:
+        load_settings(environ)
+    except SettingsError as error:
+        return str(error)
+    return None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.settings import load_settings
+from holdfast.telemetry.logs import configure_logging
 
 
 def say(message: str) -> None:
@@ -17,12 +19,13 @@ def say(message: str) -> None:
 
 def main() -> None:
     number, behaviour, grace, *rest = sys.argv[1:]
+    configure_logging(load_settings({"HOLDFAST_LOG_FORMAT": "json"}), role="supervisor", pid=os.getpid())
     postgres = EmbeddedPostgres(Path(rest[0]), say=say) if rest else None
     if postgres is not None:
         say(postgres.start())
     command = [sys.executable, str(Path(__file__).with_name("stand_in.py")), behaviour]
     children = [Child("stand-in", command)] * int(number)
-    supervisor = Supervisor(children, environ=os.environ, grace=float(grace), say=say, postgres=postgres)
+    supervisor = Supervisor(children, environ=os.environ, grace=float(grace), postgres=postgres)
 
     def listen() -> None:
         for _ in sys.stdin:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from holdfast.cli.exit_codes import MEANING, ExitCode
 from holdfast.cli.fleet import child_environment
-from holdfast.settings import load_settings
+from holdfast.cli.main import app
+from holdfast.errors import ConfigError
+from holdfast.settings import Settings, environment_names, load_settings
 
 from .processes import holdfast, processes_in, processes_naming
 
@@ -125,7 +130,7 @@ def test_a_wrong_command_line_is_a_usage_error(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({"N_JOBS_PER_WORKER": "0"}, "N_JOBS_PER_WORKER=0: should be greater than or equal to 1"),
+        ({"N_JOBS_PER_WORKER": "0"}, "N_JOBS_PER_WORKER=0: must be at least 1"),
         ({"LEASE_DURATION_SECONDS": "6"}, "HEARTBEAT_INTERVAL_SECONDS=5: must be at most a third"),
     ],
 )
@@ -135,7 +140,76 @@ def test_a_setting_out_of_range_is_refused(project: Path, role: str, environ: di
 
 @pytest.mark.parametrize("role", ["dev", "serve", "web", "worker"])
 def test_a_missing_langgraph_json_is_refused(tmp_path: Path, role: str) -> None:
-    refused(command(role, cwd=tmp_path), "langgraph.json: the file does not exist", tmp_path)
+    done = command(role, cwd=tmp_path)
+    refused(done, "langgraph.json: the file does not exist", tmp_path)
+    assert f"looked for {tmp_path / 'langgraph.json'}" in done.stderr
+    assert "--config FILE" in done.stderr
+
+
+def commands_with(option: str, found: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command that has an option, from the command line itself."""
+    found = get_command(app) if found is None else found
+    for name, inner in getattr(found, "commands", {}).items():
+        yield from commands_with(option, inner, (*path, name))
+    if any(parameter.name == option for parameter in found.params):
+        yield path
+
+
+def test_every_command_refuses_a_config_that_does_not_exist() -> None:
+    found = list(commands_with("config"))
+    assert {path[0] for path in found} >= {
+        "dev",
+        "serve",
+        "demo",
+        "web",
+        "worker",
+        "migrate",
+        "keys",
+        "tenants",
+        "sweep",
+    }
+    for path in found:
+        needs = {"revoke": ["hf_x"], "set": ["acme"], "adopt": ["acme"]}.get(path[-1], [])
+        with pytest.raises(ConfigError, match=r"nope\.json: the file does not exist\. Holdfast looked for /"):
+            get_command(app).main([*path, *needs, "--config", "nope.json"], standalone_mode=False)
+
+
+def test_mistyped_config_creates_no_database(project: Path) -> None:
+    done = command("keys", "create", "--config", "langraph.json", cwd=project)
+    refused(done, "langraph.json: the file does not exist", project)
+    assert not (project / ".holdfast").exists()
+
+
+@pytest.mark.parametrize("path", [["keys", "create"], ["migrate"], ["sweep"], ["tenants", "list"]], ids=" ".join)
+def test_command_outside_of_a_project_creates_no_database(tmp_path: Path, path: list[str]) -> None:
+    done = command(*path, cwd=tmp_path)
+    refused(done, "There is no database to work on: DATABASE_URL is not set", tmp_path)
+    assert str(tmp_path / "langgraph.json") in done.stderr
+    assert not (tmp_path / ".holdfast").exists()
+
+
+@pytest.mark.parametrize(("option", "field"), [("host", "host"), ("port", "port"), ("jobs", "jobs")])
+def test_help_of_an_option_names_the_variables_it_is_read_from(option: str, field: str) -> None:
+    variables = environment_names(Settings.model_fields[field])
+    for path in commands_with(option):
+        found: Any = get_command(app)
+        for name in path:
+            found = found.commands[name]
+        [parameter] = [one for one in found.params if one.name == option]
+        named = re.findall(r"[A-Z][A-Z_]{3,}", parameter.help)
+        assert named == variables, path
+        for variable in named:
+            value = "127.0.0.2" if option == "host" else "17"
+            assert str(getattr(load_settings({variable: value}), field)) == value
+
+
+@pytest.mark.parametrize("arguments", [["run", "echo", "--input", "{}"], ["runs", "list"], ["top"]], ids=" ".join)
+def test_url_of_another_protocol_is_a_usage_error(arguments: list[str]) -> None:
+    done = command(*arguments, "--url", "ftp://example.com")
+    assert (done.returncode, done.stderr) == (
+        ExitCode.USAGE,
+        "--url ftp://example.com: must begin with http:// or https://\n",
+    )
 
 
 @pytest.mark.parametrize("role", ["dev", "serve", "web", "worker"])
@@ -159,7 +233,8 @@ def test_a_database_that_is_not_there(project: Path, role: str) -> None:
 def test_a_port_that_is_taken_is_refused(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        refused(command("serve", "--port", port, cwd=project), f"PORT={port}: Address already in use", project)
+        says = f"HOLDFAST_HOST=127.0.0.1 PORT={port}: the web process cannot listen there: Address already in use"
+        refused(command("serve", "--port", port, cwd=project), says, project)
 
 
 def test_migrate_says_what_it_applied_and_leaves_nothing_running(project: Path) -> None:
@@ -185,5 +260,9 @@ def refused(done: subprocess.CompletedProcess[str], says: str, project: Path) ->
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+    if done.stderr.startswith("{"):
+        # A server that does not write to a terminal: JSON, down to its last line.
+        [*_, last] = [json.loads(line) for line in done.stderr.splitlines()]
+        assert last["event"] == "process.refused"
     assert not processes_in(project)
     assert not processes_naming(str(project))

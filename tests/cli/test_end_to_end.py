@@ -36,7 +36,7 @@ graph = StateGraph(State).add_node("node", node).add_edge(START, "node")
 @contextmanager
 def started(role: str, data_dir: Path, *arguments: str | Path) -> Iterator[tuple[Program, str]]:
     """A running server and its URL. At the end it must be gone, with everything that belongs to it."""
-    environ = {"HOLDFAST_DATA_DIR": str(data_dir), "COLUMNS": "300"}
+    environ = {"HOLDFAST_DATA_DIR": str(data_dir), "HOLDFAST_LOG_FORMAT": "console", "COLUMNS": "300"}
     with Program(holdfast(role, "--port", "0", *arguments), environ=environ) as program:
         yield program, program.expect(r"Holdfast is ready: (http://[\w.:]+)")[1]
     wait_for(lambda: not processes_naming(str(data_dir)), "everything has ended")
@@ -67,7 +67,7 @@ def test_serve_runs_replaces_and_stops(tmp_path: Path) -> None:
         assert sorted(children.values()) == ["guard", "web", "worker", "worker"]
         victim = next(pid for pid, role in children.items() if role == "worker")
         os.kill(victim, signal.SIGKILL)
-        program.expect(rf"worker \(process {victim}\) was ended by SIGKILL")
+        program.expect(rf"child.ended .*child_pid={victim} .*ending=SIGKILL")
         wait_for(lambda: sorted(roles(program.pid).values()) == sorted(children.values()), "another worker")
         assert client(url, "run", "echo", "--input", HELLO).returncode == ExitCode.OK
 
@@ -113,12 +113,12 @@ def test_dev_says_what_to_try_and_takes_up_new_code(tmp_path: Path) -> None:
         (worker,) = (pid for pid, role in roles(program.pid).items() if role == "worker")
 
         graph.write_text("this is not Python")
-        program.expect("graph.py changed, but the project does not load")
+        program.expect(r"project.broken .*files=graph.py")
         assert answers("one"), "the worker goes on with the old code"
         assert alive(worker)
 
         graph.write_text(GRAPH.format(answer="two"))
-        program.expect("graph.py changed: restarting the worker")
+        program.expect(r"project.changed .*files=graph.py")
         wait_for(lambda: not alive(worker), "the old worker ends")
         assert answers("two")
 

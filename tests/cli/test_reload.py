@@ -6,13 +6,21 @@ import json
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 
 from holdfast.cli.reload import ProjectWatch
 from holdfast.graphs.config import load_config
 
 from .processes import DEADLINE
+
+
+@pytest.fixture(autouse=True)
+def usual_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
 
 
 class Watching:
@@ -22,14 +30,18 @@ class Watching:
         self.directory = directory
         self.loads = True
         self._happened: queue.Queue[str] = queue.Queue()
+        structlog.configure(processors=[self._log], cache_logger_on_first_use=False)
         self.watch = ProjectWatch(
             load_config(directory / "langgraph.json"),
-            loads=lambda: self.loads,
+            problem=lambda: None if self.loads else "SyntaxError",
             restart=lambda name: self._happened.put(f"restart {name}"),
-            say=lambda text: self._happened.put(text),
         )
         self.watch.start()
         assert self.watch.watching.wait(DEADLINE)
+
+    def _log(self, logger: object, method: str, line: Any) -> Any:
+        self._happened.put(f"{line['event']} {line['files']}")
+        raise structlog.DropEvent
 
     def next(self) -> str:
         return self._happened.get(timeout=DEADLINE)
@@ -51,20 +63,20 @@ def watching(tmp_path: Path) -> Iterator[Watching]:
 
 def test_code_restarts_the_worker(watching: Watching) -> None:
     (watching.directory / "graph.py").write_text("graph = 1")
-    assert watching.next() == "graph.py changed: restarting the worker"
+    assert watching.next() == "project.changed graph.py"
     assert watching.next() == "restart worker"
 
 
 def test_local_dependencies_count(watching: Watching) -> None:
     (watching.directory.parent / "library" / "part.py").write_text("x = 1")
-    assert watching.next() == "part.py changed: restarting the worker"
+    assert watching.next() == "project.changed part.py"
 
 
 @pytest.mark.parametrize("name", ["langgraph.json", "dev.env"])
 def test_what_defines_the_project_restarts_the_web_process_too(watching: Watching, name: str) -> None:
     file = watching.directory / name
     file.write_text(file.read_text() + "\n")
-    assert watching.next().startswith(f"{name} changed")
+    assert watching.next() == f"project.changed {name}"
     assert {watching.next(), watching.next()} == {"restart web", "restart worker"}
 
 
@@ -73,7 +85,7 @@ def test_code_of_the_web_process_restarts_it_too(tmp_path: Path, section: dict[s
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"g": "./graph.py:graph"}, **section}))
     watching = Watching(tmp_path)
     (tmp_path / "webapp.py").write_text("app = None")
-    assert watching.next().startswith("webapp.py changed")
+    assert watching.next() == "project.changed webapp.py"
     assert {watching.next(), watching.next()} == {"restart web", "restart worker"}
     watching.watch.stop()
 
@@ -81,14 +93,14 @@ def test_code_of_the_web_process_restarts_it_too(tmp_path: Path, section: dict[s
 def test_code_that_does_not_load_waits_for_the_next_change(watching: Watching) -> None:
     watching.loads = False
     (watching.directory / "graph.py").write_text("graph =")
-    assert "graph.py changed, but the project does not load" in watching.next()
+    assert watching.next() == "project.broken graph.py"
     watching.loads = True
     (watching.directory / "graph.py").write_text("graph = 2")
-    assert watching.next() == "graph.py changed: restarting the worker"
+    assert watching.next() == "project.changed graph.py"
 
 
 def test_other_files_do_not_count(watching: Watching) -> None:
     (watching.directory / "notes.txt").write_text("x")
     (watching.directory / ".venv" / "module.py").write_text("x")
     (watching.directory / "last.py").write_text("x")
-    assert watching.next() == "last.py changed: restarting the worker"
+    assert watching.next() == "project.changed last.py"

@@ -54,7 +54,6 @@ def serving(project: str, server_url: str, environ: Mapping[str, str]) -> Iterat
         told = {"DATABASE_URL": database_url, "WORKER_DRAIN_TIMEOUT": "1", **environ}
         command = holdfast("serve", "--config", config, "--host", "127.0.0.1", "--port", "0")
         with Program(command, environ=told) as program:
-            # The web process answers; a worker that is still starting picks up what was posted meanwhile.
             url = program.expect(r"Holdfast is ready: (http://[^\s,]+)", STARTING)[1]
             yield Server(url.rstrip("/"), program)
             program.process.send_signal(signal.SIGTERM)
@@ -63,5 +62,5 @@ def serving(project: str, server_url: str, environ: Mapping[str, str]) -> Iterat
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"does not stop:\n{program.output[-3000:]}") from None
         # No check does anything that the server could call a fault of its own.
-        faults = [line for line in program.lines if '"level": "error"' in line or "Traceback" in line]
+        faults = [line for line in program.lines if '"level":"error"' in line or "Traceback" in line]
         assert not faults, "\n".join(faults)[-3000:]

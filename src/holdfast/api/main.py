@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from functools import partial
@@ -79,6 +80,19 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _not_cut_off(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's error line for an answer that is cut off on purpose.
+
+    When the process stops, open streams end without a last chunk, so that clients see that there is more and resume
+    elsewhere. An answer that is still open when the time for the shutdown is over is cancelled.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return (
+        not isinstance(error, asyncio.CancelledError)
+        and record.msg != "ASGI callable returned without completing response."
+    )
+
+
 async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
     """Serve until a signal comes, or `stop` is set."""
     # First of all: without it nobody may be let in.
@@ -117,6 +131,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     )
     unsent = UnsentBytes(server.server_state.connections, limits)
     try:
+        logging.getLogger("uvicorn.error").addFilter(_not_cut_off)
         await store.setup()
         await roster.read()
         refuse_open_server(settings, catalog.project, keys=roster.has_keys)
@@ -150,6 +165,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     finally:
         await store.close()
         await database.close()
+        logging.getLogger("uvicorn.error").removeFilter(_not_cut_off)
         log.info("web.stopped")
 
 

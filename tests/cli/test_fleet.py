@@ -1,0 +1,280 @@
+"""A whole `serve` as an operator sees it: what it logs, from every process, and what its one health port answers.
+
+Everything happens once, for all tests of the module; they look at what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.telemetry.catalogue import CATALOGUE
+from tests.conformance.server import own_database
+from tests.support.servers import free_port
+
+from .processes import Program, holdfast, wait_for
+
+GRAPH = """
+import asyncio
+import logging
+import threading
+import warnings
+from typing import TypedDict
+
+from langgraph.graph import START, StateGraph
+
+
+class State(TypedDict, total=False):
+    answer: str
+
+
+class Unraisable:
+    def __del__(self):
+        raise RuntimeError("cannot be raised anywhere")
+
+
+def fail():
+    raise RuntimeError("of a thread")
+
+
+async def noisy(state: State) -> State:
+    warnings.warn("a library warns", RuntimeWarning)
+    logging.getLogger("psycopg.pool").error("a library complains\\nin two lines")
+    Unraisable()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    return {"answer": "yes"}
+
+
+async def waiting(state: State) -> State:
+    await asyncio.sleep(600)
+    return {"answer": "late"}
+
+
+noisy_graph = StateGraph(State).add_node("noisy", noisy).add_edge(START, "noisy")
+waiting_graph = StateGraph(State).add_node("waiting", waiting).add_edge(START, "waiting")
+"""
+GRAPHS = {"noisy": "./graph.py:noisy_graph", "waiting": "./graph.py:waiting_graph"}
+
+
+@dataclass
+class Scene:
+    """What the fleet answered and logged."""
+
+    lines: list[str] = field(default_factory=list)
+    ready: list[tuple[int, str]] = field(default_factory=list)
+    killed: int = 0
+    not_ready: str = ""
+    metrics: str = ""
+    metrics_json: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines]
+
+
+@pytest.fixture(scope="module")
+def scene(server_url: str) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-cli-") as directory, own_database(server_url) as database_url:
+        project = Path(directory)
+        (project / "graph.py").write_text(GRAPH)
+        config = {"dependencies": ["."], "graphs": GRAPHS, "grafs": {}}
+        (project / "langgraph.json").write_text(json.dumps(config))
+        health = free_port()
+        environ = {
+            "DATABASE_URL": database_url,
+            "HOLDFAST_LOG_FORMAT": "json",
+            "HOLDFAST_HEALTH_PORT": str(health),
+            "WORKER_DRAIN_TIMEOUT": "0",
+        }
+        with Program(holdfast("serve", "--workers", "2", "--port", "0"), environ=environ, cwd=project) as program:
+            url = program.expect(r'"url":"(http://[^"]+)".*"event":"fleet.ready"', timeout=120)[1]
+            yield _play(program, url, f"http://127.0.0.1:{health}")
+
+
+def _play(program: Program, url: str, health: str) -> Scene:
+    scene = Scene()
+
+    def probe(path: str) -> tuple[int, str]:
+        answer = httpx.get(health + path, timeout=30)
+        return answer.status_code, answer.text
+
+    with httpx.Client(base_url=url, timeout=120) as client:
+        client.post("/runs/wait", json={"assistant_id": "noisy", "input": {}}).raise_for_status()
+        scene.ready = [probe("/ready"), probe("/live")]
+        scene.metrics = probe("/metrics")[1]
+        scene.metrics_json = json.loads(probe("/metrics?format=json")[1])
+        workers = [child for child in psutil.Process(program.pid).children() if "worker" in child.cmdline()]
+        scene.killed = workers[0].pid
+        os.kill(scene.killed, signal.SIGKILL)
+        scene.not_ready = wait_for(lambda: (found := probe("/ready"))[0] == 503 and found[1], "a worker is missing")
+        wait_for(lambda: probe("/ready")[0] == 200, "another worker", timeout=120)
+        with _OpenStreams(client):
+            program.process.send_signal(signal.SIGTERM)
+            scene.exit_code = program.wait(60)
+    program.__exit__()
+    scene.lines = program.lines
+    return scene
+
+
+class _OpenStreams:
+    """Every kind of answer that is open when the server stops: each in a thread that reads it to its end."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> None:
+        thread_id = self._client.post("/threads", json={}).json()["thread_id"]
+        body = {"assistant_id": "waiting", "input": {}}
+        run_id = self._client.post(f"/threads/{thread_id}/runs", json=body).json()["run_id"]
+        own = f"/threads/{thread_id}"
+        self._read("GET", f"{own}/runs/{run_id}/stream")
+        self._read("GET", f"{own}/stream")
+        self._read("POST", "/runs/stream", json=body)
+        self._read("POST", f"{own}/stream/events", json={"channels": ["values"]})
+        self._listen(f"{own}/stream/events")
+        self._wait("GET", f"{own}/runs/{run_id}/join")
+        self._wait("POST", "/runs/wait", json=body)
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+    def _read(self, method: str, path: str, **given: Any) -> None:
+        opened = threading.Event()
+
+        def read() -> None:
+            try:
+                with self._client.stream(method, path, **given) as response:
+                    assert response.status_code == 200, response.read()
+                    opened.set()
+                    for _ in response.iter_bytes():
+                        pass
+            except httpx.TransportError:
+                opened.set()
+
+        self._start(read)
+        assert opened.wait(60), path
+
+    def _listen(self, path: str) -> None:
+        """A WebSocket, until the server closes it."""
+        opened = threading.Event()
+        url = str(self._client.base_url.join(path)).replace("http://", "ws://", 1)
+
+        def listen() -> None:
+            with suppress(ConnectionClosed), connect(url) as connection:
+                opened.set()
+                for _ in connection:
+                    pass
+
+        self._start(listen)
+        assert opened.wait(60), path
+
+    def _wait(self, method: str, path: str, **given: Any) -> None:
+        """An answer that comes when the run has ended: there is nothing to see of it before."""
+
+        def ask() -> None:
+            try:
+                self._client.request(method, path, **given)
+            except httpx.TransportError:
+                return
+
+        self._start(ask)
+
+    def _start(self, target: Any) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+
+def test_every_line_of_every_process_is_json_and_known(scene: Scene) -> None:
+    for line in scene.lines:
+        logged = json.loads(line)
+        assert {"event", "level", "timestamp", "role", "pid"} <= set(logged), line
+        # Lines of libraries and of graph code say which logger they came by; all others are in the catalogue.
+        assert logged["event"] in CATALOGUE or "logger" in logged, line
+        if logged["event"] in CATALOGUE:
+            assert logged["level"] == CATALOGUE[logged["event"]].level, line
+
+
+def test_supervisor_logs_events_of_its_children(scene: Scene) -> None:
+    own = [line for line in scene.events if line["role"] == "supervisor"]
+    [ended] = [line for line in own if line["event"] == "child.ended"]
+    assert (ended["child"], ended["child_pid"], ended["ending"]) == ("worker", scene.killed, "SIGKILL")
+    assert [line["reason"] for line in own if line["event"] == "config.warning"]
+    assert [line["event"] for line in own if line["event"].startswith("fleet.")] == ["fleet.ready", "fleet.stopping"]
+
+
+def test_warnings_and_uncaught_exceptions_are_lines(scene: Scene) -> None:
+    said = {line.get("logger", line["event"]): line for line in scene.events}
+    assert "a library warns" in said["py.warnings"]["event"]
+    assert said["psycopg.pool"]["event"] == "a library complains\nin two lines"
+    assert said["thread.failed"]["exception"]["message"] == "of a thread"
+    assert said["exception.ignored"]["exception"]["message"] == "cannot be raised anywhere"
+
+
+def test_orderly_stop_with_OpenStreams_logs_no_error(scene: Scene) -> None:
+    assert scene.exit_code == ExitCode.OK
+    stopped = [index for index, line in enumerate(scene.events) if line["event"] == "fleet.stopping"]
+    after = scene.events[stopped[0] :]
+    assert any(line["event"] == "run.finished" and line["outcome"] == "handed back" for line in after)
+    assert [line for line in after if line["level"] in ("warning", "error", "critical")] == []
+    assert [line["event"] for line in after if line["role"] == "web"][-1] == "web.stopped"
+
+
+def test_supervisor_answers_probes_for_all_workers(scene: Scene) -> None:
+    assert scene.ready == [(200, "ok\n"), (200, "ok\n")]
+    assert "worker 1" in scene.not_ready or "worker 2" in scene.not_ready
+
+
+def test_supervisor_merges_metrics_of_its_workers(scene: Scene) -> None:
+    for number in ("1", "2"):
+        assert f'holdfast_worker_ready{{worker="{number}"}} 1.0' in scene.metrics
+    types = [line for line in scene.metrics.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types)), "each family once"
+    labels = [sample["labels"] for sample in scene.metrics_json["holdfast_worker_ready"]]
+    assert labels == [{"worker": "1"}, {"worker": "2"}]
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        checked = subprocess.run([promtool, "check", "metrics"], input=scene.metrics, capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr
+
+
+def test_taken_health_port_is_refused_before_anything_starts(server_url: str) -> None:
+    with (
+        own_database(server_url) as database_url,
+        tempfile.TemporaryDirectory(prefix="holdfast-cli-") as directory,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        project = Path(directory)
+        (project / "graph.py").write_text(GRAPH)
+        (project / "langgraph.json").write_text(json.dumps({"dependencies": ["."], "graphs": GRAPHS}))
+        port = taken.getsockname()[1]
+        environ = {**os.environ, "DATABASE_URL": database_url, "HOLDFAST_HEALTH_PORT": str(port)}
+        command = holdfast("serve", "--workers", "2", "--port", "0")
+        done = subprocess.run(command, env=environ, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+    [*_, last] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert last["event"] == "process.refused"
+    assert f"HOLDFAST_HEALTH_PORT={port}" in last["error"]
