@@ -180,7 +180,7 @@ class RunTimeout(RunSignal):
     """The run has been running for longer than it may."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The run was stopped after its time limit of {seconds:g} seconds.")
+        super().__init__(f"The run was stopped after its time limit of {seconds:g} seconds (BG_JOB_TIMEOUT_SECS).")
         self.seconds = seconds
 
 

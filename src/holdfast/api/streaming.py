@@ -114,7 +114,8 @@ async def refuse_gap(web: WebContext, thread_id: UUID, after: int) -> None:
     if available is not None:
         raise Gone(
             f"The events after {after} have expired, so the stream of thread {thread_id} cannot be resumed there. Read "
-            f"the thread's state, and watch on from {available - 1}, or from the beginning of what is kept."
+            f"the thread's state, and watch on from {available - 1}, or from the beginning of what is kept. The server "
+            "keeps events for EVENT_TTL_SECONDS."
         )
 
 
@@ -287,7 +288,7 @@ def _refuse_expired(run: DictRow, after: int | None) -> None:
     if after is not None and run["first_seq"] is None and run["attempt"] > 0:
         raise Gone(
             f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
-            "Its result is kept: join the run, or read the thread's state."
+            "Its result is kept: join the run, or read the thread's state. The server keeps events for EVENT_TTL_SECONDS."
         )
 
 

@@ -73,12 +73,14 @@ async def refuse_over_limit(tenant_id: str, measured: AsyncCursor[DictRow]) -> N
     if most is not None and row["queued"] >= most:
         raise OverLimit(
             f"Tenant '{tenant_id}' has {row['queued']} runs queued, and may have {most}. "
-            "Create this one when some of them have started, or cancel some.",
+            "Create this one when some of them have started, or cancel some. The operator sets this with "
+            "TENANT_MAX_QUEUED, or `holdfast tenants set --max-queued`.",
             retry_after=QUEUE_PAUSE,
         )
     if spendable is not None and row["spent"] >= spendable:
         raise OverLimit(
             f"Tenant '{tenant_id}' has spent ${row['spent']:.2f} today, and may spend ${spendable:.2f}. "
-            "There is more from midnight UTC on.",
+            "There is more from midnight UTC on. The operator sets this with TENANT_SPEND_PER_DAY_USD, or `holdfast "
+            "tenants set --spend-per-day-usd`.",
             retry_after=max(1, math.ceil(row["day_left"])),
         )

@@ -58,17 +58,19 @@ class UrlPolicy:
         if section.disabled:
             raise RefusedUrl("webhooks are switched off here (http.disable_webhooks); leave it out.")
         if len(url) > section.max_url_length:
-            raise RefusedUrl(f"the URL is longer than {section.max_url_length} characters.")
+            raise RefusedUrl(
+                f"the URL is longer than {section.max_url_length} characters (webhooks.url.max_url_length)."
+            )
         parts, port = _split(url)
         host = (parts.hostname or "").rstrip(".").lower()
         if section.require_https and parts.scheme != "https":
-            raise RefusedUrl("only https URLs are allowed here.")
+            raise RefusedUrl("only https URLs are allowed here (webhooks.url.require_https).")
         if section.allowed_ports is not None and port not in section.allowed_ports:
-            raise RefusedUrl(f"port {port} is not among those allowed here.")
+            raise RefusedUrl(f"port {port} is not among those allowed here (webhooks.url.allowed_ports).")
         if section.allowed_domains is not None and not any(_below(host, one) for one in section.allowed_domains):
-            raise RefusedUrl(f"{host} is not among the domains allowed here.")
+            raise RefusedUrl(f"{host} is not among the domains allowed here (webhooks.url.allowed_domains).")
         if not self.allow_private and (host == "localhost" or host.endswith(".localhost")):
-            raise RefusedUrl(f"{host} is this machine, which may not be called.")
+            raise RefusedUrl(f"{host} is this machine, which only WEBHOOK_ALLOW_PRIVATE allows.")
         literal = _literal(host)
         if literal is not None:
             self.check_address(literal)
@@ -77,7 +79,7 @@ class UrlPolicy:
     def check_address(self, address: Address) -> None:
         """Raises RefusedUrl for an address that is not public."""
         if not self.allow_private and not is_public(address):
-            raise RefusedUrl(f"{address} is not a public address, and others may not be called.")
+            raise RefusedUrl(f"{address} is not a public address; only WEBHOOK_ALLOW_PRIVATE allows others.")
 
 
 def is_public(address: Address) -> bool:
