@@ -127,7 +127,7 @@ def _play(program: Program, url: str, health: str) -> Scene:
         workers = [child for child in psutil.Process(program.pid).children() if "worker" in child.cmdline()]
         scene.killed = workers[0].pid
         os.kill(scene.killed, signal.SIGKILL)
-        scene.not_ready = wait_for(lambda: (found := probe("/ready"))[0] == 503 and found[1], "a worker is missing")
+        scene.not_ready = wait_for(lambda: dict([probe("/ready")]).get(503), "a worker is missing") or ""
         wait_for(lambda: probe("/ready")[0] == 200, "another worker", timeout=120)
         with _OpenStreams(client):
             program.process.send_signal(signal.SIGTERM)
@@ -253,7 +253,7 @@ def test_supervisor_merges_metrics_of_its_workers(scene: Scene) -> None:
         assert f'holdfast_worker_ready{{worker="{number}"}} 1.0' in scene.metrics
     types = [line for line in scene.metrics.splitlines() if line.startswith("# TYPE")]
     assert len(types) == len(set(types)), "each family once"
-    labels = [sample["labels"] for sample in scene.metrics_json["holdfast_worker_ready"]]
+    labels = [sample["labels"] for sample in scene.metrics_json["metrics"]["holdfast_worker_ready"]]
     assert labels == [{"worker": "1"}, {"worker": "2"}]
     promtool = shutil.which("promtool")
     if promtool is not None:

@@ -142,8 +142,8 @@ class Roster:
         wait = bucket.take()
         if wait > 0:
             raise OverLimit(
-                f"Tenant '{tenant_id}' may send {rate:g} requests a second, and has sent more. The operator sets this with "
-                "TENANT_REQUESTS_PER_SECOND, or `holdfast tenants set --requests-per-second`.",
+                f"Tenant '{tenant_id}' may send {rate:g} requests a second, and has sent more. The operator sets this "
+                "with TENANT_REQUESTS_PER_SECOND, or `holdfast tenants set --requests-per-second`.",
                 retry_after=max(1, math.ceil(wait)),
             )
 

@@ -121,7 +121,7 @@ class FleetFigures:
         return families_as_text(self._families)
 
     def json(self) -> dict[str, Any]:
-        return families_as_json(self._families)
+        return {"metrics": families_as_json(self._families)}
 
 
 def worker_children(command: list[str], number: int) -> list[Child]:

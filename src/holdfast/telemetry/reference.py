@@ -7,7 +7,8 @@ from holdfast.telemetry.metrics import DECLARED, MODES, OUTCOMES, REASONS, RESUL
 
 INTRODUCTION = """# Metrics
 
-Every web process answers `GET /metrics`, and so does every worker with `HOLDFAST_HEALTH_PORT`. The answer is
+Every web process answers `GET /metrics`, and so does every worker with `HOLDFAST_HEALTH_PORT`; under `dev` and `serve`
+the supervisor answers there for all its workers, and each sample has the label `worker` besides its own. The answer is
 Prometheus' text; with `?format=json` or `Accept: application/json` it is JSON, where `metrics` has every sample with
 its labels and its value, and the web process also says in short what `queue`, `workers` and `api` do.
 
