@@ -288,7 +288,8 @@ def _refuse_expired(run: DictRow, after: int | None) -> None:
     if after is not None and run["first_seq"] is None and run["attempt"] > 0:
         raise Gone(
             f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
-            "Its result is kept: join the run, or read the thread's state. The server keeps events for EVENT_TTL_SECONDS."
+            "Its result is kept: join the run, or read the thread's state. The server keeps events for "
+            "EVENT_TTL_SECONDS."
         )
 
 

@@ -21,9 +21,9 @@ class WorkerSettings(Section):
         ge=0,
         le=65535,
         validation_alias=only_ours("HEALTH_PORT"),
-        description="Where a worker answers /live, /ready and /metrics; under `dev` and `serve`, the supervisor, for all "
-        "its workers. Unset: nowhere. 0: any free port, which is logged. Processes of `holdfast worker` on one machine "
-        "need different ones.",
+        description="Where a worker answers /live, /ready and /metrics; under `dev` and `serve`, the supervisor, for "
+        "all its workers. Unset: nowhere. 0: any free port, which is logged. Processes of `holdfast worker` on one "
+        "machine need different ones.",
     )
     health_host: str = Field(
         "127.0.0.1",
