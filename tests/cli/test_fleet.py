@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -261,20 +261,56 @@ def test_supervisor_merges_metrics_of_its_workers(scene: Scene) -> None:
         assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr
 
 
-def test_taken_health_port_is_refused_before_anything_starts(server_url: str) -> None:
-    with (
-        own_database(server_url) as database_url,
-        tempfile.TemporaryDirectory(prefix="holdfast-cli-") as directory,
-        socket.create_server(("127.0.0.1", 0)) as taken,
-    ):
+@contextmanager
+def small_project(server_url: str, graph: str = GRAPH) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A project, and an environment with a database and a health port of its own."""
+    with own_database(server_url) as database_url, tempfile.TemporaryDirectory(prefix="holdfast-cli-") as directory:
         project = Path(directory)
-        (project / "graph.py").write_text(GRAPH)
+        (project / "graph.py").write_text(graph)
         (project / "langgraph.json").write_text(json.dumps({"dependencies": ["."], "graphs": GRAPHS}))
+        health = str(free_port())
+        yield project, {"DATABASE_URL": database_url, "HOLDFAST_LOG_FORMAT": "json", "HOLDFAST_HEALTH_PORT": health}
+
+
+def test_taken_health_port_is_refused_before_anything_starts(server_url: str) -> None:
+    with small_project(server_url) as (project, environ), socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environ = {**os.environ, "DATABASE_URL": database_url, "HOLDFAST_HEALTH_PORT": str(port)}
+        told = {**os.environ, **environ, "HOLDFAST_HEALTH_PORT": str(port)}
         command = holdfast("serve", "--workers", "2", "--port", "0")
-        done = subprocess.run(command, env=environ, cwd=project, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=told, cwd=project, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.CONFIG, done.stderr
     [*_, last] = [json.loads(line) for line in done.stderr.splitlines()]
     assert last["event"] == "process.refused"
     assert f"HOLDFAST_HEALTH_PORT={port}" in last["error"]
+
+
+def test_supervisor_is_not_ready_while_a_worker_cannot_start(server_url: str) -> None:
+    broken = GRAPH + "\nimport os, sys\nif 'worker' in sys.argv:\n    os._exit(7)\n"
+    with small_project(server_url, broken) as (project, environ):
+        with Program(holdfast("serve", "--port", "0"), environ=environ, cwd=project) as program:
+            health = f"http://127.0.0.1:{environ['HOLDFAST_HEALTH_PORT']}"
+            program.expect('"event":"web.listening"', timeout=120)
+            for _ in range(2):
+                program.expect('"child":"worker".*"ending":"exit code 7".*"event":"child.ended"', timeout=120)
+            answer = httpx.get(f"{health}/ready", timeout=30)
+            assert (answer.status_code, answer.text.startswith("worker 1 ")) == (503, True), answer.text
+            # Between two tries; while the next one is starting it is not known to be dead.
+            wait_for(lambda: httpx.get(f"{health}/live", timeout=30).text == "worker 1 is not running\n", "not alive")
+            assert httpx.get(f"{health}/metrics", timeout=30).status_code == 200
+            program.process.send_signal(signal.SIGTERM)
+            assert program.wait() == ExitCode.OK
+        assert "fleet.ready" not in program.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_that_is_stopped_while_it_starts_exits_with_0(server_url: str, number: signal.Signals) -> None:
+    slow = GRAPH + "\nimport time\nprint('importing', flush=True)\ntime.sleep(600)\n"
+    with (
+        small_project(server_url, slow) as (project, environ),
+        Program(holdfast("serve", "--port", "0"), environ=environ, cwd=project) as program,
+    ):
+        checks = wait_for(lambda: psutil.Process(program.pid).children(), "the graphs are being imported")
+        program.process.send_signal(number)
+        assert program.wait() == ExitCode.OK, program.output
+        assert program.lines == []
+        wait_for(lambda: not any(check.is_running() for check in checks), "the check ends, too")

@@ -15,6 +15,7 @@ from rich.text import Text
 from holdfast.cli.console import err
 from holdfast.cli.fleet import Ready, log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, DEFAULT_URL, Config, Host, Jobs, Port, examples
+from holdfast.cli.project import stoppable
 from holdfast.telemetry.logs import for_terminal
 
 DRAIN = 3.0
@@ -38,7 +39,8 @@ def dev(
     """
     overrides = {"host": host, "port": port, "jobs": jobs}
     defaults = {"drain_timeout": DRAIN, "studio_auth": True}
-    sys.exit(run_fleet(config, overrides, defaults=defaults, workers=1, reload=reload, announce=announce))
+    with stoppable():
+        sys.exit(run_fleet(config, overrides, defaults=defaults, workers=1, reload=reload, announce=announce))
 
 
 def announce(ready: Ready) -> None:

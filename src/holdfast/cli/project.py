@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,19 @@ LONGEST_REASON = 10_000
 """Characters of what a check wrote that are shown: the end of it, where the error is."""
 STOP_MARGIN = 15.0
 """Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """What a server command runs in: SIGTERM and SIGINT end it with exit code 0 while it starts, too.
+
+    Once the server runs it has handlers of its own. Process 1 of a container would ignore a signal without a handler.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.OK)
 
 
 def prepare(config: Path, role: str, **overrides: Any) -> tuple[Settings, ProjectConfig]:

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.fleet import log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, Config, Host, Jobs, Port, examples
+from holdfast.cli.project import stoppable
 
 EPILOG = examples(
     "holdfast serve",
@@ -34,4 +35,5 @@ def serve(
     (HOLDFAST_DATA_DIR): put that on a volume.
     """
     overrides = {"host": host, "port": port, "jobs": jobs}
-    sys.exit(run_fleet(config, overrides, workers=workers, reload=False, announce=log_ready))
+    with stoppable():
+        sys.exit(run_fleet(config, overrides, workers=workers, reload=False, announce=log_ready))

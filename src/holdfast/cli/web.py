@@ -6,7 +6,7 @@ import sys
 
 from holdfast.cli.lifeline import join_supervisor
 from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, examples
-from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs
+from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast web --host 0.0.0.0 --port 8123")
 
@@ -19,13 +19,14 @@ def web(
     holder_fd: HolderFd = None,
 ) -> None:
     """Start one web process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
-    settings, project = prepare(config, "web", host=host, port=port)
-    require_database(settings, "web")
-    if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
-        require_graphs(config)
-        from holdfast.db.migrate import migrate
+    with stoppable():
+        settings, project = prepare(config, "web", host=host, port=port)
+        require_database(settings, "web")
+        if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
+            require_graphs(config)
+            from holdfast.db.migrate import migrate
 
-        migrate(settings)
-    from holdfast.api.main import run_web
+            migrate(settings)
+        from holdfast.api.main import run_web
 
-    sys.exit(run_web(settings, project))
+        sys.exit(run_web(settings, project))

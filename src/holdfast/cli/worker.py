@@ -6,7 +6,7 @@ import sys
 
 from holdfast.cli.lifeline import inherited_socket, join_supervisor
 from holdfast.cli.options import DEFAULT_CONFIG, Config, HealthFd, HolderFd, Jobs, LifelineFd, examples
-from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs
+from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast worker --jobs 20")
 
@@ -19,13 +19,14 @@ def worker(
     health_fd: HealthFd = None,
 ) -> None:
     """Start one worker process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
-    settings, project = prepare(config, "worker", jobs=jobs)
-    require_database(settings, "worker")
-    if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
-        require_graphs(config)
-        from holdfast.db.migrate import migrate
+    with stoppable():
+        settings, project = prepare(config, "worker", jobs=jobs)
+        require_database(settings, "worker")
+        if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
+            require_graphs(config)
+            from holdfast.db.migrate import migrate
 
-        migrate(settings)
-    from holdfast.worker.process import run_worker
+            migrate(settings)
+        from holdfast.worker.process import run_worker
 
-    sys.exit(run_worker(settings, project, probes=inherited_socket(health_fd)))
+        sys.exit(run_worker(settings, project, probes=inherited_socket(health_fd)))
