@@ -57,6 +57,7 @@ async def test_the_queue_is_exact_under_a_hundred_requests_at_once(house: House)
     over = next(answer for answer in answers if answer.status_code == 429)
     assert int(over.headers["retry-after"]) >= 1
     assert "'queue'" in over.json()["detail"]
+    assert "TENANT_MAX_QUEUED" in over.json()["detail"]
     # Neither a run nor the thread that was to be made for it.
     assert await left_by(house, "queue") == (5, 5)
     # A place that is free is free again; others were never in the way.
@@ -102,6 +103,7 @@ async def test_requests_a_second(house: House) -> None:
     assert answer is not None
     assert 1 <= int(answer.headers["retry-after"]) <= 2
     assert "0.5 requests a second" in answer.json()["detail"]
+    assert "TENANT_REQUESTS_PER_SECOND" in answer.json()["detail"]
     for _ in range(5):
         assert (await other.get("/runs")).status_code == 200
     await house.limit("quick", requests_per_second=float("inf"))
@@ -125,6 +127,7 @@ async def test_spend_a_day(house: House) -> None:
                 await record_usage(connection, {run["run_id"]: tally.stored()})
     answer = await refused(client)
     assert "$2.50 today" in answer.json()["detail"]
+    assert "TENANT_SPEND_PER_DAY_USD" in answer.json()["detail"]
     assert 1 <= int(answer.headers["retry-after"]) <= timedelta(days=1).total_seconds()
     async with house.database.connection() as connection:
         [shown] = await list_tenants(connection, "spender")

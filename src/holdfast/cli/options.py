@@ -43,7 +43,15 @@ Config = Annotated[
 Host = Annotated[str | None, _setting("host", "The address to listen on", "ADDRESS")]
 Port = Annotated[int | None, _setting("port", "The port to listen on; 0 takes a free one", "N")]
 Jobs = Annotated[int | None, _setting("jobs", "Runs a worker executes at once", "N")]
-Url = Annotated[str, typer.Option(help="Where the server is.", envvar="HOLDFAST_URL", metavar="URL", show_envvar=True)]
+Url = Annotated[
+    str,
+    typer.Option(
+        help="Where the server is. Its API key, if it needs one, is read from HOLDFAST_API_KEY.",
+        envvar="HOLDFAST_URL",
+        metavar="URL",
+        show_envvar=True,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 
 # How the supervisor and its children keep track of each other; nobody types these.
