@@ -113,8 +113,7 @@ class TraceSettings(Section):
         except ValueError:
             usable = False
         # Without what may be a password in it.
-        before, separator, after = url.rpartition("@")
-        shown = f"{before.partition('://')[0]}://{after}" if separator else url
+        shown = url.rpartition("@")[2]
         return None if usable else f"{variable}={shown}: must be the URL of an OTLP collector, http:// or https://"
 
     def _choice_problem(self) -> str | None:
