@@ -61,7 +61,11 @@ def test_everything(project: Project) -> None:
 
 
 def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: Project) -> None:
-    section = {"env_prefix": "MINE_", "headers": {"x-a": "${{ env.MINE_TOKEN }}", "x-b": "${{ env.MINE_OWN }}"}}
+    section = {
+        "env_prefix": "MINE_",
+        "headers": {"x-a": "${{ env.MINE_TOKEN }}", "x-b": "${{ env.MINE_OWN }}"},
+        "url": {"allowed_domains": ["example.com"]},
+    }
     config = configured(project, section, env={"MINE_TOKEN": "file", "MINE_OWN": "file"})
     assert webhooks_section(config, ENVIRON).headers == {"x-a": "m", "x-b": "file"}
 
@@ -69,8 +73,8 @@ def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: P
 @pytest.mark.parametrize(
     ("section", "key", "cause"),
     [
-        ([], "webhooks", "must be an object"),
-        ({"url": []}, "webhooks.url", "must be an object"),
+        ([], "webhooks", "must be a JSON object"),
+        ({"url": []}, "webhooks.url", "must be a JSON object"),
         ({"url": {"require_https": "yes"}}, "webhooks.url.require_https", "must be true or false"),
         ({"url": {"allowed_domains": "example.com"}}, "webhooks.url.allowed_domains", "array of strings"),
         ({"url": {"allowed_domains": ["https://example.com"]}}, "webhooks.url.allowed_domains", "neither a host"),
@@ -81,7 +85,9 @@ def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: P
         ({"url": {"disable_loopback": False}}, "webhooks.url.disable_loopback", "relative URLs cannot be called"),
         ({"allowed_fields": "status"}, "webhooks.allowed_fields", "array of strings"),
         ({"env_prefix": ""}, "webhooks.env_prefix", "the beginning of a variable"),
-        ({"headers": []}, "webhooks.headers", "must be an object"),
+        ({"headers": ["Bearer secret"]}, "webhooks.headers", "must be a JSON object"),
+        ({"headers": "x-a: secret"}, "webhooks.headers", "must be a JSON object"),
+        ({"headers": {"x-a": ["secret"]}}, "webhooks.headers.x-a", "must be a string"),
         ({"headers": {"x-a": 1}}, "webhooks.headers.x-a", "must be a string"),
         ({"headers": {"x a": "1"}}, "webhooks.headers.x a", "not a usable name"),
         ({"headers": {"Host": "1"}}, "webhooks.headers.Host", "set by Holdfast"),
@@ -93,11 +99,32 @@ def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: P
     ],
 )
 def test_what_is_wrong_is_said(project: Project, section: Any, key: str, cause: str) -> None:
+    if isinstance(section, dict) and "headers" in section:
+        section = {**section, "url": {"allowed_domains": ["example.com"]}}
     with pytest.raises(ConfigError) as caught:
         webhooks_section(configured(project, section), ENVIRON)
     assert f": {key}: " in str(caught.value)
     assert cause in str(caught.value)
     assert "secret" not in str(caught.value).replace("secrets.A", "")
+
+
+@pytest.mark.parametrize("url", [None, {}, {"allowed_domains": None}, {"require_https": True, "allowed_ports": [443]}])
+def test_headers_without_allowed_domains_are_refused(project: Project, url: Any) -> None:
+    section = {"headers": {"x-a": "secret ${{ env.LG_WEBHOOK_TOKEN }}"}, "url": url}
+    with pytest.raises(ConfigError, match=r": webhooks\.headers: .* webhooks\.url\.allowed_domains") as caught:
+        webhooks_section(configured(project, section), ENVIRON)
+    assert "secret" not in str(caught.value)
+    assert "t0" not in str(caught.value)
+
+
+@pytest.mark.parametrize("domains", [[], ["example.com"], ["*.example.com"]])
+def test_headers_with_allowed_domains_are_accepted(project: Project, domains: list[str]) -> None:
+    section = {"headers": {"x-a": "a"}, "url": {"allowed_domains": domains}}
+    assert webhooks_section(configured(project, section), ENVIRON).allowed_domains == tuple(domains)
+
+
+def test_empty_headers_need_no_allowed_domains(project: Project) -> None:
+    assert webhooks_section(configured(project, {"headers": {}}), ENVIRON).allowed_domains is None
 
 
 def test_unknown_keys_are_warned_of(project: Project) -> None:

@@ -26,7 +26,7 @@ class WebhooksSection:
     """By `http.disable_webhooks`."""
     require_https: bool = False
     allowed_domains: tuple[str, ...] | None = None
-    """In lower case; `*.example.com` is all that is below. None: any."""
+    """In lower case; `*.example.com` is all that is below. None: any. Never None when there are `headers`."""
     allowed_ports: tuple[int, ...] | None = None
     max_url_length: int = LONGEST_URL
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +45,12 @@ def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None =
     if url.get("disable_loopback") is False:
         raise project.error("webhooks.url.disable_loopback", "relative URLs cannot be called; leave it out")
     fields = _strings(project, "webhooks.allowed_fields", section.get("allowed_fields"))
+    if section.get("headers") and url.get("allowed_domains") is None:
+        raise project.error(
+            "webhooks.headers",
+            "they would be sent to every URL that a caller names; name the hosts that may receive them in "
+            "webhooks.url.allowed_domains",
+        )
     return WebhooksSection(
         disabled=disabled,
         require_https=_flag(project, "webhooks.url.require_https", url.get("require_https"), default=True),
@@ -68,7 +74,7 @@ def _headers(project: ProjectConfig, section: Mapping[str, Any], environ: Mappin
         if name.lower() in RESERVED or name.lower().startswith("webhook-"):
             raise project.error(key, "this header is set by Holdfast; leave it out")
         if not isinstance(value, str):
-            raise project.error(key, f"must be a string, not {value!r}")
+            raise project.error(key, "must be a string")
         filled[name.lower()] = _filled(project, key, value, prefix, environ)
     return filled
 
@@ -118,7 +124,8 @@ def _length(project: ProjectConfig, value: object) -> int:
 
 def _object(project: ProjectConfig, key: str, value: object) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, dict):
-        raise project.error(key, f"must be an object, not {value!r}")
+        # Not the value: what stands there may be meant as a header, and that may be a secret.
+        raise project.error(key, "must be a JSON object")
     return value or {}
 
 
