@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -74,7 +76,8 @@ async def test_a_name_of_this_machine_is_refused_when_it_is_called(
     answer = await sender().send(delivery(f"http://innocent.example:{receiver.port}/hook"))
     assert asked == ["innocent.example"]
     assert answer.final
-    assert "127.0.0.1 is not a public address" in (answer.error or "")
+    assert answer.error == "The URL is refused: its host has an address that is not public."
+    assert answer.cause == "innocent.example has the address 127.0.0.1"
     assert receiver.received == []
 
 
@@ -114,7 +117,8 @@ async def test_a_redirect_to_a_private_address_is_refused(receiver: Receiver, mo
     monkeypatch.setattr(calling, "_policy", Policy())
     answer = await calling.send(delivery(receiver.url))
     assert answer.final
-    assert "169.254.169.254 is not a public address" in (answer.error or "")
+    assert answer.error == "The URL is refused: it redirects to a URL that may not be called."
+    assert "169.254.169.254 is not a public address" in (answer.cause or "")
     assert len(receiver.received) == 1
 
 
@@ -158,15 +162,63 @@ async def test_a_receiver_that_does_not_answer(receiver: Receiver) -> None:
     assert "0.3 seconds" in (answer.error or "")
 
 
-async def test_nobody_is_there(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def failed(url: str) -> str:
+    """What callers are shown of a failed call. It holds no address; the operator is told more."""
+    answer = await sender(private=True).send(delivery(url))
+    assert (answer.status, answer.final) == (None, False)
+    assert answer.error is not None
+    assert answer.cause is not None
+    assert answer.error not in answer.cause
+    assert not re.search(r"\d", answer.error)
+    return answer.error
+
+
+async def test_refused_connection_is_reported_without_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve_as(monkeypatch, "127.0.0.1")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        answer = await sender(private=True).send(delivery(f"http://127.0.0.1:{unused.getsockname()[1]}/"))
-    assert (answer.status, answer.final) == (None, False)
-    assert answer.error
-    for host in ("a..b", "x" * 70 + ".example"):
-        answer = await sender(private=True).send(delivery(f"http://{host}/"))
-        assert "cannot be resolved" in (answer.error or "")
+        port = unused.getsockname()[1]
+        assert await failed(f"http://innocent.example:{port}/") == "The connection was refused or failed."
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])
+async def test_unknown_host_is_reported(host: str) -> None:
+    assert await failed(f"http://{host}/") == "The host's name cannot be resolved."
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sent", "error"),
+    [
+        ("http", b"SSH-2.0-internal\r\n", "The answer is not valid HTTP."),
+        ("http", b"", "The answer is not valid HTTP."),
+        ("https", b"SSH-2.0-internal\r\n", "The TLS handshake failed."),
+    ],
+)
+async def test_answer_of_another_protocol_is_not_repeated(scheme: str, sent: bytes, error: str) -> None:
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65_536)
+        writer.write(sent)
+        writer.write_eof()
+        with suppress(OSError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await failed(f"{scheme}://127.0.0.1:{port}/") == error
+        await ended.wait()
+
+
+async def test_stored_url_is_checked_again_when_it_is_sent(receiver: Receiver) -> None:
+    """As stored by runs and crons that were created before there was an allow-list."""
+    strict = sender(private=True, headers={"x-token": "t"}, allowed_domains=("example.com",))
+    answer = await strict.send(delivery(receiver.url))
+    assert answer.final
+    assert "not among the domains" in (answer.error or "")
+    assert receiver.received == []
 
 
 def test_pauses_grow_and_differ() -> None:

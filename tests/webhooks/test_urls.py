@@ -71,6 +71,119 @@ NOT_PUBLIC = [
     "http://[ff02::1]/hook",
     "http://255.255.255.255/hook",
     "http://240.0.0.1/hook",
+    "http://[fec0::1]/hook",
+    "http://[FEC0::1]/hook",
+    "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/hook",
+    "http://[2002:808:808::1]/hook",
+    "http://[::ffff:a00:1]/hook",
+    "http://10.1/hook",
+    "http://0xa.0.0.1/hook",
+    "http://012.0.0.1/hook",
+    "http://3232235777/hook",
+]
+# One or both ends of each network, and the neighbours that are public.
+NOT_PUBLIC_ADDRESSES = [
+    "0.0.0.0",
+    "0.255.255.255",
+    "10.0.0.0",
+    "10.255.255.255",
+    "100.64.0.0",
+    "100.127.255.255",
+    "127.0.0.1",
+    "127.255.255.255",
+    "168.63.129.16",
+    "169.254.0.1",
+    "169.254.169.254",
+    "172.16.0.0",
+    "172.31.255.255",
+    "192.0.0.0",
+    "192.0.0.8",
+    "192.0.0.192",
+    "192.0.0.255",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.0.0",
+    "192.168.255.255",
+    "198.18.0.0",
+    "198.19.255.255",
+    "198.51.100.7",
+    "203.0.113.7",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",
+    "::808:808",
+    "::ffff:10.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:808:808",
+    "64:ff9b::10.0.0.1",
+    "64:ff9b::127.0.0.1",
+    "64:ff9b:1::808:808",
+    "64:ff9b:1:ffff:ffff:ffff:808:808",
+    "100::1",
+    "200::1",
+    "1fff:ffff::1",
+    "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:2::1",
+    "2001:10::1",
+    "2001:20::1",
+    "2001:1ff:ffff::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2002:a00:1::",
+    "2002:808:808::1",
+    "3fff::1",
+    "3fff:fff:ffff::1",
+    "4000::1",
+    "5f00::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fd20:ce::254",
+    "fe00::1",
+    "fe80::1",
+    "febf::1",
+    "fec0::1",
+    "feff::1",
+    "ff02::1",
+    "ff0e::1",
+    "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+]
+PUBLIC_ADDRESSES = [
+    "1.1.1.1",
+    "8.8.8.8",
+    "9.255.255.255",
+    "11.0.0.0",
+    "93.184.216.34",
+    "100.63.255.255",
+    "100.128.0.0",
+    "126.255.255.255",
+    "128.0.0.1",
+    "168.63.129.17",
+    "169.253.255.255",
+    "169.255.0.0",
+    "172.15.255.255",
+    "172.32.0.0",
+    "191.255.255.255",
+    "192.0.1.0",
+    "192.167.255.255",
+    "192.169.0.0",
+    "198.17.255.255",
+    "198.20.0.0",
+    "223.255.255.255",
+    "2000::1",
+    "2001:200::1",
+    "2001:4860:4860::8888",
+    "2003::1",
+    "2606:4700::1111",
+    "2a00:1450:4001::1",
+    "3ffe:ffff::1",
+    "::ffff:8.8.8.8",
+    "64:ff9b::8.8.8.8",
 ]
 
 
@@ -103,11 +216,18 @@ def test_what_may_be_called(url: str, origin: tuple[str, str, int]) -> None:
     assert PUBLIC.check(url).origin == origin
 
 
+@pytest.mark.parametrize("address", NOT_PUBLIC_ADDRESSES)
+def test_special_address_is_not_public(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", PUBLIC_ADDRESSES)
+def test_global_unicast_address_is_public(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
 def test_an_address_with_an_interface_is_not_public() -> None:
     assert not is_public(ipaddress.ip_address("2606:4700::1111%eth0"))
-    assert is_public(ipaddress.ip_address("2606:4700::1111"))
-    assert is_public(ipaddress.ip_address("::ffff:8.8.8.8"))
-    assert is_public(ipaddress.ip_address("64:ff9b::8.8.8.8"))
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,55 @@ from holdfast.settings import Settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Public by their numbers, at least for some versions of Python, and yet the platform's own: Azure's metadata and DNS,
-# Oracle's metadata.
-PLATFORM = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))
-# IPv6 addresses that a gateway turns into the IPv4 address in their last four bytes.
-TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+# IPv4 networks that are no public unicast addresses. Written out, and not asked of `ipaddress`: what that calls global
+# differs between versions of Python.
+SPECIAL_IPV4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by carriers; Alibaba's metadata
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's metadata and DNS
+        "169.254.0.0/16",  # link-local; metadata of most clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments; Oracle's metadata
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+# Global unicast is all that IANA has given out of IPv6. Everything outside of it is refused: loopback, IPv4-compatible,
+# site-local, unique local, link-local, multicast, and what may be defined later.
+GLOBAL_UNICAST_IPV6 = ipaddress.IPv6Network("2000::/3")
+SPECIAL_IPV6 = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: leads to an IPv4 address
+        "3fff::/20",  # documentation
+    )
+)
+# IPv6 addresses that stand for the IPv4 address in their last four bytes: mapped ones, and those of NAT64.
+EMBEDDED_IPV4 = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
 
 
 class RefusedUrl(ValueError):
-    """The policy does not allow to call this. The message is a sentence for whoever named the URL."""
+    """The policy does not allow to call this.
+
+    The message is a sentence for the caller who named the URL. `cause` is for the operator's log: it may hold addresses
+    that the caller must not learn.
+    """
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +77,8 @@ class Target:
     scheme: str
     host: str
     port: int
+    path: str
+    """With the query."""
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -74,7 +116,8 @@ class UrlPolicy:
         literal = _literal(host)
         if literal is not None:
             self.check_address(literal)
-        return Target(url, parts.scheme, host, port)
+        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        return Target(url, parts.scheme, host, port, path)
 
     def check_address(self, address: Address) -> None:
         """Raises RefusedUrl for an address that is not public."""
@@ -83,19 +126,14 @@ class UrlPolicy:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address can be anybody's on the internet: not loopback, link-local, private, shared, multicast or
-    reserved, and no detour to such a one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return False
-        if address.ipv4_mapped is not None or address in TRANSLATED:
-            return is_public(ipaddress.IPv4Address(address.packed[12:]))
-        detours = [address.sixtofour, *(address.teredo or ())]
-        if any(detour is not None and not is_public(detour) for detour in detours):
-            return False
-    elif any(address in network for network in PLATFORM):
+    """Whether a packet to this address goes to a public unicast address of the internet."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in SPECIAL_IPV4)
+    if address.scope_id is not None:
         return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if any(address in network for network in EMBEDDED_IPV4):
+        return is_public(ipaddress.IPv4Address(address.packed[12:]))
+    return address in GLOBAL_UNICAST_IPV6 and not any(address in network for network in SPECIAL_IPV6)
 
 
 def _split(url: str) -> tuple[SplitResult, int]:

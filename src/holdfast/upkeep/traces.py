@@ -33,7 +33,7 @@ async def send_traced(sender: WebhookSender, delivery: Delivery) -> Answer:
     }
     with tracing.recorder.delivering(subject, tracing.stored_trace(run["kwargs"]), about) as span:
         answer = await sender.send(delivery)
-        span.answered(answer.status, answer.error)
+        span.answered(answer.status, answer.cause or answer.error)
         return answer
 
 

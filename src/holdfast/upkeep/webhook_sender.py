@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,11 +32,20 @@ GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a call: `error` None is a success. `final`: it makes no sense to try again."""
+    """What came of a call: `error` None is a success. `final`: it makes no sense to try again.
+
+    `error` is shown to callers, so it holds no address that a name was resolved to and nothing that the receiver sent.
+    `cause` may hold these. It is for the operator's log and traces.
+    """
 
     status: int | None
     error: str | None = None
     final: bool = False
+    cause: str | None = None
+
+
+class UnresolvedHost(httpcore.ConnectError):
+    """The name of the host has no address."""
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
@@ -57,8 +67,12 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         addresses = await self._resolve(host, port)
         for address in addresses:
             # One that is not public among others is refused, too: it is no accident.
-            self._policy.check_address(address)
-        failure: Exception = httpcore.ConnectError(f"{host} has no address")
+            try:
+                self._policy.check_address(address)
+            except RefusedUrl:
+                cause = f"{host} has the address {address}"
+                raise RefusedUrl("its host has an address that is not public.", cause) from None
+        failure: Exception = UnresolvedHost(f"{host} has no address")
         for address in addresses:
             try:
                 return await self._network.connect_tcp(str(address), port, timeout, local_address, socket_options)
@@ -70,15 +84,24 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
+            raise UnresolvedHost(f"{host} cannot be resolved: {error}") from None
         return list(dict.fromkeys(ipaddress.ip_address(place[0]) for *_, place in found))
 
 
-def _led(target: Target, location: str) -> str:
-    try:
-        return urljoin(target.url, location)
-    except ValueError as error:
-        raise RefusedUrl(f"it redirects to what is not a URL: {error}.") from None
+def _in_words(error: Exception) -> str:
+    """What went wrong, without what the exception says: that names addresses, or repeats what the receiver sent."""
+    if isinstance(error, UnresolvedHost):
+        return "The host's name cannot be resolved."
+    # httpcore raises its own exceptions `from None`.
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return "The host's TLS certificate cannot be verified."
+    if isinstance(error.__context__, ssl.SSLError):
+        return "The TLS handshake failed."
+    if isinstance(error, httpcore.ProtocolError):
+        return "The answer is not valid HTTP."
+    if isinstance(error, httpcore.ConnectError):
+        return "The connection was refused or failed."
+    return "The connection was lost before the answer came."
 
 
 class WebhookSender:
@@ -107,11 +130,11 @@ class WebhookSender:
             async with asyncio.timeout(self._timeout):
                 status = await self._post(delivery)
         except RefusedUrl as error:
-            return Answer(None, f"The URL is refused: {error}", final=True)
+            return Answer(None, f"The URL is refused: {error}", final=True, cause=error.cause)
         except (TimeoutError, httpcore.TimeoutException):
             return Answer(None, f"No answer within {self._timeout:g} seconds.")
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError) as error:
-            return Answer(None, f"{type(error).__name__}: {error}"[:500].replace("\0", ""))
+            return Answer(None, _in_words(error), cause=f"{type(error).__name__}: {error}"[:500].replace("\0", ""))
         if 200 <= status < 300:
             return Answer(status)
         if 300 <= status < 400:
@@ -134,9 +157,16 @@ class WebhookSender:
             status, location = await self._call(target, {**own, **headers}, body)
             if status not in REDIRECTS or location is None:
                 return status
-            target = self._policy.check(_led(target, location))
+            target = self._redirected(target, location)
         own = self._section.headers if target.origin == first.origin else {}
         return (await self._call(target, {**own, **headers}, body))[0]
+
+    def _redirected(self, target: Target, location: str) -> Target:
+        try:
+            return self._policy.check(urljoin(target.url, location))
+        except ValueError as error:
+            # The receiver chose the place. It may be one that only the receiver knows.
+            raise RefusedUrl("it redirects to a URL that may not be called.", f"{location}: {error}"[:500]) from None
 
     def _signature(self, message_id: str, sent_at: datetime, body: bytes) -> dict[str, str]:
         """The headers of Standard Webhooks: signed with each secret, so that one of them can be replaced."""
@@ -151,7 +181,8 @@ class WebhookSender:
         limits = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
         async with self._pool.stream(
             "POST",
-            target.url,
+            # Of its parts: parsed once more, it could turn out to name another host than the one that was checked.
+            httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
             headers=[(b"host", urlsplit(target.url).netloc.encode()), *given],
             content=body,
             extensions={"timeout": limits},

@@ -116,6 +116,8 @@ class Webhooks:
         result = state if state in ("delivered", "failed") else "postponed"
         self._database.metrics.webhook_deliveries.add(1, result)
         told = {"attempt": delivery.attempts, "status": answer.status, "error": answer.error, **about}
+        if answer.cause is not None:
+            told["cause"] = answer.cause
         if state == "delivered":
             log.info("webhook.delivered", **told)
         elif state == "failed":

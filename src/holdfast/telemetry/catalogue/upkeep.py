@@ -13,6 +13,7 @@ def _delivery(name: str, level: Level, meaning: str) -> Entry:
         "delivery_id run_id error",
         attempt="Which try it was, from 1 on.",
         status="The HTTP status of the answer, if there was one.",
+        cause="What the network reported, if it did. It may name addresses, which callers are not shown.",
     )
 
 
