@@ -1,4 +1,4 @@
-"""`holdfast webhooks`: what was told to others when runs ended, and telling it again."""
+"""`holdfast webhooks`: what was sent to others when runs ended, sending it again, and the secrets it is signed with."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from rich.text import Text
 from holdfast.cli.client import Client
 from holdfast.cli.console import out, say
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+from holdfast.cli.webhook_secrets import secret
 
 app = typer.Typer(
-    help="See what was told to webhooks, and tell it again.",
+    help="See what was sent to webhooks, send it again, and show what it is signed with.",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    epilog=examples("holdfast webhooks list --state failed", "holdfast webhooks redeliver DELIVERY_ID"),
+    epilog=examples(
+        "holdfast webhooks list --state failed",
+        "holdfast webhooks redeliver DELIVERY_ID",
+        "holdfast webhooks secret acme",
+    ),
 )
 
 LAYOUT = "{:36}  {:9}  {:>5}  {:>6}  {}"
@@ -63,3 +68,8 @@ def redeliver(
         for delivery_id in delivery_ids:
             client.request("POST", f"/webhooks/deliveries/{delivery_id}/redeliver")
             out.print(f"{delivery_id}  is sent again")
+
+
+app.command("secret", epilog=examples("holdfast webhooks secret acme", "holdfast webhooks secret acme --rotate"))(
+    secret
+)

@@ -6,6 +6,7 @@ is sent again. So a receiver may get one twice, with the same id, and two delive
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -46,7 +47,9 @@ WHERE delivery_id = ANY(ARRAY(
         ) AS due WINDOW so_far AS (ORDER BY next_attempt_at ROWS UNBOUNDED PRECEDING)
     ) AS listed WHERE number = 1 OR bytes <= %(max_bytes)s
 ))
-RETURNING delivery_id, run_id, url, run, "values", attempts, {size} AS size
+RETURNING delivery_id, run_id, tenant_id, url, run, "values", attempts, {size} AS size,
+          coalesce((SELECT webhook_salts FROM tenant WHERE tenant.tenant_id = webhook_delivery.tenant_id),
+                   '{{}}') AS salts
 """.format(size=size_of("run", "values"))
 
 # Even if the lease was over and somebody else is sending it again: the receiver has it.
@@ -100,6 +103,10 @@ class Delivery:
     attempts: int
     # Bytes of `run` and `values`.
     size: int = 0
+    tenant_id: str = ""
+    """Empty: no tenant's."""
+    salts: Sequence[bytes] = ()
+    """What the tenant's signing secrets are computed from."""
 
     def payload(self, sent_at: datetime, allowed: frozenset[str] | None) -> bytes:
         """What the receiver gets: the run as clients see it, and how it ended."""

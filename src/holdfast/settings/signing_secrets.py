@@ -1,9 +1,21 @@
-"""The secrets that webhooks are signed with, as an operator writes them: one after the other, with commas."""
+"""The secrets that webhooks are signed with.
+
+The operator writes them one after the other, with commas. Deliveries that belong to no tenant are signed with them as
+they are. Those of a tenant are signed with secrets that are computed for the tenant, so that a tenant which knows its
+own can neither verify nor forge what another one receives.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+PREFIX = "whsec_"
+# What the computed secrets are for. Part of what is hashed.
+PURPOSE = b"holdfast webhook secret of a tenant"
 
 
 def split_secrets(value: str | None) -> list[str]:
@@ -14,9 +26,27 @@ def usable_secrets(value: str | None) -> str | None:
     """The same, if each is one by the rules of Standard Webhooks. Raises ValueError."""
     for secret in split_secrets(value):
         try:
-            key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+            key = _key(secret)
         except binascii.Error:
             key = b""
         if not 24 <= len(key) <= 64:
             raise ValueError("each must be whsec_ and 24 to 64 bytes in base64")
     return value
+
+
+def secrets_of_tenant(operator_secrets: Iterable[str], tenant_id: str, salts: Iterable[bytes]) -> list[str]:
+    """The secrets that sign a tenant's deliveries, newest first: one for each salt and each secret of the operator.
+
+    Both are needed to compute one, and neither can be computed from it.
+    """
+    given = list(operator_secrets)
+    return [_derived(_key(secret), tenant_id, salt) for salt in salts for secret in given]
+
+
+def _derived(key: bytes, tenant_id: str, salt: bytes) -> str:
+    message = b"\0".join((PURPOSE, tenant_id.encode(), salt))
+    return PREFIX + base64.b64encode(hmac.digest(key, message, hashlib.sha256)).decode()
+
+
+def _key(secret: str) -> bytes:
+    return base64.b64decode(secret.removeprefix(PREFIX), validate=True)

@@ -22,6 +22,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.resources.webhook_urls import Address, RefusedUrl, Target, UrlPolicy
 from holdfast.resources.webhooks import Delivery
 from holdfast.settings import Settings
+from holdfast.settings.signing_secrets import secrets_of_tenant
 from holdfast.telemetry.tracing import outgoing_headers
 
 MAX_REDIRECTS = 3
@@ -111,7 +112,7 @@ class WebhookSender:
         self._timeout = settings.webhook_timeout
         self._section = section
         self._policy = UrlPolicy.of(section, settings)
-        self._signers = [Webhook(secret) for secret in settings.signing_secrets]
+        self._secrets = settings.signing_secrets
 
     @cached_property
     def _pool(self) -> httpcore.AsyncConnectionPool:
@@ -148,7 +149,7 @@ class WebhookSender:
             "content-type": "application/json",
             "user-agent": f"holdfast/{holdfast.__version__}",
             **outgoing_headers(),
-            **self._signature(str(delivery.delivery_id), sent_at, body),
+            **self._signature(delivery, sent_at, body),
         }
         first = target = self._policy.check(delivery.url)
         for _ in range(MAX_REDIRECTS):
@@ -168,11 +169,15 @@ class WebhookSender:
             # The receiver chose the place. It may be one that only the receiver knows.
             raise RefusedUrl("it redirects to a URL that may not be called.", f"{location}: {error}"[:500]) from None
 
-    def _signature(self, message_id: str, sent_at: datetime, body: bytes) -> dict[str, str]:
+    def _signature(self, delivery: Delivery, sent_at: datetime, body: bytes) -> dict[str, str]:
         """The headers of Standard Webhooks: signed with each secret, so that one of them can be replaced."""
+        message_id = str(delivery.delivery_id)
         headers = {"webhook-id": message_id, "webhook-timestamp": str(int(sent_at.timestamp()))}
-        if self._signers:
-            signed = [signer.sign(message_id, sent_at, body.decode()) for signer in self._signers]
+        secrets = self._secrets
+        if delivery.tenant_id:
+            secrets = secrets_of_tenant(secrets, delivery.tenant_id, delivery.salts)
+        if secrets:
+            signed = [Webhook(secret).sign(message_id, sent_at, body.decode()) for secret in secrets]
             headers["webhook-signature"] = " ".join(signed)
         return headers
 
