@@ -237,8 +237,12 @@ STATEMENTS = [
     Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3), 40),
     # Webhooks.
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
-    Statement("next delivery", webhooks.NEXT_DUE, dict, 1),
-    Statement("claim deliveries", webhooks.CLAIM, lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement("next delivery", webhooks.NEXT_DUE["any"], dict, 1),
+    Statement("claim deliveries", webhooks.CLAIM["any"], lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement("next delivery elsewhere", webhooks.NEXT_DUE["absolute"], dict, 1),
+    Statement("claim deliveries elsewhere", webhooks.CLAIM["absolute"], lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement("next delivery to own routes", webhooks.NEXT_DUE["relative"], dict, 1),
+    Statement("claim deliveries to own routes", webhooks.CLAIM["relative"], lambda: {"limit": 10, "lease": 15.0}, 40),
     # Questions: those of a thread, and those that are due.
     Statement(
         "find questions", gates.FIND, lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None}, 30

@@ -30,6 +30,21 @@ def test_a_section_demands_https(project: Project) -> None:
     assert webhooks_section(configured(project, {}), {}) == WebhooksSection(require_https=True)
 
 
+@pytest.mark.parametrize(
+    ("url", "http", "allowed"),
+    [
+        ({"disable_loopback": False}, {"app": "./app.py:app"}, True),
+        ({"disable_loopback": False}, None, False),
+        ({"disable_loopback": True}, {"app": "./app.py:app"}, False),
+        ({}, {"app": "./app.py:app"}, False),
+    ],
+)
+def test_own_routes_can_be_called_when_the_project_says_so(
+    project: Project, url: dict[str, Any], http: dict[str, Any] | None, allowed: bool
+) -> None:
+    assert webhooks_section(configured(project, {"url": url}, http=http or {}), {}).own_routes is allowed
+
+
 def test_it_can_be_switched_off(project: Project) -> None:
     assert webhooks_section(configured(project, None, http={"disable_webhooks": True}), {}).disabled
 
@@ -82,7 +97,7 @@ def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: P
         ({"url": {"allowed_ports": ["443"]}}, "webhooks.url.allowed_ports", "array of ports"),
         ({"url": {"allowed_ports": [0]}}, "webhooks.url.allowed_ports", "array of ports"),
         ({"url": {"max_url_length": 0}}, "webhooks.url.max_url_length", "whole number"),
-        ({"url": {"disable_loopback": False}}, "webhooks.url.disable_loopback", "relative URLs cannot be called"),
+        ({"url": {"disable_loopback": "no"}}, "webhooks.url.disable_loopback", "must be true or false"),
         ({"allowed_fields": "status"}, "webhooks.allowed_fields", "array of strings"),
         ({"env_prefix": ""}, "webhooks.env_prefix", "the beginning of a variable"),
         ({"headers": ["Bearer secret"]}, "webhooks.headers", "must be a JSON object"),

@@ -259,3 +259,33 @@ def test_what_a_project_allows(section: dict[str, Any], url: str, allowed: bool)
     else:
         with pytest.raises(RefusedUrl, match=r"\.$"):
             policy.check(url)
+
+
+OWN_ROUTES = UrlPolicy(WebhooksSection(allow_relative=True, has_app=True, require_https=True), allow_private=False)
+
+
+@pytest.mark.parametrize("url", ["/", "/hook", "/hook/", "/hooks/a%20b?token=c&d=/e", "/hook/../threads", "/a//b"])
+def test_path_is_admitted_where_own_routes_can_be_called(url: str) -> None:
+    OWN_ROUTES.admit(url)
+    for section, cause in (
+        (WebhooksSection(has_app=True), "disable_loopback"),
+        (WebhooksSection(allow_relative=True), "http.app"),
+        (WebhooksSection(allow_relative=True, has_app=True, disabled=True), "disable_webhooks"),
+    ):
+        with pytest.raises(RefusedUrl, match=rf"{cause}.*\.$"):
+            UrlPolicy(section, allow_private=True).admit(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["//example.com/hook", "//127.0.0.1/", "/\\example.com", "/a b", "/a\r\nx: y", "/\u00e4", "/a#b", "/" * 3000]
+)
+def test_what_is_no_path_to_call(url: str) -> None:
+    with pytest.raises(RefusedUrl, match=r"\.$"):
+        OWN_ROUTES.admit(url)
+
+
+def test_absolute_url_is_checked_where_own_routes_can_be_called() -> None:
+    OWN_ROUTES.admit("https://example.com/hook")
+    for url in ("http://example.com/hook", "https://localhost/hook", "hook", ""):
+        with pytest.raises(RefusedUrl, match=r"\.$"):
+            OWN_ROUTES.admit(url)

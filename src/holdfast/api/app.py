@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import structlog
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -42,6 +46,7 @@ from holdfast.api.shortcuts import Shortcuts
 from holdfast.api.traces import SILENT, traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
+from holdfast.telemetry.cancelling import cancel_all
 
 log = structlog.get_logger(__name__)
 
@@ -118,21 +123,32 @@ class Application:
         self._has_lifespan = custom is None or isinstance(custom, Starlette)
         self.failure: ConfigError | None = None
         """Why the custom app did not start, once it has tried."""
+        self.mount_prefix = section.mount_prefix
+        self.state: dict[str, Any] = {}
+        """What the custom app's lifespan lends to its requests."""
+        self.background: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """What runs while the custom app is up: from the end of its startup to the beginning of its shutdown."""
+        self._running: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._lifespan if scope["type"] == "lifespan" else self._app)(scope, receive, send)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         heard: list[str] = []
+        self.state = scope.get("state", {})
 
         async def hear() -> Message:
             message = await receive()
             heard.append(message["type"])
+            if message["type"] == "lifespan.shutdown" and self._running is not None:
+                await cancel_all([self._running])
             return message
 
         async def say(message: Message) -> None:
             heard.append(message["type"])
             await send(message)
+            if message["type"] == "lifespan.startup.complete" and self.background is not None:
+                self._running = asyncio.create_task(self.background(), name="background")
 
         try:
             await self._app(scope, hear, say)
@@ -141,7 +157,7 @@ class Application:
                 log.error("app.shutdown_failed", app=self._spec, exc_info=error)
                 raise
             if not self._has_lifespan and "lifespan.startup.failed" not in heard:
-                await self._without_lifespan(hear, send, begun=bool(heard))
+                await self._without_lifespan(hear, say, begun=bool(heard))
                 return
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             self.failure = self._project.error("http.app", f"{self._spec}: its lifespan failed to start\n  {cause}")

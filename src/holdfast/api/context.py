@@ -110,7 +110,7 @@ class WebContext:
         """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""
         if url is not None:
             try:
-                UrlPolicy.of(webhooks_section(self.catalog.project), self.settings).check(url)
+                UrlPolicy.of(webhooks_section(self.catalog.project), self.settings).admit(url)
             except RefusedUrl as refusal:
                 raise InvalidRequest(f"webhook: {refusal}") from None
 

@@ -26,7 +26,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted, seen_by
 from holdfast.api.edge import RAISED, is_json, read_json
+from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER
+from holdfast.api.own_routes import OWN_ROUTES_ONLY
 from holdfast.api.traces import SERVED
 from holdfast.auth.custom import ANYONE
 from holdfast.auth.keys import KeyAuth
@@ -134,6 +136,10 @@ class Api(FastAPI):
     express: Express | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if OWN_ROUTES_ONLY in scope:
+            detail = "Not Found: a webhook with a relative URL reaches only routes of the project's own app."
+            await Json({"detail": detail}, status_code=404)(scope, receive, send)
+            return
         if self.express is not None and (way := self.express.find(scope)) is not None:
             rest = await self.express.answer(way, scope, receive, send)
             if rest is None:

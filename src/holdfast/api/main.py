@@ -17,6 +17,7 @@ from holdfast.api.bounds import BoundedProtocol, BoundedSocket, Limits, UnsentBy
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.api.listeners import cannot_listen, open_listeners
+from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
@@ -107,10 +108,14 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     web = WebContext(settings, catalog, database, signals, hub, store, auth, roster=roster, intake=intake)
     sweep_interval = store_section(catalog.project).sweep_interval
     threads = checkpointer_section(catalog.project)
-    upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks_section(catalog.project))
+    webhooks = webhooks_section(catalog.project)
+    upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks)
     web.leads = lambda: upkeep.leading
     application = Application(web)
     limits = Limits.of(settings)
+    if webhooks.own_routes:
+        routes = OwnRoutes(application, application.mount_prefix, settings.port, lambda: application.state)
+        application.background = OwnWebhooks(database, signals, webhooks, routes).run
     await database.open()
     server = _Server(
         uvicorn.Config(

@@ -32,18 +32,26 @@ class WebhooksSection:
     headers: Mapping[str, str] = field(default_factory=dict)
     allowed_fields: frozenset[str] | None = None
     """Of the payload. None: all."""
+    allow_relative: bool = False
+    """Whether a URL may be a path, which is a route of the project's own app. By `url.disable_loopback`."""
+    has_app: bool = False
+    """Whether the project has an app of its own."""
+
+    @property
+    def own_routes(self) -> bool:
+        """Whether the project's own routes can be called."""
+        return self.allow_relative and self.has_app
 
 
 def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None = None) -> WebhooksSection:
     """Raises ConfigError naming the key and what is wrong with it. The variables that headers name come from `environ`
     (None: the process's), or from `env` of the project."""
-    disabled = "webhooks" in http_section(project).disabled
+    http = http_section(project)
+    disabled, has_app = "webhooks" in http.disabled, http.app is not None
     if project.raw.get("webhooks") is None:
-        return WebhooksSection(disabled=disabled)
+        return WebhooksSection(disabled=disabled, has_app=has_app)
     section = _object(project, "webhooks", project.raw["webhooks"])
     url = _object(project, "webhooks.url", section.get("url"))
-    if url.get("disable_loopback") is False:
-        raise project.error("webhooks.url.disable_loopback", "relative URLs cannot be called; leave it out")
     fields = _strings(project, "webhooks.allowed_fields", section.get("allowed_fields"))
     if section.get("headers") and url.get("allowed_domains") is None:
         raise project.error(
@@ -59,6 +67,8 @@ def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None =
         max_url_length=_length(project, url.get("max_url_length")),
         headers=_headers(project, section, {**project.env, **(os.environ if environ is None else environ)}),
         allowed_fields=None if fields is None else frozenset(fields),
+        allow_relative=not _flag(project, "webhooks.url.disable_loopback", url.get("disable_loopback"), default=True),
+        has_app=has_app,
     )
 
 

@@ -55,6 +55,8 @@ SPECIAL_IPV6 = tuple(
 )
 # IPv6 addresses that stand for the IPv4 address in their last four bytes: mapped ones, and those of NAT64.
 EMBEDDED_IPV4 = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+# Control characters, the space, and the backslash, which some parsers take for a slash.
+SPECIAL_CHARACTERS = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 class RefusedUrl(ValueError):
@@ -94,15 +96,30 @@ class UrlPolicy:
     def of(cls, section: WebhooksSection, settings: Settings) -> UrlPolicy:
         return cls(section, settings.webhook_allow_private)
 
-    def check(self, url: str) -> Target:
-        """What the URL itself tells. Raises RefusedUrl."""
-        section = self.section
-        if section.disabled:
-            raise RefusedUrl("webhooks are switched off here (http.disable_webhooks); leave it out.")
-        if len(url) > section.max_url_length:
+    def admit(self, url: str) -> None:
+        """Check a URL that a caller names, as far as the URL itself tells. Raises RefusedUrl."""
+        if is_relative(url):
+            self.check_relative(url)
+        else:
+            self.check(url)
+
+    def check_relative(self, url: str) -> None:
+        """A path of the project's own app. Raises RefusedUrl."""
+        self._check_any(url)
+        if not self.section.allow_relative:
             raise RefusedUrl(
-                f"the URL is longer than {section.max_url_length} characters (webhooks.url.max_url_length)."
+                "it must be an absolute URL that begins with https:// or http://. A path of the project's own app is "
+                "only allowed with webhooks.url.disable_loopback: false in langgraph.json."
             )
+        if not self.section.has_app:
+            raise RefusedUrl("a path calls a route of the project's own app, and langgraph.json names none (http.app).")
+        if url.startswith("//") or "#" in url or not url.isascii() or SPECIAL_CHARACTERS.search(url):
+            raise RefusedUrl("a path must begin with one slash, with special characters percent-encoded.")
+
+    def check(self, url: str) -> Target:
+        """An absolute URL, as far as the URL itself tells. Raises RefusedUrl."""
+        self._check_any(url)
+        section = self.section
         parts, port = _split(url)
         host = (parts.hostname or "").rstrip(".").lower()
         if section.require_https and parts.scheme != "https":
@@ -119,10 +136,22 @@ class UrlPolicy:
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         return Target(url, parts.scheme, host, port, path)
 
+    def _check_any(self, url: str) -> None:
+        if self.section.disabled:
+            raise RefusedUrl("webhooks are switched off here (http.disable_webhooks); leave it out.")
+        if len(url) > self.section.max_url_length:
+            longest = self.section.max_url_length
+            raise RefusedUrl(f"the URL is longer than {longest} characters (webhooks.url.max_url_length).")
+
     def check_address(self, address: Address) -> None:
         """Raises RefusedUrl for an address that is not public."""
         if not self.allow_private and not is_public(address):
             raise RefusedUrl(f"{address} is not a public address; only WEBHOOK_ALLOW_PRIVATE allows others.")
+
+
+def is_relative(url: str) -> bool:
+    """Whether a webhook leads to the project's own app. The outbox decides it the same way."""
+    return url.startswith("/")
 
 
 def is_public(address: Address) -> bool:
@@ -137,7 +166,7 @@ def is_public(address: Address) -> bool:
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
-    if not url or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
+    if not url or not url.isascii() or SPECIAL_CHARACTERS.search(url):
         raise RefusedUrl("it must be an absolute URL, with spaces and other special characters percent-encoded.")
     try:
         parts = urlsplit(url)

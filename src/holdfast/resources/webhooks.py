@@ -6,7 +6,7 @@ is sent again. So a receiver may get one twice, with the same id, and two delive
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -28,29 +28,42 @@ COLUMNS = (
     "AS next_attempt_at, last_status, last_error, created_at, delivered_at"
 )
 
-NEXT_DUE = """
+# Which deliveries a process sends: all, those to other servers, or those to the project's own routes. The condition is
+# that of an index, and of `is_relative`.
+UrlKind = Literal["any", "absolute", "relative"]
+_OF_KIND: Mapping[UrlKind, str] = {
+    "any": "",
+    "absolute": " AND NOT starts_with(url, '/')",
+    "relative": " AND starts_with(url, '/')",
+}
+
+_NEXT_DUE = """
 SELECT extract(epoch FROM next_attempt_at - now())::float8 AS seconds FROM webhook_delivery
-WHERE state = 'pending' ORDER BY next_attempt_at LIMIT 1
+WHERE state = 'pending'{kind} ORDER BY next_attempt_at LIMIT 1
 """
+NEXT_DUE: Mapping[UrlKind, str] = {kind: _NEXT_DUE.format(kind=condition) for kind, condition in _OF_KIND.items()}
 
 # While it is being sent it is not due; when the lease is over it is again. An array and not a join: of a limit that it
 # does not know the planner expects a tenth of the table, and would read all of it.
-CLAIM = """
+_CLAIM = """
 UPDATE webhook_delivery SET attempts = attempts + 1, sending = true,
                             next_attempt_at = now() + make_interval(secs => %(lease)s)
 WHERE delivery_id = ANY(ARRAY(
     SELECT delivery_id FROM (
         SELECT delivery_id, row_number() OVER so_far AS number, sum({size}) OVER so_far AS bytes FROM (
             SELECT delivery_id, next_attempt_at, run, "values" FROM webhook_delivery
-            WHERE state = 'pending' AND next_attempt_at <= now()
+            WHERE state = 'pending' AND next_attempt_at <= now(){kind}
             ORDER BY next_attempt_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
         ) AS due WINDOW so_far AS (ORDER BY next_attempt_at ROWS UNBOUNDED PRECEDING)
     ) AS listed WHERE number = 1 OR bytes <= %(max_bytes)s
 ))
 RETURNING delivery_id, run_id, tenant_id, url, run, "values", attempts, {size} AS size,
           coalesce((SELECT webhook_salts FROM tenant WHERE tenant.tenant_id = webhook_delivery.tenant_id),
-                   '{{}}') AS salts
-""".format(size=size_of("run", "values"))
+                   ARRAY[]::bytea[]) AS salts
+"""
+CLAIM: Mapping[UrlKind, str] = {
+    kind: _CLAIM.format(kind=condition, size=size_of("run", "values")) for kind, condition in _OF_KIND.items()
+}
 
 # Even if the lease was over and somebody else is sending it again: the receiver has it.
 MARK_DELIVERED = """
@@ -130,18 +143,19 @@ def _utc(stamp: str | None) -> datetime | None:
     return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC)
 
 
-async def next_due(connection: AsyncConnection[DictRow]) -> float | None:
+async def next_due(connection: AsyncConnection[DictRow], kind: UrlKind = "any") -> float | None:
     """Seconds until a delivery is due, not above zero if one is; None when nothing is pending."""
-    row = await (await connection.execute(NEXT_DUE)).fetchone()
+    row = await (await connection.execute(NEXT_DUE[kind].encode())).fetchone()
     return None if row is None else float(row["seconds"])
 
 
 async def claim_deliveries(
-    connection: AsyncConnection[DictRow], limit: int, lease: float, max_bytes: int
+    connection: AsyncConnection[DictRow], limit: int, lease: float, max_bytes: int, kind: UrlKind = "any"
 ) -> list[Delivery]:
     """Take due deliveries, the longest due first: not more than `max_bytes` of them, but one at least. Nobody else gets
     them for `lease` seconds."""
-    cursor = await connection.execute(CLAIM.encode(), {"limit": limit, "lease": lease, "max_bytes": max_bytes})
+    asked = {"limit": limit, "lease": lease, "max_bytes": max_bytes}
+    cursor = await connection.execute(CLAIM[kind].encode(), asked)
     return [Delivery(**row) for row in await cursor.fetchall()]
 
 

@@ -15,7 +15,8 @@ class WebhookSettings(Section):
         repr=False,
         validation_alias=names("WEBHOOK_SECRETS"),
         description="Secrets that webhooks are signed with (Standard Webhooks), separated by commas: `whsec_` and 24 "
-        "to 64 bytes in base64. Each signs, so that receivers can change from one to the next. Unset: not signed.",
+        "to 64 bytes in base64. Each signs, so that receivers can change from one to the next. Tenants have secrets "
+        "that are computed from these: `holdfast webhooks secret TENANT`. Unset: not signed.",
     )
     webhook_allow_private: bool = Field(
         False,

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -19,11 +19,14 @@ from standardwebhooks import Webhook
 
 import holdfast
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhook_urls import Address, RefusedUrl, Target, UrlPolicy
+from holdfast.resources.webhook_urls import Address, RefusedUrl, Target, UrlPolicy, is_relative
 from holdfast.resources.webhooks import Delivery
 from holdfast.settings import Settings
 from holdfast.settings.signing_secrets import secrets_of_tenant
 from holdfast.telemetry.tracing import outgoing_headers
+
+# Posts headers and a body to a path of the project's own app, and returns the status of the answer.
+CallOwnRoute = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
 
 MAX_REDIRECTS = 3
 # Those that keep method and body. After the others a client is expected to come back with GET, which is no delivery.
@@ -108,10 +111,14 @@ def _in_words(error: Exception) -> str:
 class WebhookSender:
     """Sends deliveries; what comes of it is the caller's to note."""
 
-    def __init__(self, settings: Settings, section: WebhooksSection) -> None:
+    def __init__(
+        self, settings: Settings, section: WebhooksSection, call_own_route: CallOwnRoute | None = None
+    ) -> None:
+        """Without `call_own_route` deliveries with a relative URL are refused."""
         self._timeout = settings.webhook_timeout
         self._section = section
         self._policy = UrlPolicy.of(section, settings)
+        self._call_own_route = call_own_route
         self._secrets = settings.signing_secrets
 
     @cached_property
@@ -138,20 +145,20 @@ class WebhookSender:
             return Answer(None, _in_words(error), cause=f"{type(error).__name__}: {error}"[:500].replace("\0", ""))
         if 200 <= status < 300:
             return Answer(status)
+        if 300 <= status < 400 and is_relative(delivery.url):
+            return Answer(status, f"It redirects with {status}, which is not followed for routes of the project.")
         if 300 <= status < 400:
             return Answer(status, f"It redirects with {status}: {MAX_REDIRECTS} redirects by 307 or 308 are followed.")
         return Answer(status, f"The answer was {status}.", final=status == GONE)
 
     async def _post(self, delivery: Delivery) -> int:
-        sent_at = datetime.now(UTC)
-        body = delivery.payload(sent_at, self._section.allowed_fields)
-        headers = {
-            "content-type": "application/json",
-            "user-agent": f"holdfast/{holdfast.__version__}",
-            **outgoing_headers(),
-            **self._signature(delivery, sent_at, body),
-        }
+        # Checked again: it may have been stored under other rules.
+        if self._call_own_route is not None and is_relative(delivery.url):
+            self._policy.check_relative(delivery.url)
+            headers, body = self._message(delivery)
+            return await self._call_own_route(delivery.url, {**self._section.headers, **headers}, body)
         first = target = self._policy.check(delivery.url)
+        headers, body = self._message(delivery)
         for _ in range(MAX_REDIRECTS):
             # What is configured for the receiver, perhaps a token, is not for whom it points at.
             own = self._section.headers if target.origin == first.origin else {}
@@ -161,6 +168,18 @@ class WebhookSender:
             target = self._redirected(target, location)
         own = self._section.headers if target.origin == first.origin else {}
         return (await self._call(target, {**own, **headers}, body))[0]
+
+    def _message(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
+        """The headers, without those that are configured, and the body."""
+        sent_at = datetime.now(UTC)
+        body = delivery.payload(sent_at, self._section.allowed_fields)
+        headers = {
+            "content-type": "application/json",
+            "user-agent": f"holdfast/{holdfast.__version__}",
+            **outgoing_headers(),
+            **self._signature(delivery, sent_at, body),
+        }
+        return headers, body
 
     def _redirected(self, target: Target, location: str) -> Target:
         try:

@@ -1,6 +1,7 @@
 """The duty that sends webhooks.
 
 Any number of processes could do it, each delivery is claimed by one; the leader does, so that the others need not look.
+Deliveries to the project's own routes are sent by the web processes instead, because only they have these routes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import Delivery, claim_deliveries, mark_delivered, mark_failed, next_due
+from holdfast.resources.webhooks import Delivery, UrlKind, claim_deliveries, mark_delivered, mark_failed, next_due
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.exceptions import in_words
 from holdfast.upkeep.traces import send_traced
-from holdfast.upkeep.webhook_sender import Answer, WebhookSender
+from holdfast.upkeep.webhook_sender import Answer, CallOwnRoute, WebhookSender
 
 log = structlog.get_logger(__name__)
 
@@ -43,11 +44,21 @@ NOTING = 5.0
 class Webhooks:
     """Sends what is due for as long as `run` runs. What is cut off is sent again later, by whoever leads then."""
 
-    def __init__(self, database: Database, signals: Signals, section: WebhooksSection) -> None:
+    def __init__(
+        self,
+        database: Database,
+        signals: Signals,
+        section: WebhooksSection,
+        call_own_route: CallOwnRoute | None = None,
+    ) -> None:
+        """With `call_own_route` it sends the deliveries to the project's own routes, and no others."""
         self._database = database
         self._settings = database.settings
         self._signals = signals
-        self._sender = WebhookSender(database.settings, section)
+        self._sender = WebhookSender(database.settings, section, call_own_route)
+        # Where own routes cannot be called, the leader takes all, and gives up those that are stored for such a route.
+        others: UrlKind = "absolute" if section.own_routes else "any"
+        self._kind: UrlKind = others if call_own_route is None else "relative"
         self._wake = asyncio.Event()
         self._sending = 0
         self._sending_bytes = 0
@@ -86,10 +97,11 @@ class Webhooks:
         if free <= 0 or free_bytes <= 0:
             return self._interval  # The end of a call is a reason to look, too.
         async with self._database.connection() as connection:
-            due = await next_due(connection)
+            due = await next_due(connection, self._kind)
             if due is None or due > 0:
                 return min(self._interval, self._interval if due is None else due + 0.01)
-            claimed = await claim_deliveries(connection, free, self._settings.webhook_timeout + NOTING, free_bytes)
+            lease = self._settings.webhook_timeout + NOTING
+            claimed = await claim_deliveries(connection, free, lease, free_bytes, self._kind)
         for delivery in claimed:
             self._sending += 1
             self._sending_bytes += delivery.size

@@ -70,6 +70,12 @@ ENTRIES: tuple[Entry, ...] = (
         "delivery_id run_id",
     ),
     entry(
+        "webhook.route_failed",
+        "error",
+        "A route of the project's own app, called by a webhook, has failed.",
+        "path",
+    ),
+    entry(
         "webhooks.crashed",
         "error",
         "The sending of webhooks has ended for a reason that nobody foresaw, and begins anew.",
