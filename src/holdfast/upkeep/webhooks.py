@@ -127,9 +127,13 @@ class Webhooks:
             self._wake.set()
         result = state if state in ("delivered", "failed") else "postponed"
         self._database.metrics.webhook_deliveries.add(1, result)
-        told = {"attempt": delivery.attempts, "status": answer.status, "error": answer.error, **about}
-        if answer.cause is not None:
-            told["cause"] = answer.cause
+        told = {
+            "attempt": delivery.attempts,
+            "status": answer.status,
+            "error": answer.error,
+            "cause": answer.cause,
+            **about,
+        }
         if state == "delivered":
             log.info("webhook.delivered", **told)
         elif state == "failed":
