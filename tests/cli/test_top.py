@@ -106,8 +106,8 @@ def command(port: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(holdfast("top", *arguments), env=environ, capture_output=True, text=True, timeout=60)
 
 
-def drawn(screen: Screen, height: int | None = None) -> str:
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+def drawn(screen: Screen, height: int | None = None, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(screen.frame(height))
     return console.export_text()
 
@@ -125,12 +125,34 @@ def test_one_frame() -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     for part in (
         *("7 ready", "2 scheduled", "3 behind others", "2.0 min oldest", "1/10 running", "1 online"),
-        *("0.50/s claimed", "1.00/s created", "0.88/s finished", "3 failed in a minute", "1.2 s median"),
+        *("0.50/s claimed", "1.00/s created", "0.88/s finished", "3 failed/min", "1.2 s median"),
         *("no online worker has: gone (4)", "00000000cafe", "box-1", "4711", "27.5 s", "echo, steps"),
         *(str(RUN["run_id"]), "1.5 min"),
     ):
         assert part in done.stdout, part
     assert re.search(r"lost +box-1 +4712", done.stdout)
+
+
+LONG_GRAPHS = [f"quarterly_report_writer_for_region_{number}" for number in range(12)]
+
+
+@pytest.mark.parametrize("host", ["box-1", "holdfast-worker-7d9f8b6c5d-x2x4z"])
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_graph_names_leave_room_for_all_other_columns(width: int, host: str) -> None:
+    worker = {**WORKER, "host": host, "pid": 4194303, "active": 10, "graphs": LONG_GRAPHS}
+    run = {**RUN, "graph_id": LONG_GRAPHS[0]}
+    activity = {**ANSWERS["/activity"], "running": [run]}
+    screen = seen({**ANSWERS, "/workers": [worker], "/activity": activity})
+    lines = drawn(screen, width=width).splitlines()
+    header = next(number for number, line in enumerate(lines) if line.startswith("worker"))
+    assert lines[header].split() == ["worker", "status", "host", "pid", "busy", "claims/min", "lease", "graphs"]
+    shown = lines[header + 1].split()
+    assert [shown[0], shown[1], *shown[3:8]] == ["00000000cafe", "online", "4194303", "10/10", "30", "27.5", "s"]
+    assert shown[2][:5] == host[:5]
+    assert "quart" in lines[header + 1]
+    [line] = [line for line in lines if str(RUN["run_id"]) in line]
+    assert line.split()[2:] == ["2", "1.5", "min", "00000000cafe"], "the name of the graph is shortened, nothing else"
+    assert any("3 failed/min" in line and "median" in line for line in lines), "the figures are on one line"
 
 
 def test_one_frame_as_json() -> None:

@@ -7,11 +7,11 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -131,7 +131,7 @@ class Screen:
 
     def _figures(self) -> RenderableType:
         queue, activity = self.queue, self.activity
-        table = Table.grid(padding=(0, 3))
+        table = Table.grid(padding=(0, 2))
         oldest = float(queue["oldest_seconds"])
         table.add_row(
             Text("queue", style="bold"),
@@ -155,7 +155,7 @@ class Screen:
             rates += [
                 _figure(f"{activity['created_per_second']:.2f}/s", "created"),
                 _figure(f"{activity['finished_per_second']:.2f}/s", "finished"),
-                _figure(failed, "failed in a minute", "red" if failed else ""),
+                _figure(failed, "failed/min", "red" if failed else ""),
                 _figure("-" if median is None else _seconds(median), "median"),
             ]
         table.add_row(*rates)
@@ -167,21 +167,20 @@ class Screen:
     def _workers(self, shown: list[dict[str, Any]], known: int) -> RenderableType:
         if not known:
             return Text("No worker has been seen yet. Start one with `holdfast worker`.", style="yellow")
-        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for name in ("worker", "status", "host", "pid", "busy", "claims/min", "lease", "graphs"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name == "pid" else "left")
+        names = ("worker", "status", "host", "pid", "busy", "claims/min", "lease", "graphs")
+        table = _table(names, shortened=("host", "graphs"))
         for worker in shown:
             alive = worker["status"] in ("online", "draining")
             lease = float(worker["lease_left"])
             table.add_row(
                 str(worker["worker_id"])[-12:],
                 Text(worker["status"], style=WORKER_STYLES.get(worker["status"], "")),
-                Text(worker["host"]),
+                _on_one_line(worker["host"]),
                 str(worker["pid"]),
                 f"{worker['active']}/{worker['capacity']}",
                 str(worker["claims_last_minute"]),
                 Text(_seconds(lease) if alive else "-", style="red" if alive and lease < 0 else ""),
-                Text(", ".join(worker["graphs"])),
+                _on_one_line(", ".join(worker["graphs"])),
             )
         more = known - len(shown)
         return Group(table, Text(f"and {more} more", style="dim")) if more > 0 else table
@@ -191,14 +190,12 @@ class Screen:
             return Text("This server does not tell which runs are running.", style="dim")
         if not running:
             return Text("No run is running.", style="dim")
-        table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-        for name in ("running", "graph", "attempt", "for", "worker"):
-            table.add_column(name, no_wrap=True)
+        table = _table(("running", "graph", "attempt", "for", "worker"), shortened=("graph",))
         for run in running:
             style = "yellow" if run["attempt"] > 1 else ""
             table.add_row(
                 run["run_id"],
-                Text(run["graph_id"]),
+                _on_one_line(run["graph_id"]),
                 Text(str(run["attempt"]), style=style),
                 _seconds(float(run["seconds"])),
                 str(run["worker_id"])[-12:],
@@ -216,6 +213,21 @@ def _activity(client: Client) -> dict[str, Any] | None:
             raise
         return None
     return found
+
+
+def _table(names: Sequence[str], *, shortened: Collection[str]) -> Table:
+    """A table in which only the columns `shortened` become narrower than their text. If all columns were `no_wrap`,
+    rich would take the same share from each, and a long list of graphs would leave no room for the other columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for name in names:
+        justify: Literal["left", "right"] = "right" if name == "pid" else "left"
+        table.add_column(name, no_wrap=name not in shortened, justify=justify)
+    return table
+
+
+def _on_one_line(text: str) -> Text:
+    """A cell of a column that becomes narrower: cut off with an ellipsis, not wrapped."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _figure(value: object, what: str, style: str = "") -> Text:
