@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import orjson
 import pytest
 
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.resources.timeline import run_timeline
 from holdfast.settings import Settings
 from holdfast.upkeep.sweeper import Sweeper
 from tests.api.test_auth import PROJECT as AUTH_PROJECT
-from tests.support.records import query, run_ended
+from tests.cli.processes import holdfast
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import running_worker
+from tests.support.nodes import GO, Flaky, first, line
+from tests.support.records import post_run, query, run_ended
 from tests.support.serving import answering
 from tests.support.waiting import until
 
@@ -49,7 +56,7 @@ async def test_each_step_of_a_run(client: httpx.AsyncClient, database: Database)
     await run_ended(database, UUID(run_id))
     told = await timeline(client, run_id)
     assert [span["kind"] for span in told["spans"]] == [
-        *("queued", "attempt", "starting", "starting"),
+        *("queued", "attempt", "starting"),
         *["step"] * 5,
         "ending",
     ]
@@ -65,6 +72,53 @@ async def test_each_step_of_a_run(client: httpx.AsyncClient, database: Database)
     assert told["notes"] == []
     same = await client.get(f"/threads/{thread}/runs/{run_id}/timeline")
     assert same.json() == told
+
+
+async def test_retried_attempt_ends_before_the_pause_and_counts_its_waits(
+    settings: Settings, database: Database
+) -> None:
+    flaky = Flaky(ConnectionError("refused"), 2)
+    async with running_worker(settings, catalog_of(graph=line(first, flaky))):
+        created = await post_run(database, "graph", input=GO, durability="sync")
+        run = await run_ended(database, created.run["run_id"])
+    async with database.connection() as connection:
+        told = await run_timeline(connection, run["run_id"])
+    outer = ("attempt", "retry", "takeover", "handover")
+    assert [span["kind"] for span in of_kind(told, *outer)] == ["attempt", "retry", "attempt", "retry", "attempt"]
+    recorded = await query(database, "SELECT data, kind FROM event WHERE kind IN ('released', 'end') ORDER BY seq")
+    waits = [orjson.loads(row["data"])["waited"] for row in recorded]
+    assert [row["kind"] for row in recorded] == ["released", "released", "end"]
+    assert waits[0] > 0, "with durability sync every checkpoint is waited for"
+    assert told["journal_wait_seconds"] == pytest.approx(sum(waits))
+    spent = told["queued_seconds"] + told["working_seconds"] + told["between_seconds"]
+    assert spent == pytest.approx(told["seconds"], abs=0.001)
+    assert told["notes"] == []
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+async def test_run_says_that_the_same_worker_retried_it(settings: Settings, database: Database, columns: str) -> None:
+    flaky = Flaky(ConnectionError("refused"), 1)
+    catalog = catalog_of(graph=line(first, flaky))
+    async with answering(settings, catalog) as client, running_worker(settings, catalog):
+        told, run_id = [], ""
+        for arguments in (["run", "graph", "--input", '{"words": []}'], ["runs", "show"]):
+            process = await asyncio.create_subprocess_exec(
+                *holdfast(*arguments, *([run_id] if run_id else []), "--url", str(client.base_url)),
+                env={**os.environ, "COLUMNS": columns},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            printed, _ = await process.communicate()
+            assert process.returncode == 0
+            told.append(printed.decode())
+            run_id = run_id or told[0].split()[1]
+    watched, shown = told
+    assert "resumed after a transient error, by the same worker (attempt 2)" in watched
+    assert "another worker" not in watched
+    table = shown.partition("Where the time went")[2]
+    assert table.count("starting") == 1
+    assert "retry" in table
+    assert max(map(len, table.splitlines())) <= int(columns)
 
 
 async def test_the_example(client: httpx.AsyncClient, database: Database) -> None:

@@ -63,7 +63,9 @@ async def test_everything_is_killed_and_explained(fleet: Fleet, tmp_path: Path) 
     assert "workers were lost within the last hour" in printed
 
     told = (await fleet.client.get(f"{fleet.urls[0]}/runs/{run.run_id}/timeline")).json()
-    assert (told["attempts"], told["crashes"], told["notes"]) == (2, 1, [])
+    assert (told["attempts"], told["crashes"]) == (2, 1)
+    [note] = told["notes"]
+    assert "do not include attempt 1: its worker was lost" in note
     outer = [span["kind"] for span in told["spans"] if span["kind"] in ("queued", "attempt", "takeover", "handover")]
     assert outer == ["queued", "attempt", "takeover", "attempt"]
     steps = [(span["attempt"], span["what"].split(",")[0]) for span in told["spans"] if span["kind"] == "step"]
@@ -73,3 +75,6 @@ async def test_everything_is_killed_and_explained(fleet: Fleet, tmp_path: Path) 
     assert code == 0
     assert "its worker was lost; until another had taken over" in printed
     assert "step 3: s3" in printed
+    code, printed = await command("runs", "tail", str(run.run_id), "--url", fleet.urls[0], cwd=tmp_path)
+    assert code == 0
+    assert "resumed after its worker was lost, by another worker (attempt 2)" in printed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.fleet import Fleet
 
 
@@ -22,6 +24,12 @@ async def test_a_poison_run_is_put_aside(fleet: Fleet) -> None:
     (error,) = watcher.saw("error")
     assert error["error"] == "PoisonRun"
     assert watcher.frames[-1].event == "error"
+
+    told = (await fleet.client.get(f"{fleet.urls[0]}/runs/{poison.run_id}/timeline")).json()
+    outer = [span for span in told["spans"] if span["kind"] in ("queued", "attempt", "takeover")]
+    assert [span["kind"] for span in outer] == ["queued", *["attempt", "takeover"] * 3]
+    assert outer[-1]["ended_at"] == told["finished_at"], "the time after the last worker had died is not work"
+    assert sum(span["seconds"] for span in outer) == pytest.approx(told["seconds"], abs=0.001)
 
     assert (await fleet.row(following))["status"] == "success"
     assert follower.saw("values")[-1]["done"] == ["s1", "s2", "s3", "s4", "s5"]

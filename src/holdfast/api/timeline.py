@@ -27,6 +27,7 @@ class TimelineSpan(BaseModel):
     kind: SpanKind
     what: str
     attempt: int | None = Field(description="Which attempt it is part of; null for what is between them.")
+    worker_id: UUID | None = Field(description="Of an attempt: the worker that had the run, if it is known.")
     began_at: datetime
     ended_at: datetime | None = Field(description="Null while it goes on.")
     seconds: float
@@ -49,7 +50,8 @@ class RunTimeline(BaseModel):
     working_seconds: float
     between_seconds: float = Field(description="Between attempts: pauses before retries, take-overs, hand-overs.")
     journal_wait_seconds: float | None = Field(
-        description="What the last attempt waited for its checkpoints and events to be written; null while unknown."
+        description="What all attempts waited for their checkpoints and events to be written; null while unknown. An "
+        "attempt whose worker was lost is not counted: `notes` names it."
     )
     spans: list[TimelineSpan]
     notes: list[str] = Field(description="What could not be told, and why.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -23,8 +24,10 @@ OUTCOME: dict[str, tuple[str, str, ExitCode]] = {
 class StreamRenderer:
     """Writes events as they come. Messages appear token by token; what was shown is not shown again."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, why_resumed: Callable[[str, int], str]) -> None:
+        """`why_resumed` says in words why the run with this id has this attempt, its second or a later one."""
         self._console = console
+        self._why_resumed = why_resumed
         self._attempt = 0
         self._speaking: str | None = None
         self._text: dict[str, str] = {}
@@ -76,10 +79,8 @@ class StreamRenderer:
             thread = f"  thread {thread_id}" if thread_id else ""
             self._pause()
             self._console.print(f"run {data.get('run_id')}{thread}", style="dim")
-            if attempt > 1:
-                self._line("resumed", f"attempt {attempt}", "yellow")
-        elif attempt > self._attempt:
-            self._line("resumed", f"by another worker (attempt {attempt})", "yellow")
+        if attempt > max(1, self._attempt):
+            self._line("resumed", self._why_resumed(str(data.get("run_id")), attempt), "yellow")
         self._attempt = max(attempt, self._attempt)
 
     def _update(self, label: str, node: str, update: Any) -> None:

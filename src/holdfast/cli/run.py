@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from holdfast.cli.console import err, out, say
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME, StreamRenderer
+from holdfast.cli.timeline import why_resumed
 from holdfast.cli.usage import MaxCost, MaxSeconds, MaxSteps, MaxTokens, limits
 
 DEFAULT_MODES = ["updates", "messages-tuple", "custom"]
@@ -90,7 +92,7 @@ def read_json(given: str, option: str) -> Any:
 
 def watch(client: Client, stream: RunStream, *, as_json: bool, url: str) -> ExitCode:
     """Show a stream to its end and return the exit code for its outcome."""
-    renderer = StreamRenderer(out)
+    renderer = StreamRenderer(out, partial(why_resumed, client))
     try:
         for event in stream:
             if as_json:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.client import Client
@@ -27,7 +28,16 @@ STYLES = {
 }
 # Those that lie within an attempt.
 INNER = frozenset({"starting", "step", "unfinished", "ending"})
-BAR = 24
+# Characters of the longest bar, and of that on a narrow terminal.
+BAR_WIDTH, NARROW_BAR_WIDTH = 24, 8
+WIDE_TERMINAL_COLUMNS = 120
+# Why the next attempt began, by what was between the two.
+REASONS = {
+    "retry": "after a transient error",
+    "takeover": "after its worker was lost",
+    "handover": "after a worker had handed it back",
+    "children": "after its children had ended",
+}
 
 
 def fetch_timeline(client: Client, run_id: str) -> dict[str, Any] | None:
@@ -41,6 +51,22 @@ def fetch_timeline(client: Client, run_id: str) -> dict[str, Any] | None:
     return timeline
 
 
+def why_resumed(client: Client, run_id: str, attempt: int) -> str:
+    """Why a run has another attempt, and which worker has it: as far as its timeline says so."""
+    try:
+        timeline = fetch_timeline(client, run_id) or {"spans": []}
+    except CommandError:
+        timeline = {"spans": []}
+    spans = [span for span in timeline["spans"] if span["kind"] == "attempt" or span["kind"] in REASONS]
+    numbers = [span["attempt"] for span in spans]
+    if attempt not in numbers or (position := numbers.index(attempt)) < 2:
+        return f"attempt {attempt}"
+    before, between, now = spans[position - 2 : position + 1]
+    workers = [span.get("worker_id") for span in (before, now)]
+    by = "" if None in workers else f", by {'the same' if workers[0] == workers[1] else 'another'} worker"
+    return f"{REASONS.get(between['kind'], '')}{by} (attempt {attempt})"
+
+
 def print_timeline(console: Console, timeline: dict[str, Any]) -> None:
     """One line for each span, with a bar for its share of the whole."""
     whole = max(float(timeline["seconds"]), 1e-9)
@@ -49,25 +75,29 @@ def print_timeline(console: Console, timeline: dict[str, Any]) -> None:
         parts.append(f"{timeline['between_seconds']:.3f} s between attempts")
     console.print(Text.assemble(("Where the time went", "bold"), f": {timeline['seconds']:.3f} s; {', '.join(parts)}"))
     start = datetime.fromisoformat(timeline["created_at"])
+    bar = BAR_WIDTH if console.width >= WIDE_TERMINAL_COLUMNS else NARROW_BAR_WIDTH
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for justify in ("right", "right", "left", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    table.add_column()
     for span in timeline["spans"]:
         kind, seconds = str(span["kind"]), float(span["seconds"])
         offset = (datetime.fromisoformat(span["began_at"]) - start).total_seconds()
         style = STYLES.get(kind, "")
         label = f"attempt {span['attempt']}" if kind == "attempt" and span["attempt"] else kind
         indent = "  " if kind in INNER else ""
-        length = max(1, round(BAR * min(1.0, seconds / whole))) if kind != "scheduled" else 0
+        length = max(1, round(bar * min(1.0, seconds / whole))) if kind != "scheduled" else 0
         going = " …" if span["ended_at"] is None else ""
-        console.print(
-            Text.assemble(
-                (f"  {max(0.0, offset):10.3f} s ", "dim"),
-                f"{seconds:10.3f} s  ",
-                (f"{'█' * length:{BAR}}", style),
-                (f"  {indent + label:13} ", style),
-                f"{span['what']}{going}",
-            )
+        table.add_row(
+            Text(f"  {max(0.0, offset):9.3f} s", style="dim"),
+            f"{seconds:.3f} s",
+            Text(f"{'█' * length:{bar}}", style=style),
+            Text(indent + label, style=style),
+            Text(f"{span['what']}{going}"),
         )
+    console.print(table)
     waited = timeline["journal_wait_seconds"]
     if waited is not None:
-        console.print(f"  waits for checkpoints and events to be written: {waited:.3f} s in the last attempt")
+        console.print(f"  waits for checkpoints and events to be written: {waited:.3f} s in all attempts")
     for note in timeline["notes"]:
         console.print(f"  note: {note}", style="yellow", markup=False)

@@ -14,7 +14,7 @@ HEARTBEAT = b": heartbeat\r\n"
 # In the log for Holdfast's own use; clients of v1 learn of an end by the stream's.
 # A run has been created to be watched; an attempt at it begins.
 BEGINNINGS = ("accepted", "metadata")
-_HIDDEN = frozenset({"end", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})
+_HIDDEN = frozenset({"end", "released", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})
 
 
 def frame(event: LogEvent, modes: frozenset[str] | None = None) -> bytes:

@@ -150,7 +150,8 @@ class Lane:
             case RolledBack():
                 self.event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
             case Released() | Waiting():
-                pass
+                # Hidden from clients. The run's timeline reads when the attempt ended, and what it waited for.
+                self.event("released", orjson.dumps({"waited": round(self._waited, 6)}))
         self._outcome = outcome
         self._ties = ties
         await self._wait()
