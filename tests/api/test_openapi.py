@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +47,21 @@ async def test_it_is_openapi(web: httpx.AsyncClient) -> None:
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert "/openapi.json" in page.text
+
+
+def test_every_filter_by_assistant_takes_the_name_of_a_graph(document: dict[str, Any]) -> None:
+    taken = {}
+    for method, path, declared in operations(document):
+        for parameter in declared.get("parameters", ()):
+            if parameter["name"] == "assistant_id":
+                taken[f"{method} {path}"] = parameter["schema"]
+        body = declared.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(body)):
+            if "assistant_id" in (known := document["components"]["schemas"][name].get("properties", {})):
+                taken[f"{method} {path} {name}"] = known["assistant_id"]
+    assert len(taken) > 20
+    only_uuid = {where for where, schema in taken.items() if "uuid" in json.dumps(schema)}
+    assert only_uuid == {"POST /assistants AssistantCreate"}, "there it is the id of a new assistant"
 
 
 def test_every_operation_says_what_it_takes_and_answers(document: dict[str, Any]) -> None:

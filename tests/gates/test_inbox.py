@@ -54,6 +54,10 @@ async def test_filters_and_pages(desk: Desk) -> None:
         return len(await desk.inbox(metadata=mine, limit=100, **query))
 
     assert await count(assistant_id=found[0]["assistant_id"]) == 3
+    assert (await count(assistant_id="gate"), await count(assistant_id="picky")) == (3, 1), "by the graph's name"
+    refused = await desk.client.get("/interrupts", params={"assistant_id": "nonesuch"})
+    assert refused.status_code == 422
+    assert "'nonesuch' is neither a UUID nor a graph" in refused.json()["detail"]
     assert await count(graph_id="picky") == 1
     assert await count(older_than=3600) == 0
     assert await count(newer_than=3600) == 4

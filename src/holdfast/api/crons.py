@@ -24,7 +24,7 @@ from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.graphs import assistants as system
+from holdfast.graphs.assistants import assistant_named
 from holdfast.graphs.checkpointer import ThreadTtl
 from holdfast.graphs.client_config import CHECKPOINT_KEYS
 from holdfast.resources.crons import (
@@ -324,13 +324,8 @@ def _given(body: RunCreate) -> dict[str, Any]:
 
 
 async def _filters(web: WebContext, body: CronSearch | CronCount) -> Filters:
-    assistant_id: UUID | None = None
-    if body.assistant_id is not None:
-        own = body.assistant_id in web.catalog.graph_ids
-        try:
-            assistant_id = system.assistant_id(body.assistant_id) if own else UUID(body.assistant_id)
-        except ValueError:
-            raise InvalidRequest(f"assistant_id: '{body.assistant_id}' is neither a UUID nor a graph.") from None
+    named = body.assistant_id
+    assistant_id = None if named is None else assistant_named(web.catalog.graph_ids, named)
     asked = body.model_dump(include={"metadata", "limit", "offset", "thread_id"}) | {"assistant_id": assistant_id}
     visible = await web.caller.may("crons", "search", asked)
     return Filters(

@@ -18,8 +18,9 @@ from fastapi import Body as FromBody
 from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.bodies import Flag, Number, Whole
 from holdfast.api.context import Web, WebContext
+from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
@@ -28,7 +29,7 @@ from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
 from holdfast.engine.states import DeadLetter
 from holdfast.errors import InvalidRequest, NotFound, RequestError
-from holdfast.graphs import assistants as system
+from holdfast.graphs.assistants import assistant_named
 from holdfast.resources.dead_letters import (
     Filters,
     LetterState,
@@ -76,7 +77,7 @@ class Letter(BaseModel):
     retry_of: UUID | None = Field(description="The letter that this run was the retry of.")
 
 
-class LetterRetry(NullsAreAbsent):
+class LetterRetry(Destructive):
     model_config = ConfigDict(populate_by_name=True)
 
     begin: RetryFrom = Field(
@@ -93,7 +94,7 @@ class LetterRetry(NullsAreAbsent):
     )
 
 
-class LetterFilters(NullsAreAbsent):
+class LetterFilters(Destructive):
     """Which letters. Several conditions must all hold; to mean all letters, say so with `all`."""
 
     run_ids: list[UUID] | None = Field(default=None, max_length=1000)
@@ -282,13 +283,8 @@ def _object(text: str | None) -> dict[str, Any]:
 
 async def _filters(web: WebContext, body: LetterFilters) -> Filters:
     """What a request asks for, less what is not the caller's to see."""
-    assistant_id: UUID | None = None
-    if body.assistant_id is not None:
-        own = body.assistant_id in web.catalog.graph_ids
-        try:
-            assistant_id = system.assistant_id(body.assistant_id) if own else UUID(body.assistant_id)
-        except ValueError:
-            raise InvalidRequest(f"assistant_id: '{body.assistant_id}' is neither a UUID nor a graph.") from None
+    named = body.assistant_id
+    assistant_id = None if named is None else assistant_named(web.catalog.graph_ids, named)
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": body.limit, "offset": 0}
     visible = await web.caller.may("threads", "search", asked)
     return Filters(

@@ -14,11 +14,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.context import identify
+from holdfast.api.context import identify, web_of
+from holdfast.api.destructive import destroys, refuse_unknown
 from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 from holdfast.api.traces import SERVED
+from holdfast.auth.custom import CustomAuth
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Levels of nesting in a request body.
@@ -63,6 +65,7 @@ class JsonRoute(APIRoute):
         methods = options.get("methods") or ["GET"]
         options["responses"] = {**everywhere(methods), **(options.get("responses") or {})}
         self._creates = creates(path, methods)
+        self._destroys = destroys(path, methods)
         if self._creates:
             declare(options)
         super().__init__(path, endpoint, **options)
@@ -80,6 +83,8 @@ class JsonRoute(APIRoute):
             await identify(parsed)
             _require_json(request.scope)
             try:
+                if self._destroys:
+                    await self._refuse_unknown(parsed)
                 if self._creates and HEADER in parsed.headers:
                     return await answer_once(parsed, handler)
                 return await handler(parsed)
@@ -87,6 +92,12 @@ class JsonRoute(APIRoute):
                 return Response(status_code=400)  # The request was cut short, and nobody waits for this.
 
         return handle
+
+    async def _refuse_unknown(self, request: Request) -> None:
+        parameters = [field.alias for field in self.dependant.query_params]
+        auth = web_of(request).auth
+        any_query = isinstance(auth, CustomAuth) and auth.reads_query
+        await refuse_unknown(request, parameters, takes_body=self.body_field is not None, any_query=any_query)
 
 
 def is_json(content_type: bytes) -> bool:

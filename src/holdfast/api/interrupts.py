@@ -21,6 +21,7 @@ from holdfast.api.runs import create_from, run_of
 from holdfast.api.shapes import PLACE, Run, answers, pages
 from holdfast.api.streaming import locations
 from holdfast.errors import Conflict, InvalidRequest
+from holdfast.graphs.assistants import assistant_named
 from holdfast.resources.interrupts import Filters, questions_of_run, search_questions
 from holdfast.resources.runs import present_run
 from holdfast.resources.threads import present
@@ -83,7 +84,7 @@ KEPT = {
 async def inbox(
     web: Web,
     state: Literal["waiting", "answered", "closed", "all"] = "waiting",
-    assistant_id: UUID | None = None,
+    assistant_id: Annotated[str | None, Query(description="A graph's name, or an assistant's UUID.")] = None,
     graph_id: str | None = None,
     thread_id: UUID | None = None,
     run_id: UUID | None = None,
@@ -105,7 +106,7 @@ async def inbox(
         interrupt_id=interrupt_id,
         thread_id=thread_id,
         run_id=run_id,
-        assistant_id=assistant_id,
+        assistant_id=None if assistant_id is None else assistant_named(web.catalog.graph_ids, assistant_id),
         graph_id=graph_id,
         older_than=older_than,
         newer_than=newer_than,

@@ -8,9 +8,9 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Response
 from starlette.exceptions import HTTPException
 
-from holdfast.api.bodies import Body as RequestBody
 from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web
+from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.runs import announce_created, described_run
@@ -26,7 +26,7 @@ MAX_BODIES = 2
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 
 
-class BulkCancel(RequestBody):
+class BulkCancel(Destructive):
     """Runs of one thread by their ids, or all runs in a state."""
 
     thread_id: UUID | None = None
@@ -57,7 +57,7 @@ async def create_batch(web: Web, body: Annotated[list[RunCreate], Body(min_lengt
 async def cancel_many(
     web: Web, body: BulkCancel, action: Annotated[Literal["interrupt", "rollback"], Query()] = "interrupt"
 ) -> Response:
-    if (body.status is None) == (body.thread_id is None and not body.run_ids):
+    if (body.status is None) == (body.thread_id is None and body.run_ids is None):
         raise InvalidRequest("Give either thread_id with run_ids, or status.")
     if body.status is None and (body.thread_id is None or not body.run_ids):
         raise InvalidRequest("thread_id and run_ids belong together.")

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.context import Web, WebContext
+from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.shapes import NEXT, FoundItems, FoundNamespaces, StoredItem, answers, refusals
@@ -64,7 +65,7 @@ class ItemPut(NullsAreAbsent):
     ttl: Number | None = Field(default=None, gt=0, le=LONGEST_TTL, allow_inf_nan=False, description="Minutes.")
 
 
-class ItemDelete(NullsAreAbsent):
+class ItemDelete(Destructive):
     namespace: Namespace
     key: str
 

@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field, field_validator
 
 from holdfast.api.bodies import Body, Checkpoint, Command, Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.destructive import Destructive
 from holdfast.api.listing import Search
 from holdfast.engine.create import THREAD_COLUMNS
 from holdfast.resources.threads import Filters, TtlStrategy
@@ -115,7 +116,7 @@ class ThreadSearch(ThreadCount, Search):
         return found
 
 
-class ThreadPrune(NullsAreAbsent):
+class ThreadPrune(Destructive):
     thread_ids: list[UUID]
     strategy: TtlStrategy = "delete"
 

@@ -161,6 +161,8 @@ class CustomAuth:
         self._authenticator: Callable[..., Awaitable[Any] | Any] = handler
         self._asked = _asked_of(config, handler)
         self.reads_body = not {"body", "request"}.isdisjoint(self._asked)
+        self.reads_query = not {"query_params", "request"}.isdisjoint(self._asked)
+        """Whether the authenticator may read parameters of the query that no route knows."""
 
     @classmethod
     def load(cls, config: ProjectConfig, *, studio: bool) -> CustomAuth | None:

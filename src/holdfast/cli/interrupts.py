@@ -37,7 +37,9 @@ InterruptId = Annotated[str, typer.Argument(metavar="INTERRUPT_ID", help="Its id
 def list_questions(
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most this many.")] = 20,
     state: Annotated[str, typer.Option(metavar="STATE", help="waiting, answered, closed or all.")] = "waiting",
-    assistant: Annotated[str | None, typer.Option(metavar="ID", help="Only of this assistant.")] = None,
+    assistant: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only of this assistant, by its UUID or its graph.")
+    ] = None,
     graph: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this graph.")] = None,
     thread: Annotated[str | None, typer.Option(metavar="ID", help="Only of this thread.")] = None,
     older_than: Annotated[

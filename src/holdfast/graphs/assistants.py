@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import cache
 from uuid import UUID, uuid5
 
+from holdfast.errors import InvalidRequest
+
 _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 
 
@@ -13,6 +15,17 @@ _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 def assistant_id(graph_id: str) -> UUID:
     """Clients may have it hard-coded, so it never changes."""
     return uuid5(_NAMESPACE, graph_id)
+
+
+def assistant_named(graph_ids: Iterable[str], named: str) -> UUID:
+    """The id of the assistant that a request names by its UUID, or by a graph of the project: the graph's own. Raises
+    InvalidRequest for anything else. Whether there is such an assistant is for the caller to find out."""
+    if named in graph_ids:
+        return assistant_id(named)
+    try:
+        return UUID(named)
+    except ValueError:
+        raise InvalidRequest(f"assistant_id: '{named[:100]}' is neither a UUID nor a graph.") from None
 
 
 def resolve_assistant(graph_ids: Iterable[str], assistant: str) -> str | None:
