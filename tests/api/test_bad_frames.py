@@ -68,13 +68,29 @@ def _url(intruder: Intruder, thread_id: str) -> str:
     return f"ws://127.0.0.1:{intruder.client.base_url.port}/threads/{thread_id}/stream/events"
 
 
-@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
-async def test_a_frame_that_is_no_command(intruder: Intruder, frame: str | bytes) -> None:
+def _is_refusal(answer: dict[str, Any], name: str) -> bool:
+    """Whether it is an error of the protocol, with the command's id where that can be read."""
+    identity = 5 if "method" in name else None
+    told = {"type": "error", "id": identity, "error": "invalid_argument", "message": answer.get("message")}
+    return answer == told and isinstance(answer["message"], str)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_a_frame_that_is_no_command(intruder: Intruder, name: str) -> None:
     before = intruder.everything()
     async with connect(_url(intruder, intruder.ids["calm"])) as socket:
-        answer = await _asked(socket, frame)
-        assert (answer["type"], answer["id"], answer["error"]) == ("error", None, "invalid_argument")
+        answer = await _asked(socket, FRAMES[name])
+        assert _is_refusal(answer, name), answer
         await _still_listens(socket)
+    assert intruder.everything() == before
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_malformed_command_over_http_is_answered_like_one_over_a_socket(intruder: Intruder, name: str) -> None:
+    before = intruder.everything()
+    answer = await intruder.client.post(intruder.path("/threads/{calm}/commands"), content=FRAMES[name])
+    assert answer.status_code == 400
+    assert _is_refusal(answer.json(), name), answer.text
     assert intruder.everything() == before
 
 

@@ -145,7 +145,7 @@ async def test_letters_are_found_by_what_they_are(post: Post) -> None:
 async def test_from_its_last_checkpoint_a_retry_repeats_nothing(post: Post) -> None:
     place = await thread(post.client)
     letter = await post.letter(place, priority=3)
-    response = await post.retry(letter, from_the_future=1)
+    response = await post.retry(letter)
     run = response.json()
     assert response.headers["content-location"] == f"/threads/{place}/runs/{run['run_id']}"
     assert (run["metadata"]["retry_of"], run["priority"], run["status"]) == (letter["run_id"], 3, "pending")
@@ -373,7 +373,10 @@ async def test_many_at_once(post: Post, with_key: bool) -> None:
 
 async def test_all_of_them_must_be_said(post: Post) -> None:
     letter = await post.letter(await thread(post.client))
-    body = {"all": True, "limit": 1000, "from_the_future": 1}
+    mistyped = await post.client.post("/dead-letters/discard", json={"all": True, "older_then": 60})
+    assert (mistyped.status_code, "did you mean 'older_than'?" in mistyped.text) == (422, True)
+    assert (await post.client.get(f"/dead-letters/{letter['run_id']}")).json()["state"] == "open"
+    body = {"all": True, "limit": 1000}
     answer = (await post.client.post("/dead-letters/discard", json=body)).json()
     assert letter["run_id"] in answer["runs"]
     assert (await post.client.get("/dead-letters")).json() == []

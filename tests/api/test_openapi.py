@@ -21,6 +21,8 @@ from holdfast.settings import load_settings
 from tests.support.intruder import operations
 from tests.support.smoke import EXAMPLES
 
+# What is no command is answered in the protocol's own shape.
+COMMAND_REFUSED = "#/components/schemas/CommandRefused"
 BODILESS = ("/copy", "/runs/{run_id}/cancel", "/drain", "/redeliver", "/dead-letters/{run_id}/discard")
 # What `include` and `select` add, and what only some interrupts and checkpoints have.
 SOMETIMES = {"ttl", "extracted", "now", "waiting_for", "parent_run_id"}
@@ -84,7 +86,9 @@ def test_every_operation_says_what_it_takes_and_answers(document: dict[str, Any]
             if status not in ("202", "204"):
                 assert answer["content"], f"{where} {status}"
         for status, answer in declared["responses"].items():
-            if status >= "400" and declared["tags"] != ["meta"]:
+            if status == "400" and path.endswith("/commands"):
+                assert answer["content"] == {"application/json": {"schema": {"$ref": COMMAND_REFUSED}}}
+            elif status >= "400" and declared["tags"] != ["meta"]:
                 assert answer["content"] == refusal, f"{where} {status}"
         if declared["tags"] != ["meta"]:
             assert {"422", "503"} <= set(declared["responses"]), where

@@ -1,6 +1,7 @@
 """/threads/{thread_id}/commands: what a client of the thread-centric protocol asks for.
 
-Failures of a command are answers, with HTTP 200; only a request that is no command at all is a 400.
+Failures of a command are answers, with HTTP 200. A request that is no command at all is answered in the same shape,
+with HTTP 400.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import orjson
 import psycopg
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
+from holdfast.api.edge import JsonRoute, read_json
 from holdfast.api.errors import Json, not_storable
 from holdfast.api.listing import Page
 from holdfast.api.runs import create_from
 from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.engine.budget import LIMITS
-from holdfast.errors import AlreadyAnswered, BadRequest, NotFound, RequestError
+from holdfast.errors import AlreadyAnswered, NotFound, RequestError
 from holdfast.resources.runs import get_run, list_runs
 from holdfast.resources.threads import get_thread
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
@@ -44,21 +46,45 @@ class CommandFailed(Exception):
         return {"type": "error", "id": identity, "error": self.code, "message": str(self), **self.details}
 
 
+class MalformedCommand(CommandFailed):
+    """A request that is no command. `identity` is its id, if it has one that can be given back."""
+
+    def __init__(self, message: str, identity: int | None = None) -> None:
+        super().__init__("invalid_argument", message)
+        self.identity = identity
+
+
+def read_command(text: bytes) -> dict[str, Any]:
+    """The command in a request's body or a WebSocket's frame: it has an integer `id` and a `method`. Raises
+    MalformedCommand."""
+    try:
+        command = read_json(text)
+    except orjson.JSONDecodeError as error:
+        raise MalformedCommand(f"A command is a JSON object, and this is not JSON: {error}.") from None
+    except HTTPException as error:
+        raise MalformedCommand(str(error.detail)) from None
+    if not isinstance(command, dict):
+        raise MalformedCommand("A command is a JSON object with an integer id, a method and params.")
+    identity = command.get("id")
+    if isinstance(identity, bool) or not isinstance(identity, int):
+        raise MalformedCommand("id: a command has an integer id, which comes back with its answer.")
+    if not isinstance(command.get("method"), str):
+        raise MalformedCommand("method: a command names what to do by a string, such as run.start.", identity)
+    return command
+
+
 @router.post(
     "/threads/{thread_id}/commands",
     summary="Carry out a command of the thread-centric protocol",
-    responses=answers(CommandSucceeded | CommandRefused, 400),
+    responses=answers(CommandSucceeded | CommandRefused)
+    | {400: {"model": CommandRefused, "description": "The request is not a command."}},
     openapi_extra=takes(ProtocolCommand),
 )
 async def command(web: Web, thread_id: UUID, request: Request) -> Response:
     try:
-        body = await request.json()
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not JSON: {error}.") from None
-    identity = body.get("id") if isinstance(body, dict) else None
-    method = body.get("method") if isinstance(body, dict) else None
-    if isinstance(identity, bool) or not isinstance(identity, int) or not isinstance(method, str):
-        raise BadRequest("A command is an object with an integer id, a method and params.")
+        body = read_command(await request.body())
+    except MalformedCommand as failure:
+        return Json(failure.answer(failure.identity), status_code=400)
     return Json(await answer(web, thread_id, body))
 
 

@@ -12,12 +12,11 @@ from uuid import UUID
 import orjson
 import psycopg
 from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from holdfast.api.commands import CommandFailed, answer
+from holdfast.api.commands import CommandFailed, MalformedCommand, answer, read_command
 from holdfast.api.context import CALLER, Web, WebContext, admitted, identify, process_context, web_of
-from holdfast.api.edge import JsonRoute, read_json
+from holdfast.api.edge import JsonRoute
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
 from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, refuse_gap
 from holdfast.errors import BadRequest, Denied, RequestError
@@ -144,17 +143,8 @@ class Socket:
     async def _receive(self, frame: bytes) -> None:
         identity: int | None = None
         try:
-            try:
-                command = read_json(frame)
-            except orjson.JSONDecodeError:
-                raise CommandFailed("invalid_argument", "The frame is not JSON.") from None
-            except HTTPException as error:
-                raise CommandFailed("invalid_argument", str(error.detail)) from None
-            identity = command.get("id") if isinstance(command, dict) else None
-            method = command.get("method") if isinstance(command, dict) else None
-            if isinstance(identity, bool) or not isinstance(identity, int) or not isinstance(method, str):
-                identity = None
-                raise CommandFailed("invalid_argument", "A command has an integer id and a method.")
+            command = read_command(frame)
+            identity, method = command["id"], command["method"]
             web = await self._readmitted(identity)
             params = {} if command.get("params") is None else command["params"]
             if method.startswith("subscription."):
@@ -164,6 +154,8 @@ class Socket:
                 await self._send({"type": "success", "id": identity, "result": result})
             else:
                 await self._send(await answer(web, self._thread_id, command))
+        except MalformedCommand as failure:
+            await self._send(failure.answer(failure.identity))
         except CommandFailed as failure:
             await self._send(failure.answer(identity))
         except RequestError as failure:

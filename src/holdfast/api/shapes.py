@@ -313,7 +313,7 @@ class CommandSucceeded(BaseModel):
 
 class CommandRefused(BaseModel):
     type: Literal["error"]
-    id: int
+    id: int | None = Field(description="The command's; null if the request has none.")
     error: str
     message: str
 
