@@ -35,7 +35,14 @@ def test_a_line_for_each_check_and_a_fix_where_one_is_due(database_url: str, tmp
     _, _, told = done.stdout.partition("✗ fail  connections ")
     assert "fix: Raise max_connections" in told.splitlines()[1]
     assert "- skip  graphs       there is no langgraph.json here" in done.stdout
-    assert done.stdout.splitlines()[-1] == "10 pass, 1 fail, 1 skip"
+    assert done.stdout.splitlines()[-1] == "10 pass, 1 warn, 1 fail, 1 skip"
+
+
+def test_malformed_dsn_is_explained_without_its_password(tmp_path: Path) -> None:
+    done = command(cwd=tmp_path, environ={"DATABASE_URL": "mysql://u:TOPSECRET@h/d"})
+    assert done.returncode == ExitCode.FAILURE
+    assert "✗ fail  database     DATABASE_URL begins with mysql://. It must be postgresql://" in done.stdout
+    assert "TOPSECRET" not in done.stdout + done.stderr
 
 
 def test_settings_that_cannot_be_used(tmp_path: Path) -> None:
@@ -52,6 +59,7 @@ def test_a_langgraph_json_that_cannot_be_read_hides_nothing(database_url: str, t
     verdicts = {told["check"]: told["verdict"] for told in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == ExitCode.FAILURE
     assert verdicts.pop("graphs") == "fail"
+    assert verdicts.pop("workers") == "warn"
     assert set(verdicts.values()) == {"pass"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from holdfast.db.connect import open_session
 from holdfast.diagnosis.connections import check_connections
 from holdfast.diagnosis.database import (
     check_clock,
@@ -17,8 +18,10 @@ from holdfast.diagnosis.database import (
     check_rights,
     version_finding,
 )
-from holdfast.diagnosis.findings import Verdict
+from holdfast.diagnosis.examination import Check, examine
+from holdfast.diagnosis.findings import Finding, Verdict
 from holdfast.diagnosis.installation import Installation
+from holdfast.errors import DatabaseError
 from holdfast.settings import load_settings
 
 Execute = Callable[[str], None]
@@ -112,6 +115,55 @@ async def test_migrations_that_are_not_applied(installation: Installation, execu
     assert finding.verdict is Verdict.FAIL
     assert "0006_webhooks" in finding.found
     assert "holdfast migrate" in finding.fix
+
+
+async def test_migrations_that_the_role_may_not_see_are_not_missing(
+    as_role: Installation, role: str, execute: Execute
+) -> None:
+    async def found() -> Finding:
+        [finding] = [one async for one in examine(as_role, [Check("migrations", check_migrations)])]
+        return finding
+
+    closed = await found()
+    assert (closed.verdict, closed.fix) == (Verdict.SKIP, "See rights.")
+    assert f"{role} lacks USAGE on the schema holdfast" in closed.found
+    execute(f"GRANT USAGE ON SCHEMA holdfast TO {role}")
+    unreadable = await found()
+    assert (unreadable.verdict, unreadable.fix) == (Verdict.SKIP, "See rights.")
+    assert "permission denied for table" in unreadable.found
+
+
+async def test_migrations_of_a_schema_that_cannot_be_created_need_rights_first(as_role: Installation) -> None:
+    finding = await check_migrations(changed(as_role, db_schema="elsewhere"))
+    assert (finding.verdict, finding.fix) == (Verdict.SKIP, "See rights.")
+
+
+SECRET = "TOPSECRET"
+MALFORMED = [
+    f"mysql://u:{SECRET}@h/d",
+    f"postgresql+psycopg://u:{SECRET}@h/d",
+    f"postgresql://u:{SECRET}@127.0.0.1:notaport/db",
+    f"postgresql://u:{SECRET}/x@127.0.0.1/db",
+    f"postgresql://u:{SECRET}@{SECRET}@127.0.0.1/db",
+    f"postgresql://u:{SECRET} {SECRET}@127.0.0.1/db",
+    f"postgresql://u:{SECRET}%zz@127.0.0.1/db",
+    f"postgres://u:{SECRET}@[::1/db",
+    f"host=127.0.0.1 pasword={SECRET}",
+    SECRET,
+]
+
+
+@pytest.mark.parametrize("dsn", MALFORMED)
+async def test_malformed_dsn_is_explained_and_not_shown(installation: Installation, dsn: str) -> None:
+    finding = await check_database(changed(installation, database_url=dsn))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.found.startswith("DATABASE_URL ")
+    assert "Correct the variable" in finding.fix
+    assert SECRET not in finding.found + finding.fix
+    direct = changed(installation, direct_database_url=dsn)
+    with pytest.raises(DatabaseError, match=r"^DIRECT_DATABASE_URL ") as refused:
+        await open_session(direct.settings, "test")
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize(("table", "named"), [("checkpoint_migrations", "checkpoints"), ("store_migrations", "store")])

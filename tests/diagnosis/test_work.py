@@ -10,7 +10,7 @@ import pytest
 from holdfast.db.connect import Database, open_session
 from holdfast.diagnosis.findings import Verdict
 from holdfast.diagnosis.installation import Installation
-from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs
+from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs, check_workers
 from holdfast.engine.reap import release_orphans
 from holdfast.upkeep.leader import TRY_LOCK
 from tests.engine.scene import claim_runs, create, declare_lost, online_worker
@@ -24,6 +24,21 @@ async def claimed(database: Database) -> tuple[UUID, UUID]:
     await create(database, uuid4())
     [run] = await claim_runs(database, worker_id)
     return worker_id, run["run_id"]
+
+
+async def test_no_worker_at_all(installation: Installation, database: Database) -> None:
+    unstarted = await check_workers(installation)
+    assert unstarted.verdict is Verdict.WARN
+    assert "no worker is online, and no web process" in unstarted.found
+    async with await open_session(installation.settings, "web"):
+        serving = await check_workers(installation)
+        assert serving.verdict is Verdict.FAIL
+        assert "a web process accepts runs: they wait" in serving.found
+        assert "`holdfast worker`" in serving.fix
+        worker_id = await online_worker(database)
+        assert (await check_workers(installation)).verdict is Verdict.PASS
+        await declare_lost(database, worker_id)
+        assert (await check_workers(installation)).verdict is Verdict.FAIL
 
 
 async def test_all_is_well(installation: Installation, database: Database) -> None:

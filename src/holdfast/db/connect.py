@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from holdfast.db.dsn import check_dsn
 from holdfast.db.pipelines import gathered
 from holdfast.db.plans import PLANNED_ONCE
 from holdfast.errors import DatabaseError
@@ -35,6 +35,8 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
     url = settings.session_url if session else settings.database_url
     if url is None:
         raise DatabaseError("DATABASE_URL is not set: there is no database to connect to.")
+    direct = session and settings.direct_database_url is not None
+    check_dsn("DIRECT_DATABASE_URL" if direct else "DATABASE_URL", url)
     timeout = max(2, round(settings.database_timeout))
     parameters: dict[str, Any] = {
         "application_name": f"holdfast {role}",
@@ -56,10 +58,7 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
             **(PLANNED_ONCE if planned_once else {}),
         }
         parameters["options"] = " ".join(f"-c {name}={value}" for name, value in options.items())
-    try:
-        return make_conninfo(url, **parameters)
-    except psycopg.ProgrammingError as error:
-        raise DatabaseError(f"DATABASE_URL is not a Postgres URL: {error}") from None
+    return make_conninfo(url, **parameters)
 
 
 async def open_session(settings: Settings, role: str, *, planned_once: bool = False) -> AsyncConnection[DictRow]:

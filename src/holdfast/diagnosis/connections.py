@@ -38,7 +38,7 @@ SELECT (SELECT count(*) FROM worker WHERE status IN ('online', 'draining')) AS w
 async def check_connections(installation: Installation) -> Finding:
     """max_connections, and the limits of role and database, against what the known processes may open."""
     settings = installation.settings
-    async with installation.reading() as connection:
+    async with installation.reading(tables=False) as connection:
         limits = await (await connection.execute(LIMITS)).fetchone()
         used = await (await connection.execute(IN_USE)).fetchone()
         migrated = await (await connection.execute("SELECT to_regclass('worker') IS NOT NULL AS there")).fetchone()

@@ -6,8 +6,9 @@ import psycopg
 
 from holdfast.db.connect import MINIMUM_SERVER
 from holdfast.db.migrate import migrations
-from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, summed_up, warned
+from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
 from holdfast.diagnosis.installation import Installation, brief
+from holdfast.errors import DatabaseError
 
 # The newest that the tests run on.
 NEWEST_TRIED = 18
@@ -51,6 +52,8 @@ async def check_database(installation: Installation) -> Finding:
         async with await installation.connect() as connection:
             number = connection.info.server_version
             about = await (await connection.execute(ABOUT)).fetchone()
+    except DatabaseError as error:
+        return failed(str(error), "Correct the variable, in the environment or in `env` of langgraph.json.")
     except psycopg.errors.OperationalError as error:
         return failed(
             f"cannot be connected to: {brief(error)}",
@@ -81,7 +84,7 @@ async def check_rights(installation: Installation) -> Finding:
     """Whether the role may use what is there, and bring it up to date."""
     schema = {"schema": installation.settings.db_schema}
     name = installation.settings.db_schema
-    async with installation.reading() as connection:
+    async with installation.reading(tables=False) as connection:
         about = await (await connection.execute(SCHEMA, schema)).fetchone()
         assert about is not None
         if not about["there"]:
@@ -127,7 +130,9 @@ async def check_migrations(installation: Installation) -> Finding:
             saver = await (await connection.execute("SELECT max(v) AS v FROM checkpoint_migrations")).fetchone()
             store = await (await connection.execute("SELECT max(v) AS v FROM store_migrations")).fetchone()
         except psycopg.errors.UndefinedTable:
-            return failed(f"the schema {installation.settings.db_schema} has never been migrated", fix)
+            rows = None
+    if rows is None:
+        return await _never_migrated(installation, fix)
     applied = {row["number"]: row["name"] for row in rows}
     missing = [name for number, name in ours.items() if number not in applied]
     for what, row, steps in (
@@ -145,6 +150,16 @@ async def check_migrations(installation: Installation) -> Finding:
             "Versions run side by side during a deploy. Afterwards, upgrade this one too.",
         )
     return passed(f"all {len(ours)} are applied")
+
+
+async def _never_migrated(installation: Installation, fix: str) -> Finding:
+    name = installation.settings.db_schema
+    async with installation.reading(tables=False) as connection:
+        about = await (await connection.execute(SCHEMA, {"schema": name})).fetchone()
+    assert about is not None
+    if about["there"] or about["may_create_schema"]:
+        return failed(f"the schema {name} has never been migrated", fix)
+    return skipped(f"the schema {name} does not exist, and {about['role']} may not create it", "See rights.")
 
 
 async def check_clock(installation: Installation) -> Finding:

@@ -16,7 +16,7 @@ from holdfast.diagnosis.hints import check_redis, check_signals
 from holdfast.diagnosis.installation import Installation, brief
 from holdfast.diagnosis.project import check_graphs
 from holdfast.diagnosis.tables import check_tables
-from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs
+from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs, check_workers
 from holdfast.errors import OperatorError
 from holdfast.telemetry.cancelling import cancel_all
 
@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     Check("redis", check_redis),
     # Importing a project may take a while, and it is done in a process of its own.
     Check("graphs", check_graphs, patience=120.0),
+    Check("workers", check_workers, needs="database"),
     Check("leases", check_leases, needs="database"),
     Check("stuck runs", check_stuck_runs, needs="database"),
     Check("poison runs", check_poison_runs, needs="database"),
@@ -77,8 +78,10 @@ async def _made(check: Check, installation: Installation) -> Finding:
         return making.result()
     except (TimeoutError, psycopg.errors.QueryCanceled):
         return late
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InsufficientPrivilege) as why:
-        return skipped(f"cannot be checked: {brief(why)}", "See rights and migrations.")
+    except psycopg.errors.InsufficientPrivilege as why:
+        return skipped(f"cannot be checked: {brief(why)}", "See rights.")
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as why:
+        return skipped(f"cannot be checked: {brief(why)}", "See migrations.")
     except (psycopg.Error, RedisError, OSError, OperatorError) as why:
         return failed(f"cannot be checked: {brief(why)}", "See the other checks for what is away.")
     except Exception as why:

@@ -15,6 +15,12 @@ from psycopg.rows import DictRow, dict_row
 from holdfast.db.connect import connection_parameters
 from holdfast.settings import Settings
 
+# A schema that is there, and that the role may not use.
+CLOSED = """
+SELECT current_user AS role FROM pg_namespace
+WHERE nspname = %(schema)s AND NOT has_schema_privilege(oid, 'USAGE')
+"""
+
 
 @dataclass(frozen=True)
 class Installation:
@@ -41,8 +47,12 @@ class Installation:
         )
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        """A transaction that can change nothing, and whose statements the server itself ends when they take long."""
+    async def reading(self, *, tables: bool = True) -> AsyncIterator[AsyncConnection[DictRow]]:
+        """A transaction that can change nothing, and whose statements the server itself ends when they take long.
+
+        `tables`: Holdfast's own are read. Raises InsufficientPrivilege if the role may not use their schema: without
+        that, Postgres says that they do not exist.
+        """
         async with await self.connect() as connection, connection.transaction(force_rollback=True):
             await connection.execute("SET TRANSACTION READ ONLY")
             await connection.execute(
@@ -53,6 +63,11 @@ class Installation:
             )
             # Counting is no hot statement: the planner may choose.
             await connection.execute("SET LOCAL enable_seqscan TO on")
+            if tables:
+                cursor = await connection.execute(CLOSED, {"schema": self.settings.db_schema})
+                if (closed := await cursor.fetchone()) is not None:
+                    problem = f"{closed['role']} lacks USAGE on the schema {self.settings.db_schema}"
+                    raise psycopg.errors.InsufficientPrivilege(problem)
             yield connection
 
 

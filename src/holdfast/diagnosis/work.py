@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from holdfast.diagnosis.findings import Finding, Problem, Verdict, summed_up
+from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, summed_up, warned
 from holdfast.diagnosis.installation import Installation
 
 # Seconds that a ready run may wait while workers have room.
@@ -32,6 +32,13 @@ WHERE worker.status = 'online' GROUP BY graph
 """
 
 ONLINE = "SELECT count(*) AS workers FROM worker WHERE status = 'online'"
+
+WORKERS = """
+SELECT count(*) FILTER (WHERE status = 'online') AS online, count(*) FILTER (WHERE status = 'draining') AS draining,
+       (SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'holdfast web') AS web_sessions
+FROM worker
+"""
 
 # A thread whose unfinished runs have no head stands still: nobody will ever claim one.
 HEADLESS = """
@@ -83,6 +90,20 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND classid::bigint = (key >> 32) & 4294967295 AND objid::bigint = key & 4294967295
 """
+
+
+async def check_workers(installation: Installation) -> Finding:
+    """Whether anybody executes runs. Without a worker nothing is wrong with the database, and every run waits."""
+    async with installation.reading() as connection:
+        known = await (await connection.execute(WORKERS)).fetchone()
+    assert known is not None
+    if known["online"]:
+        return passed(f"{known['online']} online")
+    found = "no worker is online" + (f" ({known['draining']} draining)" if known["draining"] else "")
+    fix = "Start one with `holdfast worker`; `holdfast dev` and `holdfast serve` start workers themselves."
+    if known["web_sessions"]:
+        return failed(f"{found}, and a web process accepts runs: they wait", fix)
+    return warned(f"{found}, and no web process: the installation is not started, or was stopped", fix)
 
 
 async def check_stuck_runs(installation: Installation) -> Finding:

@@ -1,0 +1,37 @@
+"""Connection strings: whether they can be used, said without showing what is in them.
+
+What libpq says of a string that it cannot read quotes it, with the password. So its words are never passed on.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from holdfast.errors import DatabaseError
+
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
+FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or key=value pairs such as host=db user=holdfast"
+ENCODING = "In a URL, write @ : / ? # % and spaces of a user name or a password as %40 %3A %2F %3F %23 %25 and %20."
+
+
+def check_dsn(name: str, dsn: str) -> None:
+    """Raise DatabaseError for a connection string that libpq cannot read, or reads as something else than was meant.
+    `name` is the variable that it is from."""
+    scheme = SCHEME.match(dsn)
+    if scheme is not None and scheme[1] not in ("postgresql", "postgres"):
+        raise DatabaseError(f"{name} begins with {scheme[1]}://. It must be {FORM}.")
+    try:
+        read = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        raise DatabaseError(f"{name} cannot be read. It must be {FORM}. {ENCODING}") from None
+    # A password with an unencoded / or @ splits the URL in the wrong place, and would be shown as a port or a host.
+    if "@" in str(read.get("host") or ""):
+        raise DatabaseError(f"{name} has more than one @ before its path. {ENCODING}")
+    for port in str(read.get("port") or "").split(","):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):
+            raise DatabaseError(
+                f"{name} has a port that is not a number from 1 to 65535. It must be {FORM}. {ENCODING}"
+            )
