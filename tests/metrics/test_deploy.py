@@ -7,6 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "holdfast.json").read_text())
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = [rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+DOCS_ADDRESS = "https://holdfast.example.org/docs"
 ROWS = ["Overview", "Queue", "Runs", "Journal", "Streams", "Workers", "Database and signals"]
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
@@ -128,8 +130,20 @@ def test_an_alert_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> Non
     assert re.fullmatch(r"Holdfast[A-Z][A-Za-z]+", rule["alert"])
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert all(rule["annotations"][part] for part in ("summary", "description", "action"))
-    page, _, section = rule["annotations"]["runbook_url"].partition("#")
-    assert section in anchors((ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_alert_links_to_its_section_of_the_docs_by_a_url(rule: dict[str, Any]) -> None:
+    link = urlsplit(rule["annotations"]["runbook_url"])
+    assert (link.scheme, link.netloc, link.query) == ("https", "holdfast.example.org", "")
+    assert link.geturl().startswith(DOCS_ADDRESS + "/"), "one address, so that it can be replaced at once"
+    page = link.path.removeprefix(urlsplit(DOCS_ADDRESS).path + "/")
+    assert link.fragment in anchors((ROOT / "docs" / page).read_text())
+
+
+def test_address_of_the_docs_is_explained_where_it_is_used() -> None:
+    for path in (PROMETHEUS / "alerts.yml", ROOT / "docs" / "operations.md"):
+        assert f"sed -i 's|{DOCS_ADDRESS}|" in path.read_text()
 
 
 def test_every_alert_has_a_test_of_its_own() -> None:
