@@ -79,7 +79,7 @@ def print_timeline(console: Console, timeline: dict[str, Any]) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("right", "right", "left", "left"):
         table.add_column(justify=justify, no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for span in timeline["spans"]:
         kind, seconds = str(span["kind"]), float(span["seconds"])
         offset = (datetime.fromisoformat(span["began_at"]) - start).total_seconds()
