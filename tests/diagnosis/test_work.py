@@ -26,7 +26,7 @@ async def claimed(database: Database) -> tuple[UUID, UUID]:
     return worker_id, run["run_id"]
 
 
-async def test_no_worker_at_all(installation: Installation, database: Database) -> None:
+async def test_no_worker_at_all(installation: Installation, database: Database, execute: Execute) -> None:
     unstarted = await check_workers(installation)
     assert unstarted.verdict is Verdict.WARN
     assert "no worker is online, and no web process" in unstarted.found
@@ -37,6 +37,8 @@ async def test_no_worker_at_all(installation: Installation, database: Database) 
         assert "`holdfast worker`" in serving.fix
         worker_id = await online_worker(database)
         assert (await check_workers(installation)).verdict is Verdict.PASS
+        execute("UPDATE worker SET lease_until = now() - interval '1 second'")
+        assert (await check_workers(installation)).verdict is Verdict.FAIL
         await declare_lost(database, worker_id)
         assert (await check_workers(installation)).verdict is Verdict.FAIL
 

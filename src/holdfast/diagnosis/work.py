@@ -33,8 +33,10 @@ WHERE worker.status = 'online' GROUP BY graph
 
 ONLINE = "SELECT count(*) AS workers FROM worker WHERE status = 'online'"
 
+# A worker whose lease has expired is gone, even if nobody has declared it lost yet.
 WORKERS = """
-SELECT count(*) FILTER (WHERE status = 'online') AS online, count(*) FILTER (WHERE status = 'draining') AS draining,
+SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS online,
+       count(*) FILTER (WHERE status = 'draining' AND lease_until >= now()) AS draining,
        (SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = 'holdfast web') AS web_sessions
 FROM worker
