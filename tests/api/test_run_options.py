@@ -129,6 +129,17 @@ async def test_nothing_internal_is_shown_of_any_run(told: httpx.AsyncClient) -> 
     assert stateless["kwargs"]["temporary"] is True
 
 
+@pytest.mark.parametrize("priority", [-101, 101, 1_000_000, 1.5, "5", True])
+async def test_priority_out_of_range_is_refused(told: httpx.AsyncClient, priority: Any) -> None:
+    thread_id = await made(told)
+    body = {"assistant_id": "tell", "input": {}, "priority": priority}
+    for path in (f"/threads/{thread_id}/runs", f"/threads/{thread_id}/runs/stream", "/runs", "/runs/wait"):
+        answer = await told.post(path, json=body)
+        assert answer.status_code == 422, path
+        assert "priority" in answer.text
+    assert (await told.post("/runs/crons", json={**body, "schedule": "@daily"})).status_code == 422
+
+
 async def test_where_it_is_traced(told: httpx.AsyncClient) -> None:
     thread_id = await made(told)
     found = await ran(told, thread_id, "tell", input={}, langsmith_tracer=TRACER)

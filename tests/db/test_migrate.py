@@ -14,6 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.postgres import PostgresSaver
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
 from holdfast.db.connect import Database
 from holdfast.db.migrate import migrate, migrations
@@ -93,6 +94,29 @@ def test_a_role_without_rights_is_told_what_it_lacks(empty_url: str, server_url:
 def test_numbers_are_unique_and_in_order() -> None:
     numbers = [migration.number for migration in migrations()]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_priorities_of_crons_come_into_the_range(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings({}, database_url=empty_url)
+    everything = migrations()
+    with monkeypatch.context() as before:
+        before.setattr("holdfast.db.migrate.migrations", lambda: [one for one in everything if one.number < 15])
+        migrate(settings)
+    with psycopg.connect(empty_url, autocommit=True, options="-c search_path=holdfast") as connection:
+        connection.execute(
+            "INSERT INTO assistant (assistant_id, graph_id, name) VALUES (gen_random_uuid(), 'graph', 'graph')"
+        )
+        for priority in (-1_000_000, -100, 0, 7, 5_000):
+            connection.execute(
+                "INSERT INTO cron (cron_id, assistant_id, schedule, on_run_completed, payload, template) "
+                "SELECT gen_random_uuid(), assistant_id, '@daily', 'keep', %s, %s FROM assistant",
+                (Jsonb({"priority": priority} if priority != 7 else {}), Jsonb({"priority": priority, "kwargs": {}})),
+            )
+        migrate(settings)
+        rows = connection.execute("SELECT template ->> 'priority', payload ->> 'priority' FROM cron").fetchall()
+    assert sorted(rows, key=str) == sorted(
+        [("-100", "-100"), ("-100", "-100"), ("0", "0"), ("7", None), ("100", "100")], key=str
+    )
 
 
 async def test_existing_langgraph_tables_keep_working(empty_url: str) -> None:

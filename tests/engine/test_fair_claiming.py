@@ -1,4 +1,5 @@
-"""Tenants take turns: however much one has queued, the first run of another waits for one slot's work at most."""
+"""Tenants take turns: however much one has queued, and at whatever priority, the first run of another waits for one
+slot's work at most. Priority orders the runs of one tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import claim
+from holdfast.engine.claim import MAX_WEIGHT, NO_TURN, Turn, claim
 from tests.engine.scene import GRAPH, create, online_worker
 from tests.support.records import query
 
@@ -26,6 +27,7 @@ SELECT gen_random_uuid(), thread_id, tenant_id, gen_random_uuid(), %s, now() - i
 RETURNING run_id
 """
 LIMIT = "INSERT INTO tenant (tenant_id, max_running) VALUES (%s, %s) RETURNING tenant_id"
+WEIGHT = "INSERT INTO tenant (tenant_id, weight) VALUES (%s, %s) RETURNING tenant_id"
 
 
 async def flood(database: Database, tenant: str, runs: int, *, graph: str = GRAPH, priority: int = 0) -> None:
@@ -58,7 +60,7 @@ async def test_the_first_run_of_another_waits_for_one_slot_at_most(database: Dat
     assert tenants(busy) == {"acme": 4}
     late = await create(database, uuid4(), tenant_id="zeta")
     await end(database, busy[:1])
-    [next_one] = await take(database, worker, 1, after=busy[-1]["tenant_id"])
+    [next_one] = await take(database, worker, 1, turn=NO_TURN.after(busy))
     assert next_one["run_id"] == late.run["run_id"]
 
 
@@ -67,11 +69,7 @@ async def test_whoever_was_last_the_turn_comes_round(database: Database, after: 
     worker = await online_worker(database)
     for tenant in ("acme", "zeta", ""):
         await flood(database, tenant, 50)
-    served = []
-    for _ in range(6):
-        [row] = await take(database, worker, 1, after=after)
-        after = row["tenant_id"]
-        served.append(after)
+    served = await served_one_by_one(database, worker, 6, Turn(after))
     assert Counter(served) == {"acme": 2, "zeta": 2, "": 2}
     assert served[:3] == served[3:]
 
@@ -90,17 +88,133 @@ async def test_more_tenants_than_slots(database: Database) -> None:
     for number in range(12):
         await flood(database, f"tenant{number:02}", 5)
     first = await take(database, worker, 5)
-    second = await take(database, worker, 7, after=first[-1]["tenant_id"])
+    second = await take(database, worker, 7, turn=NO_TURN.after(first))
     assert sorted(tenants(first + second)) == [f"tenant{number:02}" for number in range(12)]
 
 
-async def test_priority_comes_before_the_turn(database: Database) -> None:
+async def test_flood_of_high_priority_does_not_delay_another_tenant(database: Database) -> None:
+    """A worker with four slots, all of them busy with one of a tenant's thousand urgent runs."""
+    worker = await online_worker(database)
+    await flood(database, "acme", 1_000, priority=1_000_000)
+    busy = await take(database, worker, 4)
+    late = await create(database, uuid4(), tenant_id="zeta", priority=-1_000_000)
+    await end(database, busy[:1])
+    [next_one] = await take(database, worker, 1, turn=NO_TURN.after(busy))
+    assert next_one["run_id"] == late.run["run_id"]
+
+
+async def test_runs_of_no_tenant_do_not_delay_a_tenant_by_their_priority(database: Database) -> None:
+    worker = await online_worker(database)
+    await flood(database, "", 100, priority=7)
+    await flood(database, "acme", 100)
+    assert tenants(await take(database, worker, 10)) == {"": 5, "acme": 5}
+
+
+async def test_priorities_of_other_tenants_do_not_change_a_tenants_share(database: Database) -> None:
     worker = await online_worker(database)
     await flood(database, "acme", 20, priority=5)
-    await flood(database, "mini", 1, priority=5)
+    await flood(database, "mini", 1, priority=9)
     await flood(database, "zeta", 20)
-    assert tenants(await take(database, worker, 10)) == {"acme": 9, "mini": 1}
-    assert tenants(await take(database, worker, 15)) == {"acme": 11, "zeta": 4}
+    assert tenants(await take(database, worker, 11)) == {"acme": 5, "mini": 1, "zeta": 5}
+
+
+async def test_priority_orders_the_runs_of_one_tenant(database: Database) -> None:
+    worker = await online_worker(database)
+    for priority in (0, -3, 1_000_000, 2):
+        await flood(database, "acme", 3, priority=priority)
+        await flood(database, "acme", 3, graph="other", priority=priority)
+    await flood(database, "zeta", 3, priority=1)
+    claimed = await take(database, worker, 20, graphs=[GRAPH, "other"])
+    rows = await query(database, "SELECT run_id, priority, ready_at FROM run WHERE tenant_id = 'acme'")
+    expected = sorted(rows, key=lambda row: (-row["priority"], row["ready_at"]))[:17]
+    found = [row["run_id"] for row in claimed if row["tenant_id"] == "acme"]
+    # Of each priority; runs of two graphs may have been made in the same moment.
+    priorities = {row["run_id"]: row["priority"] for row in rows}
+    assert [priorities[run_id] for run_id in found] == [row["priority"] for row in expected]
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+async def served_one_by_one(database: Database, worker: UUID, times: int, turn: Turn = NO_TURN) -> list[str]:
+    """Whose runs a worker claims that has one free slot at a time."""
+    served = []
+    for _ in range(times):
+        rows = await take(database, worker, 1, turn=turn)
+        turn = turn.after(rows)
+        served += [row["tenant_id"] for row in rows]
+    return served
+
+
+async def test_weight_two_gets_two_turns_for_one(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, WEIGHT, "heavy", 2)
+    for tenant in ("acme", "heavy", "zeta"):
+        await flood(database, tenant, 30)
+    served = await served_one_by_one(database, worker, 8)
+    assert served == ["acme", "heavy", "heavy", "zeta"] * 2
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 10])
+async def test_weights_hold_however_many_slots_are_free(database: Database, slots: int) -> None:
+    """The order is that of single slots: a claim continues the turn in which the one before it ended."""
+    worker = await online_worker(database)
+    await query(database, WEIGHT, "heavy", 3)
+    for tenant in ("acme", "heavy", "zeta"):
+        await flood(database, tenant, 100)
+    turn, served = NO_TURN, list[str]()
+    while len(served) < 100:
+        rows = await take(database, worker, slots, turn=turn)
+        turn = turn.after(rows)
+        served += [row["tenant_id"] for row in rows]
+    expected = ["acme", "heavy", "heavy", "heavy", "zeta"] * 25
+    assert served[:100] == expected[:100]
+
+
+async def test_weight_does_not_keep_slots_empty(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, WEIGHT, "heavy", MAX_WEIGHT)
+    await flood(database, "heavy", 3)
+    await flood(database, "zeta", 20)
+    rows = await take(database, worker, 10)
+    assert tenants(rows) == {"heavy": 3, "zeta": 7}
+
+
+async def test_weight_does_not_exceed_the_limit_of_running_runs(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, LIMIT, "heavy", 2)
+    await query(database, "UPDATE tenant SET weight = 5 RETURNING tenant_id")
+    await flood(database, "heavy", 20)
+    await flood(database, "zeta", 20)
+    assert tenants(await take(database, worker, 10)) == {"heavy": 2, "zeta": 8}
+
+
+async def test_turn_that_a_lower_weight_ended_is_over(database: Database) -> None:
+    worker = await online_worker(database)
+    await query(database, WEIGHT, "acme", 10)
+    for tenant in ("acme", "zeta"):
+        await flood(database, tenant, 20)
+    first = await take(database, worker, 4)
+    assert tenants(first) == {"acme": 4}
+    await query(database, "UPDATE tenant SET weight = 2 RETURNING tenant_id")
+    assert await served_one_by_one(database, worker, 4, NO_TURN.after(first)) == ["zeta", "acme", "acme", "zeta"]
+
+
+async def test_many_workers_at_once_share_by_weight(database: Database) -> None:
+    """Each counts its own turns, so together they are as fair as each of them."""
+    workers = [await online_worker(database) for _ in range(6)]
+    await query(database, WEIGHT, "heavy", 2)
+    for tenant in ("acme", "heavy"):
+        await flood(database, tenant, 300)
+
+    async def work(worker: UUID) -> list[str]:
+        return await served_one_by_one(database, worker, 30)
+
+    served = Counter(tenant for part in await asyncio.gather(*map(work, workers)) for tenant in part)
+    assert served == {"heavy": 120, "acme": 60}
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
 
 
 async def test_one_tenant_is_served_oldest_first_whatever_the_graph(database: Database) -> None:
@@ -134,7 +248,7 @@ async def test_many_workers_at_once_take_everything_once(database: Database) -> 
 
     async def work(worker: UUID) -> list[DictRow]:
         found: list[DictRow] = []
-        while rows := await take(database, worker, 7, after=found[-1]["tenant_id"] if found else ""):
+        while rows := await take(database, worker, 7, turn=NO_TURN.after(found)):
             found += rows
         return found
 

@@ -48,7 +48,15 @@ RESTING = 1_000
 # The one with the backlog.
 BUSY = 1
 
-CLAIM_TEN = {"worker_id": WORKER, "slots": 10, "graphs": [GRAPH], "after": "", "max_running": None, "margin": 20}
+CLAIM_TEN = {
+    "worker_id": WORKER,
+    "slots": 10,
+    "graphs": [GRAPH],
+    "after": "",
+    "served": claim.TURN_OVER,
+    "max_running": None,
+    "margin": 20,
+}
 
 
 @dataclass(frozen=True)
@@ -422,6 +430,42 @@ def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connectio
     for reading, alone in zip(readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN), before, strict=True):
         assert not set(reading.whole_tables) & set(TABLES), json.dumps(reading.plan, indent=1)
         assert reading.rows <= alone + 60, json.dumps(reading.plan, indent=1)
+
+
+def test_claiming_steps_over_a_flood_of_high_priority_of_another_tenant(filled: Connection[DictRow]) -> None:
+    """At every priority that there is, due and not due. Each costs a probe, and nothing of the flood is read."""
+    before = [reading.rows for reading in readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN)]
+    priorities = 2 * create.MAX_PRIORITY + 1
+    for tenant, due in (("acme", "1 day"), ("full", "-1 hours")):
+        filled.execute(
+            """
+            WITH waiting AS (
+                INSERT INTO thread (thread_id) SELECT gen_random_uuid() FROM generate_series(1, 5000)
+                RETURNING thread_id
+            )
+            INSERT INTO run
+                (run_id, thread_id, tenant_id, assistant_id, graph_id, created_at, ready_at, priority, kwargs)
+            SELECT gen_random_uuid(), thread_id, %s, gen_random_uuid(), %s, now(), now() + %s::interval,
+                   row_number() OVER () %% %s - %s, '{}' FROM waiting
+            """,
+            (tenant, GRAPH, due, priorities, create.MAX_PRIORITY),
+        )
+    filled.execute("INSERT INTO tenant (tenant_id, max_running) VALUES ('full', 0)")
+    for reading, alone in zip(readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN), before, strict=True):
+        assert not set(reading.whole_tables) & set(TABLES), json.dumps(reading.plan, indent=1)
+        assert reading.rows <= alone + priorities + 20, json.dumps(reading.plan, indent=1)
+
+
+def test_next_due_finds_what_is_due_soonest_whatever_is_urgent_later(filled: Connection[DictRow]) -> None:
+    """There are runs of a higher priority that are due tomorrow."""
+    due = filled.execute(
+        "UPDATE run SET ready_at = now() + interval '5 seconds', priority = -1 "
+        "WHERE run_id = (SELECT run_id FROM run WHERE status = 'pending' AND ready_at < now() LIMIT 1) RETURNING run_id"
+    ).fetchone()
+    found = filled.execute(claim.NEXT_DUE).fetchone()
+    assert due is not None
+    assert found is not None
+    assert found["run_id"] == due["run_id"]
 
 
 def test_claiming_without_tenants_takes_nothing_when_there_are_some(filled: Connection[DictRow]) -> None:

@@ -145,3 +145,33 @@ async def test_the_command_line_makes_lists_and_revokes(fleet: Fleet) -> None:
     assert "revoked" in await command(fleet, "keys", "list")
     await command(fleet, "keys", "revoke", made["key_id"], "--forget")
     assert made["key_id"] not in await command(fleet, "keys", "list")
+
+
+async def test_flood_at_the_highest_priority_does_not_delay_another_tenant(fleet: Fleet) -> None:
+    """One slot, sixty urgent runs of one tenant, then three runs of another: these are started in every second turn."""
+    acme, zeta = await new_key(fleet, "acme"), await new_key(fleet, "zeta")
+    [web], _ = await fleet.start(webs=1, workers=0, environ=ENVIRON)
+    flood = [{"assistant_id": "steps", "input": {"seconds": 0.01}, "priority": 100}] * 60
+    assert (await fleet.client.post(f"{web.url}/runs/batch", headers=acme, json=flood)).status_code == 200
+    late = [(await post(fleet, zeta, input={"seconds": 0.01}, priority=-100)).json()["run_id"] for _ in range(3)]
+    await fleet.start_worker({**ENVIRON, "N_JOBS_PER_WORKER": "1"})
+
+    async def all_ended() -> bool:
+        [row] = await fleet.query("SELECT count(*) FROM run WHERE finished_at IS NULL")
+        return bool(row["count"] == 0)
+
+    await until(all_ended, "all runs have ended")
+    started = await fleet.query("SELECT run_id FROM run ORDER BY started_at")
+    places = [place for place, row in enumerate(started) if str(row["run_id"]) in late]
+    assert places[-1] <= 6
+
+
+async def test_weight_is_set_and_shown(fleet: Fleet) -> None:
+    acme = await new_key(fleet, "acme")
+    [web], _ = await fleet.start(webs=1, workers=0, environ=ENVIRON)
+    assert "weight 2" in await command(fleet, "tenants", "set", "acme", "--weight", "2")
+    assert "weight 2" in await command(fleet, "tenants", "set", "acme", "--max-queued", "5")
+    [shown] = [json.loads(line) for line in (await command(fleet, "tenants", "list", "--json")).splitlines()]
+    assert (shown["tenant_id"], shown["weight"], shown["max_queued"]) == ("acme", 2, 5)
+    assert (await fleet.client.get(f"{web.url}/tenant", headers=acme)).json()["weight"] == 2
+    assert "weight 1" in await command(fleet, "tenants", "set", "acme", "--weight", "default")

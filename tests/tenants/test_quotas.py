@@ -137,6 +137,7 @@ async def test_spend_a_day(house: House) -> None:
         "tenant_id": "spender",
         "queued": shown["queued"],
         "running": 0,
+        "weight": 1,
         "spent_today_usd": 2.5,
         "max_queued": None,
         "max_running": None,

@@ -8,6 +8,8 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, Strict, model_validator
 from pydantic_core import CoreSchema
 
+from holdfast.engine.create import MAX_PRIORITY
+
 StreamMode = Literal[
     "values", "messages", "messages-tuple", "tasks", "checkpoints", "updates", "debug", "custom", "events"
 ]
@@ -140,5 +142,11 @@ class RunCreate(Limits):
     strict_resume: Flag = Field(False, description="Fail the run if it answers an interrupt that is not waiting.")
     feedback_keys: list[str] | None = Field(None, description="Kept with the run. Nothing else is done with them.")
     langsmith_tracer: Tracer | None = None
-    priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="Higher runs first. A Holdfast extension.")
+    priority: Whole = Field(
+        0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of the runs of one tenant, higher ones are started first. Runs of other tenants are not affected. "
+        "A Holdfast extension.",
+    )
     webhook: str | None = None

@@ -23,6 +23,7 @@ class TenantUse(BaseModel):
     tenant_id: str
     queued: int = Field(description="Runs that have not started, scheduled ones included.")
     running: int
+    weight: int = Field(description="Runs that are started in each of the tenant's turns. The operator sets it.")
     spent_today_usd: float = Field(description="Since midnight UTC.")
     max_queued: int | None
     max_running: int | None
@@ -44,5 +45,5 @@ async def use(web: Web) -> Response:
         rows = await list_tenants(connection, web.caller.tenant)
     if not rows:
         raise NotFound(f"Tenant {web.caller.tenant} does not exist.")
-    used = {name: rows[0][name] for name in ("tenant_id", "queued", "running", "spent_today_usd")}
+    used = {name: rows[0][name] for name in ("tenant_id", "queued", "running", "weight", "spent_today_usd")}
     return Json({**used, **asdict(effective_limits(rows[0], default_limits(web.settings)))})

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from psycopg.rows import DictRow
 
 app = typer.Typer(
-    help="See what tenants use, and limit it.",
+    help="See what tenants use, limit it, and weigh their turns.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog=examples(
         "holdfast tenants list",
         "holdfast tenants set acme --max-running 20 --max-queued 5000",
+        "holdfast tenants set acme --weight 2",
         "holdfast tenants adopt default",
     ),
 )
@@ -51,13 +52,15 @@ def list_all(as_json: AsJson = False, config: Config = DEFAULT_CONFIG) -> None:
     if not rows:
         say("No tenants. `holdfast keys create --tenant NAME` makes one.")
         return
-    layout = "{:24}  {:>5}  {:>15}  {:>15}  {:>12}  {:>19}"
-    out.print(layout.format("tenant", "keys", "queued", "running", "requests/s", "spent today, $"), style="bold")
+    layout = "{:24}  {:>5}  {:>6}  {:>15}  {:>15}  {:>12}  {:>19}"
+    titles = ("tenant", "keys", "weight", "queued", "running", "requests/s", "spent today, $")
+    out.print(layout.format(*titles), style="bold")
     for row in rows:
         out.print(
             layout.format(
                 row["tenant_id"],
                 row["keys"],
+                row["weight"],
                 f"{row['queued']} of {_shown(row['max_queued'])}",
                 f"{row['running']} of {_shown(row['max_running'])}",
                 _shown(row["requests_per_second"]),
@@ -78,9 +81,13 @@ def set_limits(
     spend_per_day_usd: Annotated[
         str | None, typer.Option(metavar="N", help="US dollars a day (UTC) from which on runs are refused, likewise.")
     ] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="N", help="Runs that are started in each of its turns: 1 to 1,000.")
+    ] = None,
     config: Config = DEFAULT_CONFIG,
 ) -> None:
-    """Set a tenant's limits; what is not given stays. Noticed within HOLDFAST_KEY_REFRESH_SECONDS."""
+    """Set a tenant's limits and its weight; what is not given stays. Limits are noticed within
+    HOLDFAST_KEY_REFRESH_SECONDS, the weight by the next claim of each worker."""
     from holdfast.resources import tenants
 
     given = {
@@ -91,14 +98,15 @@ def set_limits(
     }
     limits = {name: _limit(name, value) for name, value in given.items() if value not in (None, DEFAULT)}
     cleared = [name for name, value in given.items() if value == DEFAULT]
-    if not limits and not cleared:
-        raise CommandError("Nothing to set: give at least one limit.", ExitCode.USAGE)
+    parts = None if weight is None else _weight(weight)
+    if not limits and not cleared and parts is None:
+        raise CommandError("Nothing to set: give at least one limit, or --weight.", ExitCode.USAGE)
 
     async def changed(connection: AsyncConnection[DictRow]) -> DictRow:
-        return await tenants.set_limits(connection, tenant, limits, cleared)
+        return await tenants.set_limits(connection, tenant, limits, cleared, parts)
 
     row = on_database(config, changed)
-    out.print(", ".join(f"{name} {_shown(row[name])}" for name in given), markup=False)
+    out.print(", ".join(f"{name} {_shown(row[name])}" for name in (*given, "weight")), markup=False)
 
 
 @app.command(epilog=examples("holdfast tenants adopt default"))
@@ -134,6 +142,18 @@ def _limit(name: str, given: str | None) -> float:
     if not least <= value < UNLIMITED:
         raise CommandError(f"{flag}: must be {LIMIT}, and not below {least:g}", ExitCode.USAGE)
     return value
+
+
+def _weight(given: str) -> int:
+    from holdfast.engine.claim import MAX_WEIGHT
+
+    if given == DEFAULT:
+        return 1
+    if not given.isdecimal() or not 1 <= int(given) <= MAX_WEIGHT:
+        raise CommandError(
+            f"--weight {given}: must be a number from 1 to {MAX_WEIGHT:,}, or '{DEFAULT}' for 1", ExitCode.USAGE
+        )
+    return int(given)
 
 
 def _shown(limit: float | None) -> str:

@@ -142,6 +142,11 @@ WHERE thread.thread_id = entered.thread_id AND EXISTS (SELECT 1 FROM run WHERE r
 """
 
 
+# The highest priority, and the lowest with a minus. Few, because a claim looks at each priority that a tenant uses: ten
+# thousand different ones would make the claims of all tenants slow.
+MAX_PRIORITY = 100
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
     """All that a run is made of. `kwargs` is what the worker needs and clients may read back.

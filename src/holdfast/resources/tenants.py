@@ -10,6 +10,7 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.engine.claim import MAX_WEIGHT
 from holdfast.engine.quota import UNLIMITED, Quota
 from holdfast.errors import InvalidRequest
 from holdfast.resources.tenant_store import ROOT
@@ -17,7 +18,7 @@ from holdfast.settings import Settings
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LIMITS = ("max_queued", "max_running", "requests_per_second", "spend_per_day_usd")
-COLUMNS = f"tenant_id, {', '.join(LIMITS)}, created_at"
+COLUMNS = f"tenant_id, weight, {', '.join(LIMITS)}, created_at"
 
 ENSURE = "INSERT INTO tenant (tenant_id) VALUES (%(tenant_id)s) ON CONFLICT (tenant_id) DO NOTHING"
 
@@ -29,9 +30,9 @@ _CHANGED = ", ".join(
     for limit in LIMITS
 )
 SET = f"""
-INSERT INTO tenant AS old (tenant_id, {", ".join(LIMITS)})
-VALUES (%(tenant_id)s, {", ".join(f"%({limit})s" for limit in LIMITS)})
-ON CONFLICT (tenant_id) DO UPDATE SET {_CHANGED}
+INSERT INTO tenant AS old (tenant_id, weight, {", ".join(LIMITS)})
+VALUES (%(tenant_id)s, coalesce(%(weight)s::integer, 1), {", ".join(f"%({limit})s" for limit in LIMITS)})
+ON CONFLICT (tenant_id) DO UPDATE SET weight = coalesce(%(weight)s::integer, old.weight), {_CHANGED}
 RETURNING {COLUMNS}
 """
 
@@ -136,13 +137,21 @@ def _unlimited(value: float | None) -> bool:
 
 
 async def set_limits(
-    connection: AsyncConnection[DictRow], tenant_id: str, limits: Mapping[str, float], cleared: list[str]
+    connection: AsyncConnection[DictRow],
+    tenant_id: str,
+    limits: Mapping[str, float],
+    cleared: list[str],
+    weight: int | None = None,
 ) -> DictRow:
-    """Set some of a tenant's limits, and give others back to the settings. Makes the tenant if there is none."""
+    """Set some of a tenant's limits, give others back to the settings, and set its weight unless that is None. Makes
+    the tenant if there is none."""
     try:
         asked = {"tenant_id": checked_name(tenant_id), "cleared": cleared, **dict.fromkeys(LIMITS), **limits}
     except ValueError as error:
         raise InvalidRequest(f"tenant_id: {error}.") from None
+    if weight is not None and not 1 <= weight <= MAX_WEIGHT:
+        raise InvalidRequest(f"weight: {weight} is not a number from 1 to {MAX_WEIGHT:,}.")
+    asked["weight"] = weight
     row = await (await connection.execute(SET.encode(), asked)).fetchone()
     assert row is not None
     return row

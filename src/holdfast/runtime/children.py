@@ -16,6 +16,7 @@ from uuid import UUID
 from langgraph.errors import GraphDrained
 from langsmith.run_helpers import get_current_run_tree
 
+from holdfast.engine.create import MAX_PRIORITY
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun
@@ -70,10 +71,12 @@ async def spawn(
     returns the one there is. So a key names a piece of work, and is the same each time the node runs: `"summary"`, or
     `f"page {number}"` in a loop; not a random id. When this returns, the child is committed.
 
-    Raises ChildRefused when the key stands for another assistant or input, and past HOLDFAST_MAX_CHILD_DEPTH and
-    HOLDFAST_MAX_CHILDREN.
+    Raises ChildRefused when the key stands for another assistant or input, for a priority beyond 100 or -100, and past
+    HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
     """
     run = current_run("holdfast.spawn()")
+    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ChildRefused(f"priority: {priority} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
     request = ChildRequest(
         assistant=str(assistant),
         key=_checked(key),

@@ -22,7 +22,7 @@ import structlog
 import holdfast
 from holdfast.db.connect import Database
 from holdfast.db.kept import KeptConnection
-from holdfast.engine.claim import claim, next_due, return_strays
+from holdfast.engine.claim import NO_TURN, claim, next_due, return_strays
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
@@ -104,8 +104,8 @@ class Worker:
         # Whether more may be ready than there was room for when we last looked. Whatever becomes ready after a look
         # that found less than there was room for comes with a hint.
         self._more = True
-        # The tenant whose turn was last.
-        self._served = ""
+        # Which tenant was served last, and whether its turn is over.
+        self._turn = NO_TURN
         self._ask_schedule = True
         # When it last began to, for traces.
         self._looked_at = 0
@@ -232,9 +232,8 @@ class Worker:
         due = None
         async with self._claiming.connection() as connection:
             most = self._settings.tenant_max_running
-            rows = await claim(
-                connection, worker_id, free, self._catalog.graph_ids, after=self._served, max_running=most
-            )
+            rows = await claim(connection, worker_id, free, self._catalog.graph_ids, turn=self._turn, max_running=most)
+            self._turn = self._turn.after(rows)
             drained = len(rows) < free
             self._more = not drained
             if drained and self._ask_schedule:
@@ -244,7 +243,6 @@ class Worker:
         settled = self._wakes.looked(looking, drained=drained)
         self.claims.add(len(rows))
         for row in rows:
-            self._served = row["tenant_id"]
             run = Claimed(**row)
             self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
             self._start(worker_id, run)

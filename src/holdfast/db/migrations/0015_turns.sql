@@ -1,0 +1,21 @@
+-- Between tenants turns decide, and priority orders a tenant's own runs only.
+
+-- How many runs a tenant gets in each turn. Only the operator sets it.
+ALTER TABLE tenant ADD COLUMN weight integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 1000);
+
+-- The queue as it is claimed from: tenant by tenant, of each the highest priority first, and only graphs that the worker
+-- has. The priority is negated, so that all columns go in one direction and rows of them can be compared; as bigint,
+-- because the smallest integer has no negative.
+DROP INDEX run_turn;
+CREATE INDEX run_turn ON run (tenant_id, (-priority::bigint), graph_id, ready_at)
+    WHERE status = 'pending' AND ready_at IS NOT NULL;
+
+-- A run's priority is from -100 to 100, because a claim looks at each priority that a tenant uses. Crons that have another
+-- would not be accepted any more when they are changed. Runs keep theirs.
+UPDATE cron SET
+    template = jsonb_set(template::jsonb, '{priority}',
+                         to_jsonb(greatest(-100, least(100, (template ->> 'priority')::numeric))))::json,
+    payload = CASE WHEN payload ->> 'priority' IS NULL THEN payload ELSE
+        jsonb_set(payload::jsonb, '{priority}',
+                  to_jsonb(greatest(-100, least(100, (payload ->> 'priority')::numeric))))::json END
+WHERE (template ->> 'priority')::numeric NOT BETWEEN -100 AND 100;
