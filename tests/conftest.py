@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# As the command line sets it, before anything imports LangGraph.
+os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
+
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator

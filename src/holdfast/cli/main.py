@@ -6,6 +6,7 @@ and small; none of this imports LangGraph.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -101,6 +102,9 @@ app.command(epilog=events.EPILOG, rich_help_panel=_OPERATE)(events.events)
 
 def main() -> None:
     """The entry point: an error that somebody can do something about is a message, not a traceback."""
+    # LangGraph reads it when it is first imported, and then collects the types that a graph's schemas name. Checkpoints
+    # bring back these and no others: see graphs/checkpoint_types.py.
+    os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
     try:
         app(prog_name="holdfast")
     except OperatorError as error:

@@ -28,7 +28,7 @@ def check_dsn(name: str, dsn: str) -> None:
     except psycopg.ProgrammingError:
         raise DatabaseError(f"{name} cannot be read. It must be {FORM}. {ENCODING}") from None
     # A password with an unencoded / or @ splits the URL in the wrong place, and would be shown as a port or a host.
-    if "@" in str(read.get("host") or ""):
+    if "@" in str(read.get("host") or "") or (scheme is not None and "@" in str(read.get("dbname") or "")):
         raise DatabaseError(f"{name} has more than one @ before its path. {ENCODING}")
     for port in str(read.get("port") or "").split(","):
         if port and not (port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65536):

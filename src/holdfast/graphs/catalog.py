@@ -24,6 +24,7 @@ from langgraph_sdk.runtime import AccessContext
 
 from holdfast.errors import NotFound
 from holdfast.graphs.assistants import assistant_id, resolve_assistant
+from holdfast.graphs.checkpoint_types import allowed_types
 from holdfast.graphs.config import GraphTarget, ProjectConfig
 from holdfast.graphs.factories import Factory, entered, inspect_factory
 from holdfast.graphs.loading import Loaded, load_targets, prepare_environment
@@ -44,6 +45,8 @@ class GraphCatalog:
         self._loaded = dict(loaded)
         self._sources = {graph_id: _source(config, one) for graph_id, one in loaded.items()}
         self._transformers = {graph_id: _transformers(config, one) for graph_id, one in loaded.items()}
+        self.checkpoint_types = allowed_types(config)
+        """What checkpoints may bring back, besides what LangGraph allows and the graphs' schemas name."""
         self._replaced: set[tuple[str, str]] = set()
         self._lent: BaseStore | None = None
         self._fallback_store: InMemoryStore | None = None
@@ -172,7 +175,7 @@ class GraphCatalog:
         if own is not None and own is not True and self._first_time("checkpointer", graph_id):
             named = "off" if own is False else type(own).__name__
             log.warning("graph.checkpointer_replaced", graph_id=graph_id, own=named)
-        bound.checkpointer = checkpointer
+        bound.checkpointer = None if checkpointer is None else checkpointer.with_allowlist(self.checkpoint_types)
         if self._transformers[graph_id]:
             bound.stream_transformers = (*graph.stream_transformers, *self._transformers[graph_id])
         if store is not None:

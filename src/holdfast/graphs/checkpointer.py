@@ -1,4 +1,4 @@
-"""The section `checkpointer` of langgraph.json: how long threads are kept."""
+"""The section `checkpointer` of langgraph.json: how long threads are kept, and which types checkpoints bring back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from holdfast.graphs.store import LONGEST_TTL
 
 ThreadTtl = tuple[float, Literal["delete", "keep_latest"]]
 """Minutes without activity, and what happens then."""
+TypeName = tuple[str, str]
+"""The module and the name of a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class CheckpointerSection:
     """Seconds between two looks for expired threads."""
     sweep_limit: int | None = None
     """Threads that one look deletes or prunes at most; None leaves it to the sweeper."""
+    allowed_types: frozenset[TypeName] = frozenset()
+    """Types that checkpoints may bring back besides the project's own."""
 
 
 def checkpointer_section(project: ProjectConfig) -> CheckpointerSection:
@@ -34,9 +38,10 @@ def checkpointer_section(project: ProjectConfig) -> CheckpointerSection:
     if section.get("path") is not None or section.get("backend") not in (None, "default"):
         key = "checkpointer.path" if section.get("path") is not None else "checkpointer.backend"
         raise project.error(key, "a checkpointer of one's own cannot be used; checkpoints are kept in Postgres")
+    types = _types(project, section.get("serde"))
     ttl = section.get("ttl")
     if ttl is None:
-        return CheckpointerSection()
+        return CheckpointerSection(allowed_types=types)
     if not isinstance(ttl, dict):
         raise project.error("checkpointer.ttl", f"must be an object, not {ttl!r}")
     strategy = ttl.get("strategy") or "delete"
@@ -51,7 +56,26 @@ def checkpointer_section(project: ProjectConfig) -> CheckpointerSection:
         thread_ttl=None if minutes is None else (minutes, cast(Literal["delete", "keep_latest"], strategy)),
         sweep_interval=60.0 if sweep is None else 60 * sweep,
         sweep_limit=limit,
+        allowed_types=types,
     )
+
+
+def _types(project: ProjectConfig, serde: object) -> frozenset[TypeName]:
+    if serde is None:
+        return frozenset()
+    if not isinstance(serde, dict):
+        raise project.error("checkpointer.serde", f"must be an object, not {serde!r}")
+    given = serde.get("allowed_msgpack_modules")
+    if given is None:
+        return frozenset()
+    key = "checkpointer.serde.allowed_msgpack_modules"
+    if not isinstance(given, list) or not all(_is_type_name(one) for one in given):
+        raise project.error(key, f'must be a list of ["module", "Name"], one for each type, not {given!r}')
+    return frozenset((module, name) for module, name in given)
+
+
+def _is_type_name(given: object) -> bool:
+    return isinstance(given, list) and len(given) == 2 and all(isinstance(part, str) and part for part in given)
 
 
 def _minutes(project: ProjectConfig, key: str, value: object) -> float | None:

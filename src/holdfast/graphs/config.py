@@ -57,6 +57,7 @@ KNOWN_KEYS = frozenset(
 # What the objects inside of sections may hold. A key that is missing here would be ignored in silence.
 KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
     "checkpointer": frozenset({"backend", "path", "serde", "ttl"}),
+    "checkpointer.serde": frozenset({"allowed_json_modules", "allowed_msgpack_modules", "pickle_fallback"}),
     "checkpointer.ttl": frozenset({"default_ttl", "strategy", "sweep_interval_minutes", "sweep_limit"}),
     "http": frozenset(
         {
@@ -100,7 +101,8 @@ KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
 
 # Understood elsewhere, without effect here. Whoever relies on one should hear of it.
 WITHOUT_EFFECT = {
-    "checkpointer.serde": "checkpoints are written and read by LangGraph's default serializer",
+    "checkpointer.serde.allowed_json_modules": "types are allowed by checkpointer.serde.allowed_msgpack_modules",
+    "checkpointer.serde.pickle_fallback": "checkpoints are not pickled",
     "ui": "components of a user interface are not served",
 }
 

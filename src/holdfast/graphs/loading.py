@@ -215,7 +215,7 @@ def _place(error: BaseException) -> str | None:
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename != __file__ and not frame.filename.startswith("<frozen ")
     ]
-    installed = _installed_directories()
+    installed = installed_directories()
     own = [
         frame for frame in frames if not any(Path(frame.filename).is_relative_to(directory) for directory in installed)
     ]
@@ -227,7 +227,8 @@ def _place(error: BaseException) -> str | None:
     return None
 
 
-def _installed_directories() -> list[Path]:
+def installed_directories() -> list[Path]:
+    """Where Python and packages are installed: what lies there is not the user's code."""
     paths = sysconfig.get_paths()
     found = {
         paths["stdlib"],

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, Self, cast
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -17,6 +18,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow, dict_row
@@ -57,12 +59,28 @@ BlobRow = tuple[str, str, str, str, str, bytes | None]
 """thread_id, checkpoint_ns, channel, version, type, blob"""
 
 
+@lru_cache(maxsize=1024)
+def strict_serializer(types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
+    """LangGraph's serializer, which brings back these types and those that LangGraph knows to be harmless. A value of
+    another type comes back as plain data, and a warning says so."""
+    return JsonPlusSerializer(allowed_msgpack_modules=types)
+
+
 class PooledSaver(AsyncPostgresSaver):
-    """The stock saver on Holdfast's pool, schema and PgBouncer rules included."""
+    """The stock saver on Holdfast's pool, schema and PgBouncer rules included, with a strict serializer."""
 
     def __init__(self, database: Database, serde: SerializerProtocol | None = None) -> None:
-        super().__init__(cast(Any, database.pool), serde=serde)
+        self._types: frozenset[tuple[str, ...]] = frozenset()
+        super().__init__(cast(Any, database.pool), serde=serde or strict_serializer(self._types))
         self._database = database
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """Allow more types, from now on. LangGraph asks for a copy, which would not share what this saver holds
+        back; and each saver is for one use of one graph, whose types these are."""
+        if not self._types.issuperset(extra_allowlist) and isinstance(self.serde, JsonPlusSerializer):
+            self._types = self._types.union(extra_allowlist)
+            self.serde = strict_serializer(self._types)
+        return self
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:

@@ -190,7 +190,7 @@ async def update_state(
             graph_id = await _lock_idle(connection, thread_id)
             if graph_id != opened.graph_id:
                 raise Conflict(f"Thread {thread_id} changed to graph '{graph_id}' meanwhile. Try again.")
-            opened.graph.checkpointer = TransactionSaver(database, connection)
+            opened.graph.checkpointer = TransactionSaver(database, connection).with_allowlist(catalog.checkpoint_types)
             try:
                 async with asyncio.timeout(database.settings.lease * PATIENCE):
                     reached = await _apply(opened, supersteps, checkpoint)

@@ -23,6 +23,7 @@ from holdfast.settings.fields import Section
 from holdfast.settings.letters import LetterSettings
 from holdfast.settings.metrics import MetricsSettings
 from holdfast.settings.retention import RetentionSettings
+from holdfast.settings.secrets import NOT_SHOWN
 from holdfast.settings.telemetry import TelemetrySettings
 from holdfast.settings.tenants import TenantSettings
 from holdfast.settings.traces import TraceSettings
@@ -86,6 +87,8 @@ class Settings(
         "traces",
         "otlp_endpoint",
         "otlp_traces_endpoint",
+        "otlp_headers",
+        "otlp_traces_headers",
         "otlp_protocol",
         "otel_service_name",
         "otel_sampler",
@@ -169,7 +172,7 @@ def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
             (key for key, info in Settings.model_fields.items() if name == key or name in environment_names(info)), name
         )
         told = field not in Settings.model_fields or Settings.model_fields[field].repr
-        shown = problem["input"] if told else "(secret)"
+        shown = problem["input"] if told else NOT_SHOWN
         lines.append(f"{source.get(field, field)}={shown}: {_rule(problem)}")
     return "\n".join(lines)
 

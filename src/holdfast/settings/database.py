@@ -13,12 +13,14 @@ from holdfast.settings.fields import Seconds, Section, names, only_ours
 class DatabaseSettings(Section):
     database_url: str | None = Field(
         None,
+        repr=False,
         validation_alias=names("DATABASE_URL", "DATABASE_URI", "POSTGRES_URI"),
         description="Postgres 14 to 18, as a URL or key=value string. Unset: `dev` and `serve` start a private "
         "Postgres in the data directory.",
     )
     direct_database_url: str | None = Field(
         None,
+        repr=False,
         validation_alias=names("DIRECT_DATABASE_URL"),
         description="A connection past PgBouncer, for what needs a session (LISTEN, the heartbeat, leadership). "
         "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is "
@@ -66,6 +68,7 @@ class DatabaseSettings(Section):
     )
     redis_url: str | None = Field(
         None,
+        repr=False,
         validation_alias=names("REDIS_URL", "REDIS_URI"),
         description="Redis 6 or later for signals: redis://host:6379/0, rediss:// for TLS, unix:///path, "
         "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379. Unset: signals "

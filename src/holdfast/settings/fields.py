@@ -25,4 +25,7 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseSettings):
     """Settings that belong together."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True, allow_inf_nan=False)
+    # Errors are shown by `load_settings`, which knows what is secret; pydantic's own texts have no values.
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, allow_inf_nan=False, hide_input_in_errors=True
+    )

@@ -45,6 +45,5 @@ class TenantSettings(Section):
         le=60,
         validation_alias=names("KEY_REFRESH_SECONDS"),
         description="Seconds until a web process notices that a key was revoked, the first key was made, or a limit "
-        "was changed. Streams and WebSockets of a revoked key end then. One small statement of each process for each of "
-        "these.",
+        "was changed. Streams and WebSockets of a revoked key end then. One small statement of each process each time.",
     )

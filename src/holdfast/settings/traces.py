@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from holdfast.settings.fields import Section, names, only_ours
+from holdfast.settings.secrets import shown_url
 
 SAMPLERS = (
     "always_on",
@@ -29,14 +30,29 @@ class TraceSettings(Section):
     )
     otlp_endpoint: str | None = Field(
         None,
+        repr=False,
         validation_alias=names("OTEL_EXPORTER_OTLP_ENDPOINT"),
         description="Where an OTLP collector takes requests over HTTP, without `/v1/traces`. `http://localhost:4318` "
         "when `HOLDFAST_TRACES=true` and no endpoint is named.",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
+        repr=False,
         validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         description="The same for traces alone, and as it is: with its path.",
+    )
+    otlp_headers: str | None = Field(
+        None,
+        repr=False,
+        validation_alias=names("OTEL_EXPORTER_OTLP_HEADERS"),
+        description="Headers for the collector, which often hold a key: `name=value`, percent-encoded, with commas "
+        "between them.",
+    )
+    otlp_traces_headers: str | None = Field(
+        None,
+        repr=False,
+        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+        description="The same for traces alone.",
     )
     otlp_protocol: str | None = Field(
         None,
@@ -92,6 +108,13 @@ class TraceSettings(Section):
             return self.otlp_traces_endpoint
         return f"{(self.otlp_endpoint or 'http://localhost:4318').rstrip('/')}/v1/traces"
 
+    @property
+    def traces_headers(self) -> dict[str, str]:
+        """What the collector is sent with every request."""
+        given = (self.otlp_traces_headers or self.otlp_headers or "").split(",")
+        pairs = [header.partition("=") for header in given]
+        return {unquote(name).strip().lower(): unquote(value).strip() for name, is_pair, value in pairs if is_pair}
+
     @model_validator(mode="after")
     def _usable(self) -> Self:
         if self.tracing:  # Else they are somebody else's, and may say what they like.
@@ -112,9 +135,9 @@ class TraceSettings(Section):
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             usable = False
-        # Without what may be a password in it.
-        shown = url.rpartition("@")[2]
-        return None if usable else f"{variable}={shown}: must be the URL of an OTLP collector, http:// or https://"
+        if usable:
+            return None
+        return f"{variable}={shown_url(url)}: must be the URL of an OTLP collector, http:// or https://"
 
     def _choice_problem(self) -> str | None:
         if self.otlp_protocol and self.otlp_protocol != PROTOCOL:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from holdfast.errors import SettingsError
+from holdfast.settings.secrets import RULE_FOR_PASSWORDS, shown_url
 
 Mode = Literal["server", "socket", "sentinel", "cluster"]
 Address = tuple[str, int]
@@ -60,23 +61,21 @@ class RedisPlace:
         return {"username": self.username, "password": self.password}
 
 
-def without_password(url: str) -> str:
-    """The URL as it may be shown: what stands between the user and the last @, and passwords in the query, are not."""
-    hidden = re.sub(r"(?<=//)([^/?@:]*):.*(?=@)", r"\1:***", url)
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
-
-
 def parse_redis_url(url: str) -> RedisPlace:
     """Raises SettingsError naming the setting, the value without its passwords, and the rule."""
 
     def wrong(why: str) -> SettingsError:
-        return SettingsError(f"REDIS_URL={without_password(url)}: {RULE} ({why})")
+        return SettingsError(f"REDIS_URL={shown_url(url)}: {RULE} ({why})")
 
+    place = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
+    if "@" in place.partition("/")[2] or place.partition("/")[0].count("@") > 1 or ("@" in url and "@" not in place):
+        # A part of the password would be taken for a host, a path or a query, and be named below.
+        raise wrong(RULE_FOR_PASSWORDS)
     try:
         parts = urlsplit(url)
         query = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
-    except ValueError as error:
-        raise wrong(str(error)) from None
+    except ValueError:
+        raise wrong("it cannot be parsed") from None
     if parts.scheme not in _SCHEMES:
         raise wrong("the scheme is none of these")
     mode, tls = _SCHEMES[parts.scheme]
@@ -99,9 +98,9 @@ def parse_redis_url(url: str) -> RedisPlace:
         master = segments.pop(0)
     number = query.get("db") or (segments.pop(0) if segments else "0")
     if segments:
-        raise wrong(f"there is no use for /{segments[0]}")
+        raise wrong("there is no use for what comes after the database")
     if not number.isdecimal() or (mode == "cluster" and number != "0"):
-        raise wrong("a Cluster has only database 0" if number.isdecimal() else f"database {number} is not a number")
+        raise wrong("a Cluster has only database 0" if number.isdecimal() else "the database is not a number")
     addresses = () if mode == "socket" else tuple(_address(host, _PORTS[mode], wrong) for host in hosts.split(","))
     if mode == "server" and len(addresses) > 1:
         raise wrong("several hosts need redis+sentinel:// or redis+cluster://")
@@ -116,14 +115,14 @@ def parse_redis_url(url: str) -> RedisPlace:
         password=unquote(password) or None,
         tls_options=tls_options,
         sentinel_password=query.get("sentinel_password"),
-        shown=without_password(url),
+        shown=shown_url(url),
     )
 
 
 def _address(text: str, port: int, wrong: Any) -> Address:
     match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.%]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d+))?", text)
     if match is None:
-        raise wrong(f"{text or 'nothing'} is not a host with a port")
+        raise wrong("a host with a port is missing")
     number = int(match["port"] or port)
     if not 0 < number < 65536:
         raise wrong(f"{number} is not a port")

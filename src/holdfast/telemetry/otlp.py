@@ -131,12 +131,13 @@ class _LastMessage(logging.Handler):
 
 
 def open_provider(settings: Settings, role: str) -> tuple[TracerProvider, Losses]:
-    """The process's source of spans, with a thread that sends them. OpenTelemetry reads the headers, the limits of the
-    queue and whatever else is not a setting of ours from the environment."""
+    """The process's source of spans, with a thread that sends them. OpenTelemetry reads the limits of the queue
+    and whatever else is not a setting of ours from the environment."""
     provider = StepProvider(_resource(settings, role), _sampler(settings))
     provider.add_span_processor(BindAttributes())
     losses = Losses()
-    exporter = CountedExporter(OTLPSpanExporter(endpoint=settings.traces_url), losses)
+    sender = OTLPSpanExporter(endpoint=settings.traces_url, headers=settings.traces_headers or None)
+    exporter = CountedExporter(sender, losses)
     provider.add_span_processor(Outbox(exporter, losses))
     return provider, losses
 

@@ -141,6 +141,13 @@ def secrets_of(settings: Settings) -> set[str]:
             found |= _passwords(url)
     for secret in settings.signing_secrets:
         found |= {secret, secret.removeprefix("whsec_")}
+    for endpoint in (settings.otlp_endpoint, settings.otlp_traces_endpoint):
+        if endpoint is not None:
+            found |= _passwords(endpoint)
+    for headers in (settings.otlp_headers, settings.otlp_traces_headers):
+        for header in (headers or "").split(","):
+            value = header.partition("=")[2].strip() or header.strip()
+            found |= {value, unquote(value)}
     return {secret for secret in found if len(secret) >= SHORTEST}
 
 

@@ -206,7 +206,7 @@ class Executor:
         attempt.meter.close()
         if attempt.lane is not lane:
             # The checkpointer belongs to the one left behind, and can do nothing more; the state still has to be read.
-            graph.checkpointer = PooledSaver(self._database)
+            graph.checkpointer = PooledSaver(self._database).with_allowlist(self._catalog.checkpoint_types)
         if task.done() and not task.cancelled():
             task.exception()  # Fetched, or asyncio would report it where the lane's failure says it all.
         if attempt.lane.failure is not None:

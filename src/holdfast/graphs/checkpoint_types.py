@@ -1,0 +1,62 @@
+"""Which types a checkpoint may bring back.
+
+A checkpoint names the type of every value that is not plain data, and LangGraph's serializer would import and call
+whatever a row names. Holdfast uses it in its strict mode: a type that is not allowed comes back as the plain data it
+was made of, and nothing is imported for it. Allowed are
+
+- what LangGraph itself knows to be harmless: messages, documents, dates and the like;
+- what the schemas of a graph name: LangGraph collects these when the graph is compiled;
+- the project's own data types, because values of them also stand where no schema names them: results of tasks,
+  subclasses, fields of type `Any`;
+- what `checkpointer.serde.allowed_msgpack_modules` of langgraph.json names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import BaseModel
+from pydantic.v1 import BaseModel as BaseModelV1
+
+from holdfast.graphs.checkpointer import TypeName, checkpointer_section
+from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.dependencies import import_directories
+from holdfast.graphs.loading import installed_directories
+
+
+def allowed_types(config: ProjectConfig) -> frozenset[TypeName]:
+    """The types of the project, and those that langgraph.json names. The graphs have been imported before."""
+    directories = _prefixes(import_directories(config))
+    installed = _prefixes(installed_directories())
+    own = {
+        (name, attribute)
+        for name, module in list(sys.modules.items())
+        if (file := _file(module)).startswith(directories) and not file.startswith(installed)
+        for attribute, value in list(vars(module).items())
+        if is_data_type(value) and (value.__module__, value.__name__) == (name, attribute)
+    }
+    return frozenset(own) | checkpointer_section(config).allowed_types
+
+
+def is_data_type(value: object) -> bool:
+    """Whether a value is a class of data, as the serializer writes them: a pydantic model, a dataclass, an enum or a
+    named tuple. Not settings: to make one is to read the process's secrets into the state."""
+    if not isinstance(value, type) or hasattr(value, "settings_customise_sources"):
+        return False
+    named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
+    return named_tuple or issubclass(value, (BaseModel, BaseModelV1, Enum)) or dataclasses.is_dataclass(value)
+
+
+def _prefixes(directories: list[Path]) -> tuple[str, ...]:
+    return tuple(f"{directory}{os.sep}" for directory in directories)
+
+
+def _file(module: ModuleType) -> str:
+    """Without asking the module for attributes: some import others when they are asked."""
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    return file if isinstance(file, str) else ""
