@@ -38,6 +38,7 @@ COMMANDS = [
     ["tenants", "list"],
     ["tenants", "set"],
     ["tenants", "adopt"],
+    ["tenants", "adopt-checkpoints"],
     ["sweep"],
     ["webhooks"],
     ["webhooks", "list"],

@@ -64,6 +64,34 @@ def test_it_is_a_durable_private_server(postgres: EmbeddedPostgres) -> None:
     assert (postgres.data_dir / "postgres").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_data_directory_and_logs_are_private(tmp_path: Path, umask: int) -> None:
+    """Also those that an older version has left for everybody to read."""
+    data_dir = tmp_path / ".holdfast"
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            with EmbeddedPostgres(data_dir) as server:
+                assert works(server.start())
+                modes = {path.name: path.stat().st_mode & 0o777 for path in (data_dir, *data_dir.iterdir())}
+                assert modes == {".holdfast": 0o700, "lock": 0o600, "postgres": 0o700, "postgres.log": 0o600}
+            data_dir.chmod(0o755)
+            for name in ("lock", "postgres.log"):
+                (data_dir / name).chmod(0o644)
+    finally:
+        os.umask(before)
+
+
+def test_directory_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "langgraph.json").write_text("{}")
+    (tmp_path / "lock").touch()
+    with EmbeddedPostgres(tmp_path) as server:
+        assert works(server.start())
+        assert tmp_path.stat().st_mode & 0o777 == 0o755
+        assert log_path(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
 def test_data_is_there_after_a_restart(tmp_path: Path) -> None:
     for expected in (1, 2):
         with EmbeddedPostgres(tmp_path) as server:

@@ -98,6 +98,7 @@ def new_run(thread: int) -> dict[str, Any]:
         "acceptance": b"{}",
         "stamps": [json.dumps({"graph_id": GRAPH})],
         "temporaries": [False],
+        "adopting": [False],
         "ttl_minutes": [30.0],
         "ttl_strategies": ["delete"],
         "tenant_ids": [""],

@@ -145,10 +145,10 @@ def test_unknown_keys_are_warnings(project: Project) -> None:
 
 
 def test_what_has_no_effect_is_said(project: Project) -> None:
-    config = project.configure(graphs=GRAPHS, ui={"a": "./a.tsx"}, webhooks={}, checkpointer={"serde": {"x": 1}})
+    serde = {"pickle_fallback": True}
+    config = project.configure(graphs=GRAPHS, ui={"a": "./a.tsx"}, webhooks={}, checkpointer={"serde": serde})
     assert config.warnings == (
-        f'{project.path}: "checkpointer.serde" has no effect: checkpoints are written and read by LangGraph\'s default '
-        "serializer",
+        f'{project.path}: "checkpointer.serde.pickle_fallback" has no effect: checkpoints are not pickled',
         f'{project.path}: "ui" has no effect: components of a user interface are not served',
     )
 

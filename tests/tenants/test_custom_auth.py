@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
+from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
+from tests.support.records import query
 from tests.support.servers import free_port
 from tests.support.serving import serving
 
@@ -65,3 +68,22 @@ async def test_graph_code_sees_the_items_of_its_own_tenant(client: httpx.AsyncCl
     item = await client.get("/store/items?namespace=notes&key=one", headers=as_user("acme/alice"))
     assert item.json()["value"] == {"text": "one"}
     assert (await client.get("/store/items?namespace=notes&key=one", headers=as_user("zeta/zoe"))).json() is None
+
+
+async def test_checkpoints_that_nobody_owns_are_not_given_to_a_user(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    """Nor to one without a tenant: it is not known whose they are."""
+    thread_id = str(uuid4())
+    await query(
+        database,
+        "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata) "
+        "VALUES (%s, '', '1', '{}', '{}') RETURNING thread_id",
+        thread_id,
+    )
+    for token in ("acme/alice", "root"):
+        answer = await client.post("/threads", json={"thread_id": thread_id}, headers=as_user(token))
+        assert answer.status_code == 409
+        body = {"assistant_id": "remember", "input": {"note": "x"}, "if_not_exists": "create"}
+        answer = await client.post(f"/threads/{thread_id}/runs", json=body, headers=as_user(token))
+        assert answer.status_code == 404

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from datetime import timedelta
 from decimal import Decimal
 from uuid import uuid4
@@ -13,6 +15,7 @@ import pytest
 from holdfast.engine.usage import Tally, record_usage
 from holdfast.resources.crons import fire, upcoming_crons
 from holdfast.resources.tenants import adopt, list_tenants
+from tests.cli.processes import holdfast
 from tests.support.waiting import until
 from tests.tenants.conftest import House
 from tests.tenants.test_keys import becomes
@@ -184,3 +187,64 @@ async def test_what_is_nobodys_is_adopted(house: House) -> None:
     assert item.json()["value"] == {"a": 1}
     async with house.database.transaction() as connection:
         assert set((await adopt(connection, "other")).values()) == {0}
+
+
+# --- checkpoints from before there was Holdfast -----------------------------------------------------------------------
+
+CHECKPOINT = """
+INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata)
+VALUES (%s, '', '1', '{"v": 4, "channel_values": {"secret": "old"}, "channel_versions": {}}', '{}') RETURNING thread_id
+"""
+
+
+async def test_checkpoints_that_nobody_owns_are_not_given_to_a_tenant(house: House) -> None:
+    """By no way in which a client names the id of a thread; and the answer is the one for another tenant's thread."""
+    client, other = await somebody(house, "finder"), await somebody(house, "owner")
+    thread_id, taken = str(uuid4()), str(uuid4())
+    await house.query(CHECKPOINT, thread_id)
+    await other.post("/threads", json={"thread_id": taken})
+    for body in ({}, {"if_exists": "do_nothing"}):
+        answers = [await client.post("/threads", json={"thread_id": one, **body}) for one in (thread_id, taken)]
+        assert [answer.status_code for answer in answers] == [409, 409]
+        assert answers[0].text.replace(thread_id, taken) == answers[1].text
+    for way in ("", "/stream", "/wait"):
+        path = f"/threads/{thread_id}/runs{way}"
+        assert (await client.post(path, json={**RUN, "if_not_exists": "create"})).status_code == 404
+    start = {"id": 1, "method": "run.start", "params": RUN}
+    assert (await client.post(f"/threads/{thread_id}/commands", json=start)).json().get("type") != "success"
+    for path in ("", "/state", "/history"):
+        assert (await client.get(f"/threads/{thread_id}{path}")).status_code == 404
+    assert not await house.query("SELECT 1 FROM thread WHERE thread_id = %s", thread_id)
+
+
+async def test_checkpoints_are_adopted_with_everything_else(house: House) -> None:
+    client = await somebody(house, "keeper")
+    thread_id = str(uuid4())
+    await house.query(CHECKPOINT, thread_id)
+    await house.query(CHECKPOINT, "not a UUID")
+    async with house.database.transaction() as connection:
+        moved = await adopt(connection, "keeper")
+    assert moved["threads"] >= 1
+    assert (await client.get(f"/threads/{thread_id}")).status_code == 200
+    [row] = await house.query("SELECT has_state FROM thread WHERE thread_id = %s", thread_id)
+    assert row["has_state"]
+
+
+async def test_some_checkpoints_are_adopted_by_the_command(house: House) -> None:
+    client = await somebody(house, "chosen")
+    mine, nobodys = str(uuid4()), str(uuid4())
+    for thread_id in (mine, nobodys):
+        await house.query(CHECKPOINT, thread_id)
+    environ = {**os.environ, "DATABASE_URL": house.database.settings.database_url or "", "COLUMNS": "200"}
+    arguments = (mine, "--tenant", "chosen", "--metadata", '{"owner": "ann"}')
+    done = await asyncio.to_thread(
+        subprocess.run,
+        holdfast("tenants", "adopt-checkpoints", *arguments),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "1 threads", done.stderr
+    assert (await client.get(f"/threads/{mine}")).json()["metadata"] == {"owner": "ann"}
+    assert (await client.get(f"/threads/{nobodys}")).status_code == 404

@@ -32,7 +32,7 @@ from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
 from holdfast.resources.runs import get_run, list_runs, present_run
-from holdfast.resources.threads import get_thread
+from holdfast.resources.threads import get_thread, note_lone_checkpoints
 from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
 
@@ -63,7 +63,13 @@ async def create_from(
         new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept}, streamed=streamed)
         if watched:
             web.hub.expect(new.thread_id)
-        created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
+        try:
+            created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
+        except NotFound:
+            if new.create_thread:
+                async with web.database.connection() as connection:
+                    await note_lone_checkpoints(connection, new.thread)
+            raise
         if watched:
             # As part of a larger transaction it is not committed yet: nobody may see it but by the hint that follows.
             accepted = () if created.acceptance is None or web.intake is None else (created.acceptance,)
@@ -133,6 +139,7 @@ async def described_run(
         thread_ttl=web.thread_ttl,
         visible=EVERYTHING if thread_id is None else visible,
         tenant_id=web.caller.tenant or "",
+        adopting=web.caller.adopting,
         quota=web.quota,
         assistant_seen=assistant["updated_at"] if remembered else None,
     )

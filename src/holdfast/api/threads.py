@@ -41,6 +41,7 @@ from holdfast.resources.threads import (
     count_threads,
     get_thread,
     get_ttl,
+    note_lone_checkpoints,
     present,
     search_threads,
 )
@@ -70,9 +71,11 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     visible = await web.caller.may("threads", "create", asked)
     metadata = asked["metadata"] or {}
     ttl = web.thread_ttl if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
-    thread = await _create(web, NewThread(thread_id, metadata, ttl, web.caller.tenant or ""))
+    new = NewThread(thread_id, metadata, ttl, web.caller.tenant or "", adopting=web.caller.adopting)
+    thread = await _create(web, new)
     if thread is None:
         async with web.database.connection() as connection:
+            await note_lone_checkpoints(connection, new)
             if body.if_exists == "raise" or not await is_visible(connection, "thread", thread_id, visible):
                 raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
             thread = await get_thread(connection, thread_id)

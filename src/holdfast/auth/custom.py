@@ -109,6 +109,12 @@ class Caller:
         """What graph code finds about the caller."""
         return configurable_of(self.user)
 
+    @property
+    def adopting(self) -> bool:
+        """Whether a thread of theirs may continue checkpoints that no thread has. Nobody can say whose these are, so
+        with authentication only the operator gives them away."""
+        return self._auth is None
+
     async def may(self, resource: Resource, action: str, value: dict[str, Any]) -> Visibility:
         """Ask the project's handler. It may change `value`, whose keys are then to be used instead of the request's.
 

@@ -6,6 +6,7 @@ import json
 import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -112,7 +113,7 @@ def set_limits(
 @app.command(epilog=examples("holdfast tenants adopt default"))
 def adopt(tenant: Name, config: Config = DEFAULT_CONFIG) -> None:
     """Give a tenant everything that is nobody's: threads, runs, assistants, crons and items from before there were
-    tenants, which no key can see."""
+    tenants, which no key can see, and LangGraph's checkpoints from before there was Holdfast."""
     from holdfast.resources import tenants
 
     try:
@@ -125,6 +126,41 @@ def adopt(tenant: Name, config: Config = DEFAULT_CONFIG) -> None:
 
     counts = on_database(config, moved)
     out.print(", ".join(f"{count} {what}" for what, count in counts.items()), markup=False)
+
+
+@app.command(
+    "adopt-checkpoints",
+    epilog=examples(
+        "holdfast tenants adopt-checkpoints --tenant acme",
+        """holdfast tenants adopt-checkpoints 6f3c…  --metadata '{"owner": "ann", "graph_id": "agent"}'""",
+    ),
+)
+def adopt_checkpoints(
+    threads: Annotated[list[str] | None, typer.Argument(metavar="[THREAD_ID]...", help="Only of these.")] = None,
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Whose the threads are. Without it: nobody's.")] = "",
+    metadata: Annotated[str, typer.Option(metavar="JSON", help="The threads' metadata.")] = "{}",
+    config: Config = DEFAULT_CONFIG,
+) -> None:
+    """Make threads of LangGraph's checkpoints that have none, so that runs can continue them. With keys or custom auth
+    nobody else can: it is not known whose they are."""
+    from holdfast.resources import tenants
+
+    try:
+        thread_ids = [UUID(thread) for thread in threads] if threads else None
+        given = json.loads(metadata)
+        if tenant:
+            tenants.checked_name(tenant)
+    except ValueError as error:
+        raise CommandError(f"{error}", ExitCode.USAGE) from None
+    if not isinstance(given, dict):
+        raise CommandError(f"--metadata {metadata}: must be a JSON object", ExitCode.USAGE)
+
+    async def made(connection: AsyncConnection[DictRow]) -> int:
+        if tenant:
+            await tenants.ensure_tenant(connection, tenant)
+        return await tenants.adopt_checkpoints(connection, tenant, given, thread_ids)
+
+    out.print(f"{on_database(config, made)} threads", markup=False)
 
 
 def _limit(name: str, given: str | None) -> float:

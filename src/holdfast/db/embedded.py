@@ -34,6 +34,7 @@ from typing import Self
 import psutil
 import structlog
 
+from holdfast.db.embedded_files import make_private, open_private
 from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
 from holdfast.errors import DatabaseError, DataDirectoryInUse
 
@@ -77,7 +78,8 @@ class EmbeddedPostgres:
         if "lock" in self._fds:
             return
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.data_dir)
             self._fds["lock"] = _lock(self.data_dir)
         except OSError as error:
             raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
@@ -165,7 +167,7 @@ def _lock(data_dir: Path) -> int:
 
     A predecessor that has ended may have left a guard that is just stopping Postgres: that one is waited for.
     """
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    fd = open_private(data_dir / "lock", os.O_RDWR)
     deadline = time.monotonic() + TAKEOVER_TIMEOUT
     while True:
         try:

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import psutil
 
+from holdfast.db.embedded_files import open_private
 from holdfast.errors import DatabaseError
 
 MAJOR_VERSION = 18
@@ -114,7 +115,7 @@ class Server:
         command += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         command += [f"--set={name}={value}" for name, value in SERVER_OPTIONS.items()]
         since = self._log_size()
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             made = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._ownership())
         if made.returncode:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -125,6 +126,7 @@ class Server:
         """Start the server and wait until it answers. False when everybody has gone meanwhile."""
         self._stop_leftover()
         if self._log_size() > 10_000_000:
+            self.log.chmod(0o600)
             self.log.replace(self.log.with_suffix(".log.old"))
         since = self._log_size()
         options = {
@@ -136,7 +138,7 @@ class Server:
         command: list[str | Path] = [self._bin / "postgres", "-D", self.pgdata]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -227,6 +229,9 @@ class Server:
         for leaf in (self.pgdata, self._bin):
             for directory in leaf.parents:
                 mode = directory.stat().st_mode
+                if directory == self.data_dir and not mode & 0o077:
+                    self._give(directory)  # Private: then it is private to that account. Root is not asked.
+                    continue
                 if not mode & stat.S_IXOTH:
                     directory.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
 
@@ -244,6 +249,9 @@ class Server:
         if self._account is not None:
             given |= {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
         return given
+
+    def _open_log(self) -> BinaryIO:
+        return os.fdopen(open_private(self.log, os.O_WRONLY | os.O_APPEND), "ab")
 
     def _log_size(self) -> int:
         return self.log.stat().st_size if self.log.exists() else 0

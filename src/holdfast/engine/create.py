@@ -52,15 +52,20 @@ THREAD_COLUMNS = (
     "usage",
 )
 
-# `has_state` looks into LangGraph's own table, so that a thread whose checkpoints were there before Holdfast goes on.
+# `found` looks into LangGraph's own table: a thread whose checkpoints were there before Holdfast goes on from them, if
+# its creator may have them. For others the id is taken.
 CREATE_THREADS = f"""
 INSERT INTO thread (thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
 SELECT asked.thread_id, asked.tenant_id, asked.metadata::jsonb, asked.temporary, asked.ttl_minutes, asked.ttl_strategy,
-       now() + asked.ttl_minutes * interval '1 minute',
-       EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = asked.thread_id::text OFFSET 0)
+       now() + asked.ttl_minutes * interval '1 minute', found.checkpoints
 FROM unnest(%(thread_ids)b::uuid[], %(tenant_ids)b::text[], %(metadatas)b::text[], %(temporaries)b::boolean[],
-            %(ttl_minutes)b::float8[], %(ttl_strategies)b::text[])
-     AS asked(thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy)
+            %(ttl_minutes)b::float8[], %(ttl_strategies)b::text[], %(adopting)b::boolean[])
+     AS asked(thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, adopting)
+CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = asked.thread_id::text) AS checkpoints
+    OFFSET 0
+) AS found
+WHERE asked.adopting OR NOT found.checkpoints
 ORDER BY asked.thread_id
 ON CONFLICT (thread_id) DO NOTHING
 RETURNING {", ".join(f'"{column}"' for column in THREAD_COLUMNS)}
@@ -178,6 +183,8 @@ class NewRun:
     by_default: bool = False
     # Whose a thread is that is created with the run. The run is always its thread's tenant's.
     tenant_id: str = ""
+    # Whether a thread that is created with the run may continue checkpoints that were there before it.
+    adopting: bool = True
     # Looked at for tenants that may have limits.
     quota: Quota | None = None
     # Whether its events are going to be watched by whoever asks for it.
@@ -213,18 +220,20 @@ class NewRun:
     def thread(self) -> NewThread:
         """The thread that is created with it, unless it is there already."""
         ttl = None if self.temporary else self.thread_ttl
-        return NewThread(self.thread_id, self.thread_metadata, ttl, self.tenant_id, self.temporary)
+        return NewThread(self.thread_id, self.thread_metadata, ttl, self.tenant_id, self.temporary, self.adopting)
 
 
 @dataclass(frozen=True)
 class NewThread:
-    """`ttl`: minutes without activity, and what happens then."""
+    """`ttl`: minutes without activity, and what happens then. `adopting`: whether it may continue checkpoints of its id
+    that no thread has; else it is not created when there are some."""
 
     thread_id: UUID
     metadata: dict[str, Any]
     ttl: tuple[float, str] | None = None
     tenant_id: str = ""
     temporary: bool = False
+    adopting: bool = True
 
     @cached_property
     def metadata_json(self) -> str:
@@ -262,6 +271,7 @@ async def create_threads(connection: AsyncConnection[DictRow], threads: Sequence
             "temporaries": booleans([new.temporary for new in threads]),
             "ttl_minutes": floats([None if new.ttl is None else new.ttl[0] for new in threads]),
             "ttl_strategies": texts([None if new.ttl is None else new.ttl[1] for new in threads]),
+            "adopting": booleans([new.adopting for new in threads]),
         },
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+from psycopg.types.json import Jsonb
 
 from holdfast.engine.claim import MAX_WEIGHT
 from holdfast.engine.quota import UNLIMITED, Quota
@@ -68,6 +70,19 @@ ADOPT = {
         FROM store WHERE {_UNOWNED_ITEMS}
         ON CONFLICT DO NOTHING""",
 }
+# Checkpoints that were there before Holdfast, or were written beside it, have no thread until somebody is given them.
+# LangGraph's thread ids are any text; a thread's is a UUID. The cast stands where only UUIDs come.
+ADOPT_CHECKPOINTS = """
+INSERT INTO thread (thread_id, tenant_id, metadata, has_state)
+SELECT DISTINCT found.thread_id, %(tenant_id)s, %(metadata)s::jsonb, true
+FROM (
+    SELECT CASE WHEN thread_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN thread_id::uuid END AS thread_id
+    FROM checkpoints
+) AS found
+WHERE found.thread_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = found.thread_id)
+  AND (%(thread_ids)s::uuid[] IS NULL OR found.thread_id = ANY(%(thread_ids)s::uuid[]))
+ON CONFLICT (thread_id) DO NOTHING
+"""
 # The vectors of semantic search refer to their items by the namespace.
 ADOPT_VECTORS = f"""
 INSERT INTO store_vectors (prefix, key, field_name, embedding, created_at, updated_at)
@@ -170,8 +185,21 @@ async def adopt(connection: AsyncConnection[DictRow], tenant_id: str) -> dict[st
     for statement in LOCK_UNOWNED:
         await connection.execute(statement)
     moved = {what: (await connection.execute(text.encode(), asked)).rowcount for what, text in ADOPT.items()}
+    moved["threads"] += await adopt_checkpoints(connection, tenant_id)
     vectors = await (await connection.execute(HAS_VECTORS)).fetchone()
     if vectors is not None and vectors["kept"]:
         await connection.execute(ADOPT_VECTORS, asked)
     await connection.execute(FORGET_UNOWNED_ITEMS, asked)
     return moved
+
+
+async def adopt_checkpoints(
+    connection: AsyncConnection[DictRow],
+    tenant_id: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    thread_ids: Sequence[UUID] | None = None,
+) -> int:
+    """Make threads of checkpoints that have none, and give them to a tenant; "" is nobody. `thread_ids`: only of these.
+    Returns how many there were."""
+    asked = {"tenant_id": tenant_id, "metadata": Jsonb(metadata or {}), "thread_ids": thread_ids}
+    return (await connection.execute(ADOPT_CHECKPOINTS, asked)).rowcount

@@ -10,23 +10,29 @@ from typing import Any, Literal
 from uuid import UUID
 
 import orjson
+import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.create import THREAD_COLUMNS
+from holdfast.engine.create import THREAD_COLUMNS, NewThread
 from holdfast.engine.usage import usage_totals
 from holdfast.engine.waking import LOCK_FAMILY
 from holdfast.errors import Conflict, NotFound
+
+log = structlog.get_logger(__name__)
 
 TtlStrategy = Literal["delete", "keep_latest"]
 # Written into statements as they are: an index of what is not idle serves no plan that is made for any status.
 STATUSES = frozenset({"idle", "busy", "interrupted", "error"})
 
 WIDE = frozenset({"metadata", "config", "values", "interrupts", "error", "usage"})
-
+LONE_CHECKPOINTS = """
+SELECT EXISTS (SELECT 1 FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text)
+       AND NOT EXISTS (SELECT 1 FROM thread WHERE thread_id = %(thread_id)s) AS any
+"""
 ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
 GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
@@ -264,3 +270,13 @@ def present(row: DictRow) -> dict[str, Any]:
         key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()
     }
     return shown if shown.get("usage") is None else {**shown, "usage": usage_totals(shown["usage"])}
+
+
+async def note_lone_checkpoints(connection: AsyncConnection[DictRow], refused: NewThread) -> None:
+    """Log that a thread was refused because of checkpoints that no thread has. The answer does not say so: it must not
+    tell what an id stands for that is not the caller's."""
+    if refused.adopting:
+        return
+    row = await (await connection.execute(LONE_CHECKPOINTS, {"thread_id": refused.thread_id})).fetchone()
+    if row is not None and row["any"]:
+        log.warning("thread.checkpoints_not_adopted", thread_id=str(refused.thread_id))

@@ -72,6 +72,13 @@ ENTRIES: tuple[Entry, ...] = (
         resource="The resource.",
         action="What was asked for.",
     ),
+    entry(
+        "thread.checkpoints_not_adopted",
+        "warning",
+        "Somebody asked for a thread under the id of LangGraph checkpoints that no thread has, and was refused. "
+        "`holdfast tenants adopt-checkpoints` gives them away.",
+        "thread_id",
+    ),
     *outage("keys", "API keys cannot be read; those that are known go on working."),
     *outage("hub", "The changes of threads cannot be read; streams wait."),
     *outage("stream", "Events of a thread cannot be read; its streams wait."),
