@@ -119,7 +119,9 @@ def main() -> None:
         if logs_json():
             log.exception("process.failed")
         else:
-            traceback.print_exc()
+            from holdfast.telemetry.redaction import Redactor
+
+            print(Redactor().text(traceback.format_exc()), file=sys.stderr)
             complain("This is a defect in Holdfast. Please report it with the lines above.")
         sys.exit(ExitCode.SOFTWARE)
 
