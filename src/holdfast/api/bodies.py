@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, Strict, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    Strict,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from holdfast.engine.create import MAX_PRIORITY
@@ -66,12 +75,11 @@ class Destination(Body):
     """A node, and what it is given instead of the state."""
 
     node: str
-    input: Any = None
+    # JavaScript's LangGraph writes a Send with `args`.
+    input: Any = Field(None, validation_alias=AliasChoices("input", "args"))
 
 
 class Command(Body):
-    model_config = ConfigDict(extra="forbid")
-
     resume: Any = None
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
     goto: str | Destination | list[str | Destination] | None = None
