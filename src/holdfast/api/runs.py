@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -91,7 +92,7 @@ async def described_run(
     assistant = await runnable_assistant(web, body.assistant_id, remembered=remembered)
     graph_id = assistant["graph_id"]
     if graph_id not in web.catalog.graph_ids:
-        raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
+        raise NotFound("Graph", f"'{graph_id}' of assistant {body.assistant_id}")
     temporary = thread_id is None and body.on_completion != "keep"
     given = clean_metadata(body.metadata)
     kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
@@ -298,7 +299,7 @@ async def run_of(
             await web.may_thread(run["thread_id"], access, run_id=run_id, **value)
         except NotFound:
             # Not in the words of the thread: who may not see it is not told its id.
-            raise NotFound(f"Run {run_id} does not exist.") from None
+            raise NotFound("Run", run_id) from None
     return run
 
 
@@ -325,13 +326,18 @@ def split_list(values: Sequence[str]) -> list[str]:
     return found
 
 
+EVENT_ID = re.compile(r"[0-9]{1,16}")
+
+
 def event_cursor(last_event_id: str | None) -> int | None:
-    """A Last-Event-ID as a number of the log; None for the beginning."""
-    if last_event_id is None or last_event_id in ("-", "-1", "0", ""):
+    """A Last-Event-ID as a number of the log; None for the beginning.
+
+    What is not such a number means the beginning, too: `-` and `-1`, as clients ask for it, and the ids of another
+    server, which a client may still hold after a migration. A repeated event is better than a stream that is refused.
+    """
+    if last_event_id is None or EVENT_ID.fullmatch(last_event_id) is None:
         return None
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) <= 16):
-        raise InvalidRequest(f"Last-Event-ID '{last_event_id}' is not the id of an event: those are numbers.")
-    return int(last_event_id)
+    return int(last_event_id) or None
 
 
 Modes = Annotated[Sequence[str], Query()]
@@ -400,7 +406,7 @@ async def cancel(
     run = await run_of(web, run_id, thread_id, access="update", action=action)
     cancelled = await web.cancel(thread_id, [run_id], action)
     if not cancelled.ended and not cancelled.requested:
-        raise NotFound(f"Run {run_id} has ended already, as {run['status']}.")
+        raise NotFound("Unfinished run", run_id, hint=f"The run has ended already, as {run['status']}.")
     if wait:
         return wait_response(web, run)
     return Response(status_code=202)
