@@ -78,7 +78,13 @@ class BadRequest(RequestError):
 
 
 class NotFound(RequestError):
+    """Says "Thread 123 not found.": clients recognise a missing object by the words "not found" in the text."""
+
     status = 404
+
+    def __init__(self, kind: str, identity: object = None, *, hint: str = "") -> None:
+        what = kind if identity is None else f"{kind} {identity}"
+        super().__init__(f"{what} not found.{f' {hint}' if hint else ''}")
 
 
 class Conflict(RequestError):

@@ -57,7 +57,7 @@ async def test_a_path_it_has_for_another_method_stays_with_the_api(custom: httpx
 
 async def test_what_nobody_has_is_the_apis_to_say(custom: httpx.AsyncClient) -> None:
     answer = await custom.get("/nowhere")
-    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Path /nowhere not found."})
     redirect = await custom.get("/slash")
     assert (redirect.status_code, redirect.headers["location"]) == (307, "http://localhost/slash/")
 

@@ -105,6 +105,8 @@ class Intruder:
         detail = answer.json()["detail"]
         assert isinstance(detail, str), said
         assert detail, said
+        # Clients look for these words to tell a missing object from another failure.
+        assert answer.status_code != 404 or "not found" in detail, f"{said}: {detail}"
         return answer
 
 

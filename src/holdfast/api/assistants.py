@@ -310,7 +310,7 @@ def _mirrored(config: RunConfig | None, context: dict[str, Any] | None) -> tuple
 
 def _known_graph(catalog: GraphCatalog, graph_id: str) -> None:
     if graph_id not in catalog.graph_ids:
-        raise NotFound(f"Graph '{graph_id}' does not exist. The project has: {', '.join(catalog.graph_ids)}.")
+        raise NotFound("Graph", f"'{graph_id}'", hint=f"The project has: {', '.join(catalog.graph_ids)}.")
 
 
 def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:

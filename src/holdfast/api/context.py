@@ -150,7 +150,7 @@ class WebContext:
         if visible.restricted:
             async with self.database.connection() as connection:
                 if not await is_visible(connection, table, row_id, visible):
-                    raise NotFound(f"{table.capitalize()} {row_id} does not exist.")
+                    raise NotFound(table.capitalize(), row_id)
 
     async def may_thread(self, thread_id: UUID, access: str, **value: Any) -> dict[str, Any]:
         """Have it decided whether the caller may do something with a thread or one of its runs. Returns `value` as the

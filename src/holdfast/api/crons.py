@@ -228,7 +228,7 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
             await get_thread(connection, thread_id)
         graph_id, assistant_id = assistant["graph_id"], assistant["assistant_id"]
         if graph_id not in web.catalog.graph_ids:
-            raise NotFound(f"Assistant {body.assistant_id} is for graph '{graph_id}', which this server does not have.")
+            raise NotFound("Graph", f"'{graph_id}' of assistant {body.assistant_id}")
         content = _content(
             cron_id, assistant_id, body, asked["metadata"] or {}, web.thread_ttl, stateless=thread_id is None
         )

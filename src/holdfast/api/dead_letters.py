@@ -327,7 +327,7 @@ async def _may(web: WebContext, letter: DictRow, access: Literal["read", "update
 
 
 def _invisible(letter: DictRow) -> NotFound:
-    return NotFound(f"Run {letter['run_id']} is not a dead letter, or does not exist.")
+    return NotFound("Dead letter", letter["run_id"])
 
 
 async def _discard(web: WebContext, run_id: UUID) -> DictRow:

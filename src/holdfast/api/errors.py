@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from holdfast.errors import AlreadyAnswered, OverLimit, RequestError
+from holdfast.errors import AlreadyAnswered, NotFound, OverLimit, RequestError
 from holdfast.streams.serialize import to_json
 
 log = structlog.get_logger(__name__)
@@ -77,7 +78,11 @@ def install_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             # The router knows only the first route of the path.
             headers["Allow"] = ", ".join(sorted(_allowed(request)))
-        return _answer(error.status_code, str(error.detail), headers)
+        detail = str(error.detail)
+        if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
+            # Starlette's own text, for a path that has no route.
+            detail = str(NotFound("Path", request.url.path))
+        return _answer(error.status_code, detail, headers)
 
     @app.exception_handler(psycopg.DataError)
     @app.exception_handler(psycopg.errors.ProgramLimitExceeded)

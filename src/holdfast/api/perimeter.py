@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.api.errors import Json
-from holdfast.errors import Denied, RequestError
+from holdfast.errors import Denied, NotFound, RequestError
 from holdfast.graphs.http import Cors
 from holdfast.settings import Settings
 from holdfast.settings.hosts import address_of, host_name, is_loopback
@@ -238,5 +238,5 @@ class MountPrefix:
         elif scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
         else:
-            detail = f"Not Found: everything on this server is under {self._prefix}."
-            await Json({"detail": detail}, status_code=404)(scope, receive, send)
+            missing = NotFound("Path", scope["path"], hint=f"Everything on this server is under {self._prefix}.")
+            await Json({"detail": str(missing)}, status_code=missing.status)(scope, receive, send)

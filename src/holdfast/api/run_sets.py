@@ -73,7 +73,7 @@ async def cancel_many(
         cancelled = await web.cancel(thread_id, run_ids, action)
         found += len(cancelled.ended) + len(cancelled.requested)
     if not found:
-        raise NotFound("None of these runs is unfinished.")
+        raise NotFound("Unfinished run", hint="All runs that the request selects have ended, or it selects none.")
     return Response(status_code=204)
 
 

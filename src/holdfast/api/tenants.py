@@ -40,10 +40,10 @@ class TenantUse(BaseModel):
 async def use(web: Web) -> Response:
     await web.caller.may_unfiltered("tenants", "read", {"tenant_id": web.caller.tenant})
     if web.caller.tenant is None:
-        raise NotFound("You belong to no tenant: there is no API key, and no authentication that names one.")
+        raise NotFound("Tenant", hint="You belong to none: there is no API key, and no authentication that names one.")
     async with web.database.connection() as connection:
         rows = await list_tenants(connection, web.caller.tenant)
     if not rows:
-        raise NotFound(f"Tenant {web.caller.tenant} does not exist.")
+        raise NotFound("Tenant", web.caller.tenant)
     used = {name: rows[0][name] for name in ("tenant_id", "queued", "running", "weight", "spent_today_usd")}
     return Json({**used, **asdict(effective_limits(rows[0], default_limits(web.settings)))})

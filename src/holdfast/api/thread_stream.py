@@ -75,7 +75,7 @@ async def stream(
     async with web.database.connection() as connection:
         moments = await state_moments(connection, thread_id)
         if moments is None:
-            raise NotFound(f"Thread {thread_id} does not exist.")
+            raise NotFound("Thread", thread_id)
         after = cursor if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
     if resumed:
         await refuse_gap(web, thread_id, cursor)

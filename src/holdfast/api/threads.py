@@ -102,7 +102,7 @@ def _require_graph(web: WebContext, metadata: dict[str, Any]) -> None:
     if not isinstance(graph_id, str):
         raise BadRequest("supersteps: metadata.graph_id must say which graph's state they make up.")
     if graph_id not in web.catalog.graph_ids:
-        raise NotFound(f"Graph '{graph_id}' not found. Expected one of: {list(web.catalog.graph_ids)}")
+        raise NotFound("Graph", f"'{graph_id}'", hint=f"Expected one of: {list(web.catalog.graph_ids)}")
 
 
 def _superstep(superstep: Superstep) -> list[StateUpdate]:

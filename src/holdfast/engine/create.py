@@ -376,7 +376,7 @@ class Written:
                 self._created = {row["thread_id"] for row in await self._opened.fetchall()}
         thread, row = (self.threads or {}).get(new.thread_id), self._runs.get(new.run_id)
         if thread is None and new.thread_id not in self._created:
-            raise NotFound(f"Thread {new.thread_id} does not exist.")
+            raise NotFound("Thread", new.thread_id)
         if row is None:
             raise Conflict(
                 f"Thread {new.thread_id} has a run that is not finished, and multitask_strategy is 'reject'. "

@@ -123,7 +123,7 @@ class GraphCatalog:
         """
         source = self._sources.get(graph_id)
         if source is None:
-            raise NotFound(f"Graph '{graph_id}' not found. Expected one of: {list(self._sources)}")
+            raise NotFound("Graph", f"'{graph_id}'", hint=f"Expected one of: {list(self._sources)}")
         store = self._lent if store is None else store
         user = self._user if user is None else user
         if isinstance(source, Factory):

@@ -118,7 +118,7 @@ async def revoke_key(connection: AsyncConnection[DictRow], given: str, *, forget
     mistake. Raises NotFound, and Conflict when several keys begin like that."""
     found = await (await connection.execute(FIND, {"given": given})).fetchall()
     if not found:
-        raise NotFound(f"There is no key '{given}'. `holdfast keys list` shows what there is.")
+        raise NotFound("Key", f"'{given}'", hint="`holdfast keys list` shows all keys.")
     if len(found) > 1:
         raise Conflict(f"{len(found)} keys begin with '{given}': name one by its id.")
     key: dict[str, UUID] = {"key_id": found[0]["key_id"]}

@@ -284,7 +284,7 @@ async def set_latest(connection: AsyncConnection[DictRow], identity: UUID, versi
     """Make a version the current one again, whole. Raises NotFound."""
     row = await _one(connection, SET_LATEST, {"assistant_id": identity, "version": version})
     if row is None:
-        raise NotFound(f"Assistant {identity} has no version {version}.")
+        raise NotFound("Version", f"{version} of assistant {identity}")
     return row
 
 
@@ -304,7 +304,7 @@ async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: U
 
 
 def _missing(identity: UUID) -> NotFound:
-    return NotFound(f"Assistant {identity} does not exist.")
+    return NotFound("Assistant", identity)
 
 
 def _stored(values: Mapping[str, Any]) -> dict[str, Any]:

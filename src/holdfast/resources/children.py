@@ -131,7 +131,7 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
         assistant = await resolve_assistant_row(connection, catalog, request.assistant)
         whose = Visibility(tenant=row["tenant_id"] or None)
         if not await is_visible(connection, "assistant", assistant["assistant_id"], whose):
-            raise NotFound(f"Assistant {request.assistant} does not exist.")
+            raise NotFound("Assistant", request.assistant)
         if assistant["graph_id"] not in catalog.graph_ids:
             raise ChildRefused(
                 f"Assistant {request.assistant} is for graph '{assistant['graph_id']}', "

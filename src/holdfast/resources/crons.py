@@ -190,7 +190,7 @@ async def create_cron(
     except psycopg.errors.ForeignKeyViolation as error:
         gone = "Thread" if "thread" in (error.diag.constraint_name or "") else "Assistant"
         identity = thread_id if gone == "Thread" else assistant_id
-        raise NotFound(f"{gone} {identity} does not exist.") from None
+        raise NotFound(gone, identity) from None
     assert row is not None
     return row
 
@@ -322,7 +322,7 @@ def _new_run(cron: DictRow, assistant: DictRow, quota: Quota | None) -> NewRun:
 
 
 def _missing(cron_id: UUID) -> NotFound:
-    return NotFound(f"Cron {cron_id} does not exist.")
+    return NotFound("Cron", cron_id)
 
 
 async def _now(connection: AsyncConnection[DictRow]) -> datetime:

@@ -135,7 +135,7 @@ async def get_letter(connection: AsyncConnection[DictRow], run_id: UUID) -> Dict
     """A letter, open or settled, or NotFound."""
     row = await (await connection.execute(GET, {"run_id": run_id})).fetchone()
     if row is None:
-        raise NotFound(f"Run {run_id} is not a dead letter, or does not exist.")
+        raise NotFound("Dead letter", run_id)
     return row
 
 

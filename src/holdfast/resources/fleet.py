@@ -76,7 +76,7 @@ async def drain_worker(connection: AsyncConnection[DictRow], worker_id: UUID) ->
     """Ask a worker to finish what it holds and leave. Returns its status; asking twice is no mistake."""
     row = await (await connection.execute(DRAIN, {"worker_id": worker_id})).fetchone()
     if row is None:
-        raise NotFound(f"Worker {worker_id} does not exist.")
+        raise NotFound("Worker", worker_id)
     if row["status"] in ("offline", "lost"):
         raise Conflict(f"Worker {worker_id} is {row['status']} already.")
     # A statement does not see what it changes.

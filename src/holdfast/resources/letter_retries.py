@@ -120,7 +120,7 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
         await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
         locked = await (await connection.execute(LOCK_LETTER, {"run_id": run_id})).fetchone()
         if locked is None:
-            raise NotFound(f"Run {run_id} is not a dead letter, or does not exist.")
+            raise NotFound("Dead letter", run_id)
         if locked["dead_letter"] is None:
             raise settled_already(locked)
         await connection.execute(SHOW_THREAD, {"thread_id": thread_id})

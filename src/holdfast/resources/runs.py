@@ -77,8 +77,7 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
     cursor = await connection.execute(GET, {"run_id": run_id})
     row = await cursor.fetchone()
     if row is None or (thread_id is not None and row["thread_id"] != thread_id):
-        where = "" if thread_id is None else f" in thread {thread_id}"
-        raise NotFound(f"Run {run_id} does not exist{where}.")
+        raise NotFound("Run", run_id if thread_id is None else f"{run_id} of thread {thread_id}")
     return row
 
 
@@ -115,7 +114,7 @@ async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
         await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
         row = await (await connection.execute(LOCK, parameters)).fetchone()
         if row is None:
-            raise NotFound(f"Run {run_id} does not exist in thread {thread_id}.")
+            raise NotFound("Run", f"{run_id} of thread {thread_id}")
         if row["status"] in ("pending", "running"):
             raise Conflict(f"Run {run_id} is {row['status']}: cancel it first.")
         await erase_runs(connection, thread_id, [run_id])

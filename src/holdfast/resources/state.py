@@ -107,7 +107,7 @@ class Opened:
         path = "|".join(part.split(":")[0] for part in namespace.split("|") if not part.isdigit())
         for _, found in self.graph.get_subgraphs(namespace=path, recurse=True):
             return found
-        raise NotFound(f"Graph '{self.graph_id}' has no subgraph '{path}'.")
+        raise NotFound("Subgraph", f"'{path}' of graph '{self.graph_id}'")
 
     def config(self, checkpoint: Checkpoint) -> RunnableConfig:
         return {"configurable": _configurable(self.thread_id, checkpoint)}
@@ -275,7 +275,7 @@ async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID) -> s
     parameters = {"thread_id": thread_id}
     thread = await (await connection.execute(LOCK_THREAD, parameters)).fetchone()
     if thread is None:
-        raise NotFound(f"Thread {thread_id} does not exist.")
+        raise NotFound("Thread", thread_id)
     unfinished = await (await connection.execute(UNFINISHED, parameters)).fetchone()
     if unfinished is not None:
         raise Conflict(
@@ -290,7 +290,7 @@ async def _apply(opened: Opened, supersteps: Sequence[Sequence[StateUpdate]], ch
     config = opened.config(checkpoint)
     # LangGraph would start from nothing, and the thread's head with it.
     if checkpoint.get("checkpoint_id") and (await opened.graph.aget_state(config)).created_at is None:
-        raise NotFound(f"Thread {opened.thread_id} has no checkpoint {checkpoint['checkpoint_id']}.")
+        raise NotFound("Checkpoint", f"{checkpoint['checkpoint_id']} of thread {opened.thread_id}")
     reached = await opened.graph.abulk_update_state({**config, "metadata": opened.metadata}, supersteps)
     return checkpoint_of(reached) or {}
 

@@ -162,7 +162,7 @@ async def get_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> D
     cursor = await connection.execute(GET, {"thread_id": thread_id})
     row = await cursor.fetchone()
     if row is None:
-        raise NotFound(f"Thread {thread_id} does not exist.")
+        raise NotFound("Thread", thread_id)
     return row
 
 
@@ -196,7 +196,7 @@ async def change_thread(
     )
     row = await cursor.fetchone()
     if row is None:
-        raise NotFound(f"Thread {thread_id} does not exist.")
+        raise NotFound("Thread", thread_id)
     return row
 
 
@@ -255,7 +255,7 @@ async def delete_thread(database: Database, thread_id: UUID, visible: Visibility
         statement = LOCK_FOR_DELETE.format(visible=condition)
         locked = await (await connection.execute(statement.encode(), {**owner, **parameters})).fetchone()
         if locked is None:
-            raise NotFound(f"Thread {thread_id} does not exist.")
+            raise NotFound("Thread", thread_id)
         if locked["parent_run_id"] is not None:
             await connection.execute(LOCK_FAMILY, parameters | {"parent_run_id": locked["parent_run_id"]})
         runs = await (await connection.execute(DELETE_RUNS, parameters)).fetchall()

@@ -193,7 +193,7 @@ async def run_timeline(connection: AsyncConnection[DictRow], run_id: UUID) -> di
     """The timeline of a run, or NotFound."""
     run = await (await connection.execute(RUN, {"run_id": run_id})).fetchone()
     if run is None:
-        raise NotFound(f"Run {run_id} does not exist.")
+        raise NotFound("Run", run_id)
     place = {key: run[key] for key in ("run_id", "thread_id", "first_seq", "finished_at")}
     marks: list[DictRow] = []
     last: datetime | None = None

@@ -23,7 +23,7 @@ async def thread_usage(connection: AsyncConnection[DictRow], thread_id: UUID) ->
     """What a thread has used, as it is stored. Raises NotFound."""
     row = await (await connection.execute(OF_THREAD, {"thread_id": thread_id})).fetchone()
     if row is None:
-        raise NotFound(f"Thread {thread_id} does not exist.")
+        raise NotFound("Thread", thread_id)
     return row["usage"]  # type: ignore[no-any-return]
 
 
@@ -32,5 +32,5 @@ async def run_usage(connection: AsyncConnection[DictRow], thread_id: UUID, run_i
     one. Raises NotFound."""
     row = await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchone()
     if row is None:
-        raise NotFound(f"Run {run_id} does not exist in thread {thread_id}.")
+        raise NotFound("Run", f"{run_id} of thread {thread_id}")
     return row

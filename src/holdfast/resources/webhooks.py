@@ -195,7 +195,7 @@ async def get_delivery(
     statement = f"{GET} AND {condition}"
     row = await (await connection.execute(statement.encode(), {**parameters, "delivery_id": delivery_id})).fetchone()
     if row is None:
-        raise NotFound(f"Delivery {delivery_id} does not exist.")
+        raise NotFound("Delivery", delivery_id)
     return row
 
 
