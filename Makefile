@@ -102,8 +102,9 @@ $(RUN_STAMP): requirements.txt pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-$(DEV_STAMP): requirements-dev.txt requirements.txt pyproject.toml | $(BIN)/python
+$(DEV_STAMP): requirements-clients.txt requirements-dev.txt requirements.txt pyproject.toml | $(BIN)/python
 	@echo "Installing the pinned requirements, with the tools of development"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-clients.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@ $(RUN_STAMP)

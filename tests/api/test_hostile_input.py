@@ -276,7 +276,7 @@ async def test_last_event_id_of_another_form_is_accepted(intruder: Intruder, giv
         "/threads/{thread_id}/runs/{run_id}/stream",
         "/threads/{thread_id}/stream",
     ):
-        headers = {"last-event-id": given.encode("latin-1")}
+        headers = [(b"last-event-id", given.encode("latin-1"))]
         async with intruder.client.stream("GET", intruder.path(path), headers=headers) as answer:
             assert answer.status_code == 200
 

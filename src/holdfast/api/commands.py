@@ -168,6 +168,10 @@ async def _thread(web: WebContext, thread_id: UUID) -> dict[str, Any] | None:
 
 
 async def _start(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
+    given = params.get("input")
+    if isinstance(given, dict) and given.get("lg_name") == "Command":
+        # The RemoteGraph of JavaScript sends a Command as the input of its events of version three.
+        params = {**params, "input": None, "command": given}
     thread = await _thread(web, thread_id)
     if thread is not None and params.get("input") is not None and await _asks(web, thread, params):
         # The protocol's rule: input to a thread that waits for an answer is the answer.
