@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -49,7 +49,7 @@ def look(state: Seen, config: RunnableConfig, runtime: Runtime[Any]) -> Seen:
 
 
 def graph_with(schema: Any) -> Any:
-    return StateGraph(Seen, context_schema=schema).add_node("look", look).add_edge(START, "look").compile()
+    return StateGraph(Seen, context_schema=schema).add_node("look", cast(Any, look)).add_edge(START, "look").compile()
 
 
 @pytest.fixture

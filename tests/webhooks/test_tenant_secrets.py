@@ -128,7 +128,7 @@ async def test_operator_rotates_the_secret_of_one_tenant(
 
 async def test_secret_of_nobody_is_not_shown(settings: Settings, database: Database) -> None:
     missing, printed = await command(settings, "nobody")
-    assert str(missing.exception) == "Tenant nobody does not exist."
+    assert str(missing.exception) == "Tenant nobody not found."
     assert printed == []
     await query(database, "INSERT INTO tenant (tenant_id) VALUES ('acme') RETURNING 1")
     unsigned, printed = await command(settings, "acme", environ={"WEBHOOK_SECRETS": None})

@@ -44,6 +44,6 @@ async def retire_salt(connection: AsyncConnection[DictRow], tenant_id: str) -> l
 
 def _found(row: DictRow | None, tenant_id: str) -> list[bytes]:
     if row is None:
-        raise NotFound(f"Tenant {tenant_id} does not exist.")
+        raise NotFound("Tenant", tenant_id)
     salts: list[bytes] = row["webhook_salts"]
     return salts
