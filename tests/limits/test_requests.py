@@ -174,11 +174,14 @@ async def test_unfinished_bodies_share_a_budget(web: Target) -> None:
     clients = [await web.connect() for _ in range(8)]
     for client in clients:
         await client.send(POST + b"content-length: 19000000\r\n\r\n" + b'"' + b"x" * 10 * MEGABYTE)
-    answers = asyncio.gather(*(client.answer() for client in clients))
+    answers = asyncio.gather(*(client.answer() for client in clients), return_exceptions=True)
     small = await web.fleet.client.post(f"{web.member.url}/threads", json={"metadata": {"a": "x" * 100_000}})
     assert small.status_code == 200
-    refused = [status for status, _ in await answers]
-    assert refused.count(503) >= 5, refused
+    found = await answers
+    # A client that goes on sending for longer than the server discards what it sends finds a reset connection.
+    lost = sum(isinstance(answer, OSError) for answer in found)
+    refused = [answer[0] for answer in found if isinstance(answer, tuple)]
+    assert refused.count(503) + lost >= 5, found
     assert set(refused) <= {408, 503}
     assert web.memory - before < 100 * MEGABYTE
 
