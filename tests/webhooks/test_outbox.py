@@ -18,7 +18,7 @@ from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Cancelled, JournalFailed
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import claim_deliveries, mark_delivered, mark_failed, next_due
+from holdfast.resources.webhooks import UrlKind, claim_deliveries, mark_delivered, mark_failed, next_due
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import webhooks as duty
@@ -190,9 +190,9 @@ async def test_who_does_not_listen_looks_often(
     monkeypatch.setattr(duty, "LOOK_INTERVAL", 600.0)
     looked = asyncio.Event()
 
-    async def looked_for(connection: Any) -> float | None:
+    async def looked_for(connection: Any, kind: UrlKind) -> float | None:
         looked.set()
-        return await next_due(connection)
+        return await next_due(connection, kind)
 
     monkeypatch.setattr(duty, "next_due", looked_for)
     async with sending(database) as (signals,):
