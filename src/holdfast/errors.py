@@ -13,7 +13,6 @@ HoldfastError
 │   ├── Conflict              409
 │   │   └── AlreadyAnswered   409, naming the run that answered first
 │   ├── Gone                  410
-│   ├── TooSlow               408, a body that did not arrive in time
 │   ├── TooLarge              413, a body over the limit
 │   ├── OverLimit             429, with the seconds after which to try again
 │   └── Denied                the project's own auth said no, with its own status
@@ -102,10 +101,6 @@ class AlreadyAnswered(Conflict):
 
 class Gone(RequestError):
     status = 410
-
-
-class TooSlow(RequestError):
-    status = 408
 
 
 class TooLarge(RequestError):

@@ -178,7 +178,7 @@ async def _authenticated(auth: Authenticator, connection: HTTPConnection, settin
     if not auth.reads_body or not isinstance(connection, Request):
         return await auth.authenticate(connection)
     # Nobody knows yet who sends the body.
-    receive = LimitedBody(connection.receive, settings.max_body_bytes, settings.auth_body_timeout)
+    receive = LimitedBody(connection.receive, settings.max_body_bytes)
     request = type(connection)(connection.scope, receive)
     try:
         return await auth.authenticate(request)

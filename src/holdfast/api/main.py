@@ -81,17 +81,18 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _not_cut_off(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's error line for an answer that is cut off on purpose.
+# Lines of uvicorn that say nothing to an operator, and that a client can cause as often as it likes.
+NOT_LOGGED = frozenset({"ASGI callable returned without completing response.", "Invalid HTTP request received."})
+
+
+def _worth_logging(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's error line for an answer that is cut off on purpose, and its warning for a malformed request.
 
     When the process stops, open streams end without a last chunk, so that clients see that there is more and resume
     elsewhere. An answer that is still open when the time for the shutdown is over is cancelled.
     """
     error = record.exc_info[1] if record.exc_info else None
-    return (
-        not isinstance(error, asyncio.CancelledError)
-        and record.msg != "ASGI callable returned without completing response."
-    )
+    return not isinstance(error, asyncio.CancelledError) and record.msg not in NOT_LOGGED
 
 
 async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
@@ -136,7 +137,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     )
     unsent = UnsentBytes(server.server_state.connections, limits)
     try:
-        logging.getLogger("uvicorn.error").addFilter(_not_cut_off)
+        logging.getLogger("uvicorn.error").addFilter(_worth_logging)
         await store.setup()
         await roster.read()
         refuse_open_server(settings, catalog.project, keys=roster.has_keys)
@@ -170,7 +171,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     finally:
         await store.close()
         await database.close()
-        logging.getLogger("uvicorn.error").removeFilter(_not_cut_off)
+        logging.getLogger("uvicorn.error").removeFilter(_worth_logging)
         log.info("web.stopped")
 
 

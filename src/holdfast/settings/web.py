@@ -71,13 +71,6 @@ class WebSettings(Section):
         validation_alias=names("MAX_BODY_BYTES"),
         description="The largest request body in bytes; a larger one is answered 413.",
     )
-    auth_body_timeout: Seconds = Field(
-        30.0,
-        le=3600,
-        validation_alias=names("AUTH_BODY_TIMEOUT_SECONDS"),
-        description="Seconds in which a body must arrive that the project's authenticator reads; after them the "
-        "request is answered 408. Before login, anybody can hold a connection open by sending slowly.",
-    )
     max_header_bytes: int = Field(
         64 * 1024,
         ge=8 * 1024,
