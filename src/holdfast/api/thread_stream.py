@@ -41,9 +41,10 @@ DESCRIPTION = """
 whenever a run has ended or the state was updated by hand. It is the state at the time of sending: of several updates
 in quick succession only the last may be sent.
 
-Without `Last-Event-ID` the stream begins with what happens next, and with `-`, `-1` or `0` at the thread's beginning,
-as far as its events are still kept. An id after which events have expired is answered 410. A stream that goes on from
-an id begins with the present state, if that was asked for. The stream ends when the thread is deleted.
+Without `Last-Event-ID` the stream begins with what happens next. With `-`, `-1`, `0` or anything else that is not the
+id of an event here it begins at the thread's beginning, as far as its events are still kept. An id after which events
+have expired is answered 410. A stream that goes on from an id begins with the present state, if that was asked for.
+The stream ends when the thread is deleted.
 """
 
 Modes = Annotated[
