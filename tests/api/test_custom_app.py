@@ -244,7 +244,7 @@ async def _key(settings: Settings, scope: Scope) -> str:
 
 async def _slow() -> AsyncIterator[bytes]:
     """A body that does not end for a while."""
-    for _ in range(200):
+    for _ in range(30):
         yield b" "
         await asyncio.sleep(0.05)
 
