@@ -213,12 +213,14 @@ class TestAuth:
     async def test_a_body_that_is_read_before_login_is_limited(self, settings: Settings, order: str, auth: str) -> None:
         http = {"app": APP, "enable_custom_route_auth": True, "middleware_order": order}
         config = project(http, auth={"path": f"./auth.py:{auth}"})
-        limited = settings.model_copy(update={"max_body_bytes": 5_000, "body_timeout": 0.5})
-        async with serving(limited, config) as client:
-            for method, path in (("POST", "/form"), ("GET", "/who"), ("POST", "/threads"), ("GET", f"/runs/{uuid4()}")):
+        requests = (("POST", "/form"), ("GET", "/who"), ("POST", "/threads"), ("GET", f"/runs/{uuid4()}"))
+        async with serving(settings.model_copy(update={"body_timeout": 0.5}), config) as client:
+            for method, path in requests:
                 slow = await _answer_to_unfinished_body(client, method, path)
                 assert slow.startswith(b"HTTP/1.1 408 "), (method, path, slow)
                 assert b"BODY_TIMEOUT_SECONDS" in slow
+        async with serving(settings.model_copy(update={"max_body_bytes": 5_000}), config) as client:
+            for method, path in requests:
                 for body in (_large(), b"x" * 100_000):
                     large = await client.request(method, path, content=body, headers=JSON)
                     assert large.status_code == 413, (method, path, large.text)
