@@ -10,6 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.support.intruder import NOBODY, Intruder
+from tests.support.json_body import JSON
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -88,7 +89,8 @@ async def test_a_frame_that_is_no_command(intruder: Intruder, name: str) -> None
 @pytest.mark.parametrize("name", FRAMES)
 async def test_malformed_command_over_http_is_answered_like_one_over_a_socket(intruder: Intruder, name: str) -> None:
     before = intruder.everything()
-    answer = await intruder.client.post(intruder.path("/threads/{calm}/commands"), content=FRAMES[name])
+    path = intruder.path("/threads/{calm}/commands")
+    answer = await intruder.client.post(path, content=FRAMES[name], headers=JSON)
     assert answer.status_code == 400
     assert _is_refusal(answer.json(), name), answer.text
     assert intruder.everything() == before

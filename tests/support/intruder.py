@@ -102,7 +102,8 @@ class Intruder:
             assert 400 <= answer.status_code < 500, said  # Before reading: what is accepted may not end.
             assert answer.status_code != 429, said
             await answer.aread()
-        detail = answer.json()["detail"]
+        # Commands are answered in the protocol's own shape.
+        detail = answer.json().get("detail") or answer.json()["message"]
         assert isinstance(detail, str), said
         assert detail, said
         # Clients look for these words to tell a missing object from another failure.
