@@ -34,6 +34,9 @@ DESTRUCTIVE = frozenset(
     }
 )
 
+# Characters of an unknown name that are shown.
+LONGEST_NAME = 100
+
 
 def destroys(path: str, methods: Collection[str]) -> bool:
     """Whether a route can destroy something."""
@@ -79,6 +82,8 @@ async def refuse_unknown(request: Request, parameters: Iterable[str], *, takes_b
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """The name, with the known one that it looks like if there is one."""
-    close = get_close_matches(name, known, n=1)
-    return f"'{name}' (did you mean '{close[0]}'?)" if close else f"'{name[:100]}'"
+    """The name, with the known one that it looks like if there is one. A name that is longer than any is not compared:
+    that would take memory and time many times its length."""
+    shown = name[:LONGEST_NAME]
+    close = get_close_matches(shown, known, n=1) if name == shown else []
+    return f"'{shown}' (did you mean '{close[0]}'?)" if close else f"'{shown}'"
