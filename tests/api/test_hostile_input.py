@@ -97,7 +97,7 @@ WITH_NUL: list[tuple[str, str, Any]] = [
     ("POST", "/assistants", {"graph_id": "echo", "context": {NUL: 1}}),
     ("POST", "/assistants", {"graph_id": "echo", "config": {"configurable": {"a": {NUL: 1}}}}),
     ("POST", "/assistants", {"graph_id": "echo", "config": {"tags": [NUL]}}),
-    ("POST", "/assistants", {"graph_id": "echo", "config": {NUL: 1}}),
+    ("POST", "/assistants", {"graph_id": "echo", "config": {"metadata": {NUL: 1}}}),
     ("POST", "/assistants/search", {"name": NUL}),
     ("POST", "/assistants/search", {"graph_id": NUL}),
     ("POST", "/runs", {"assistant_id": NUL}),

@@ -210,7 +210,6 @@ async def test_commands_that_are_none(web: httpx.AsyncClient) -> None:
         {"update": "x"},
         {"update": [["a"]]},
         {"update": [[1, 2]]},
-        {"stop": True},
         [],
         "resume",
     ]
