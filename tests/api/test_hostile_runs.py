@@ -18,6 +18,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"tags": []},
     {"store": 5},
     {"configurable": {"checkpoint_ns": "a|b:c"}},
+    {"configurable": {"checkpoint_ns": 5}},
+    {"configurable": {"checkpoint_map": 5}},
     {"configurable": {"thread_id": 5}},
     {"configurable": {"run_id": {"a": 1}}},
     {"configurable": {"graph_id": 5, "assistant_id": 5, "user_id": 5}},
@@ -34,8 +36,6 @@ REFUSED_CONFIGS: list[dict[str, Any]] = [
     {"max_concurrency": 0},
     {"configurable": {"checkpoint_id": 5}},
     {"configurable": {"checkpoint_id": "x"}},
-    {"configurable": {"checkpoint_ns": 5}},
-    {"configurable": {"checkpoint_map": 5}},
 ]
 BODIES: list[dict[str, Any]] = [
     *({"input": HELLO, "config": config} for config in CONFIGS),

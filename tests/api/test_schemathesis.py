@@ -85,7 +85,7 @@ request-retries = 10
 
 @pytest.fixture(scope="module")
 def server(server_url: str) -> Iterator[Server]:
-    quick = {"N_JOBS_PER_WORKER": "20", "STREAM_HEARTBEAT_SECONDS": "0.2", "LOG_LEVEL": "warning"}
+    quick = {"N_JOBS_PER_WORKER": "20", "STREAM_HEARTBEAT_SECONDS": "0.2"}
     with serving("fuzzed_project", server_url, quick) as server:
         yield server
         with httpx.Client(base_url=server.url, timeout=30) as client:

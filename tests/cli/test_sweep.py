@@ -65,6 +65,7 @@ async def test_the_example_says_what_would_go_and_removes_it(
 
 
 def test_without_a_database_it_looks_at_its_own(tmp_path: Path) -> None:
+    (tmp_path / "langgraph.json").write_text('{"dependencies": [], "graphs": {"agent": "./agent.py:graph"}}')
     done = command("sweep", cwd=tmp_path)
     assert done.returncode == ExitCode.OK, done.stderr
     assert done.stdout == "Nothing to do: nothing has passed its time to live.\n"

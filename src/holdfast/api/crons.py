@@ -26,7 +26,6 @@ from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_named
 from holdfast.graphs.checkpointer import ThreadTtl
-from holdfast.graphs.client_config import CHECKPOINT_KEYS
 from holdfast.resources.crons import (
     CronContent,
     Filters,
@@ -275,7 +274,7 @@ def _content(
     config: dict[str, Any] = payload.get("config") or {}
     payload["assistant_id"] = str(assistant_id)
     options: dict[str, Any] = config.get("configurable") or {}
-    start = {name: options[name] for name in CHECKPOINT_KEYS if name in options}
+    start = {"checkpoint_id": options["checkpoint_id"]} if options.get("checkpoint_id") else {}
     payload["config"] = {**config, "configurable": {**clean_configurable(options), **start, **identity}}
     if "metadata" in payload:
         payload["metadata"] = clean_metadata(payload["metadata"])

@@ -82,11 +82,17 @@ class _Server(uvicorn.Server):
 
 
 # Lines of uvicorn that say nothing to an operator, and that a client can cause as often as it likes.
-NOT_LOGGED = frozenset({"ASGI callable returned without completing response.", "Invalid HTTP request received."})
+NOT_LOGGED = frozenset(
+    {
+        "ASGI callable returned without completing response.",
+        "ASGI callable returned without completing handshake.",
+        "Invalid HTTP request received.",
+    }
+)
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's error line for an answer that is cut off on purpose, and its warning for a malformed request.
+    """Drop uvicorn's lines for an answer that is cut off on purpose, a refused WebSocket and a malformed request.
 
     When the process stops, open streams end without a last chunk, so that clients see that there is more and resume
     elsewhere. An answer that is still open when the time for the shutdown is over is cancelled.

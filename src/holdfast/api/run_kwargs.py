@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from holdfast.api.bodies import Checkpoint, RunCreate
 from holdfast.api.listing import clean_configurable
 from holdfast.errors import BadRequest, InvalidRequest
-from holdfast.graphs.client_config import CHECKPOINT_KEYS
 from holdfast.resources.runs import PROJECT
 
 EXAMPLE = "__langsmith_example_id__"
@@ -53,9 +52,9 @@ def request_kwargs(body: RunCreate, *, stateless: bool, temporary: bool) -> dict
 
 
 def _starting_checkpoint(body: RunCreate, configurable: dict[str, Any]) -> dict[str, Any]:
-    """Where in its thread the run starts. `checkpoint` and `checkpoint_id` win over the same keys of `configurable`,
-    by which clients of the thread-centric protocol name a checkpoint. Raises InvalidRequest."""
-    named = {name: configurable[name] for name in CHECKPOINT_KEYS if configurable.get(name)}
+    """Where in its thread the run starts. `checkpoint` and `checkpoint_id` win over the id in `configurable`, by which
+    clients of the thread-centric protocol name a checkpoint. Raises InvalidRequest."""
+    named = {"checkpoint_id": configurable["checkpoint_id"]} if configurable.get("checkpoint_id") else {}
     try:
         place = Checkpoint.model_validate(named).model_dump(mode="json", exclude_none=True) if named else {}
     except ValidationError as error:

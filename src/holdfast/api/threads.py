@@ -77,7 +77,8 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
         async with web.database.connection() as connection:
             await note_lone_checkpoints(connection, new)
             if body.if_exists == "raise" or not await is_visible(connection, "thread", thread_id, visible):
-                raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
+                hint = "; if_exists 'do_nothing' returns it instead" if body.if_exists == "raise" else ""
+                raise Conflict(f"Thread {thread_id} exists already{hint}.")
             thread = await get_thread(connection, thread_id)
     elif supersteps:
         try:

@@ -128,10 +128,20 @@ def main() -> None:
 
 def _refuse(message: str) -> None:
     """To a person, a sentence; where a server writes JSON lines, one of them."""
-    if logs_json():
+    if logs_json() or (_is_server() and os.environ.get("HOLDFAST_LOG_FORMAT") == "json"):
+        if not logs_json():
+            from holdfast.settings import load_settings
+            from holdfast.telemetry.logs import configure_logging
+
+            configure_logging(load_settings({"HOLDFAST_LOG_FORMAT": "json"}))
         log.error("process.refused", error=message)
     else:
         complain(message)
+
+
+def _is_server() -> bool:
+    """Whether the command is one that goes on running and logs."""
+    return len(sys.argv) > 1 and sys.argv[1] in ("dev", "serve", "web", "worker")
 
 
 if __name__ == "__main__":

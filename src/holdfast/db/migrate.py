@@ -46,8 +46,15 @@ def migrate(settings: Settings) -> list[str]:
         raise DatabaseError(f"DATABASE_URL cannot be connected to: {str(error).strip()}") from None
     with connection:
         check_server(connection)
-        with connection.transaction():
-            return _apply_all(connection, settings.db_schema)
+        try:
+            with connection.transaction():
+                return _apply_all(connection, settings.db_schema)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
+            role = connection.info.user
+            raise DatabaseError(
+                f"The role '{role}' may not create or change tables in the schema '{settings.db_schema}' "
+                f"({str(error).strip().splitlines()[0]}). `holdfast doctor` says which rights it needs."
+            ) from None
 
 
 def _apply_all(connection: Connection, schema: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 IDENTITY_KEYS = frozenset({"thread_id", "run_id", "graph_id", "assistant_id", "cron_id"})
 # The server sets these when it knows the user.
 USER_KEYS = frozenset({"langgraph_auth_user", "langgraph_auth_user_id", "langgraph_auth_permissions"})
-# Where a run starts in its thread. A client names the place in `checkpoint`, `checkpoint_id` or `configurable`.
+# Where a run starts in its thread. A client names it in `checkpoint`, in `checkpoint_id` or by the id in `configurable`.
 CHECKPOINT_KEYS = frozenset({"checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 # Names that LangGraph, LangChain and tracers use among themselves begin like this.
 INTERNAL_PREFIX = "__"
@@ -69,6 +69,8 @@ def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     allowed = {
         name: config[name] for name, is_valid in CLIENT_FIELDS.items() if name in config and is_valid(config[name])
     }
+    if "metadata" in allowed:
+        allowed["metadata"] = {name: value for name, value in allowed["metadata"].items() if name not in USER_KEYS}
     if "configurable" in allowed:
         allowed["configurable"] = client_options(allowed["configurable"])
     return allowed

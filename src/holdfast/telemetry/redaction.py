@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import psycopg
 
@@ -157,7 +157,7 @@ def _passwords(url: str) -> set[str]:
         # Not urlsplit's: it reads ports as numbers, and complains of lists of hosts.
         _, at, _ = url.rpartition("@")
         given = url.partition("://")[2].rpartition("@")[0].partition(":")[2] if at else ""
-        named = parse_qs(urlsplit(url).query)
+        named = parse_qs(url.partition("?")[2])
         found |= {given, unquote(given)}
         found |= {value for name, values in named.items() if "password" in name for value in values}
     else:
