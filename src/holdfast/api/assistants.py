@@ -20,7 +20,7 @@ from langgraph.pregel.protocol import PregelProtocol
 from psycopg.rows import DictRow
 from pydantic import Field, TypeAdapter, create_model
 
-from holdfast.api.bodies import NullsAreAbsent, RunConfig, Whole
+from holdfast.api.bodies import Contained, NullsAreAbsent, RunConfig, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -99,7 +99,7 @@ class AssistantPatch(NullsAreAbsent):
 
 
 class AssistantCount(NullsAreAbsent):
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Contained = Field(default_factory=dict)
     graph_id: str | None = None
     name: str | None = None
 
@@ -112,7 +112,7 @@ class AssistantSearch(Search):
 
 
 class Versions(Page):
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Contained = Field(default_factory=dict)
 
 
 class Latest(NullsAreAbsent):

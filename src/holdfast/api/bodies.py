@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import orjson
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -33,6 +35,22 @@ Number = Annotated[float, Strict()]
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
+
+# Ids that one request may name.
+MAX_IDS = 1000
+# Bytes of JSON in a filter. Postgres takes a hundred times as much memory to parse it.
+MAX_FILTER_BYTES = 16 * 1024
+
+
+def _small(value: dict[str, Any]) -> dict[str, Any]:
+    size = len(orjson.dumps(value, default=str))
+    if size > MAX_FILTER_BYTES:
+        raise ValueError(f"a filter may have {MAX_FILTER_BYTES:,} bytes of JSON at most, and this one has {size:,}")
+    return value
+
+
+Contained = Annotated[dict[str, Any], AfterValidator(_small)]
+"""A filter: what the JSON of a row must contain."""
 
 Modes = Annotated[list[StreamMode], BeforeValidator(_as_list, json_schema_input_type=StreamMode | list[StreamMode])]
 Nodes = Literal["*"] | list[str] | None

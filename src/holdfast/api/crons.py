@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from holdfast.api.assistants import runnable_assistant
-from holdfast.api.bodies import Flag, NullsAreAbsent, RunCreate
+from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, RunCreate
 from holdfast.api.budgets import fill_budget, keep_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
@@ -128,7 +128,7 @@ class CronCount(NullsAreAbsent):
     assistant_id: str | None = None
     thread_id: UUID | None = None
     enabled: Flag | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Contained = Field(default_factory=dict)
 
 
 class CronSearch(Search):

@@ -18,7 +18,7 @@ from fastapi import Body as FromBody
 from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.api.bodies import Flag, Number, Whole
+from holdfast.api.bodies import Contained, Flag, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
@@ -102,7 +102,7 @@ class LetterFilters(Destructive):
     assistant_id: str | None = Field(default=None, description="A graph's name, or an assistant's UUID.")
     graph_id: str | None = None
     thread_id: UUID | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict, description="What the run's metadata must contain.")
+    metadata: Contained = Field(default_factory=dict, description="What the run's metadata must contain.")
     older_than: Number | None = Field(
         default=None, ge=0, le=AGES, description="Seconds since it was given up, at least."
     )

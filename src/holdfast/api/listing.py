@@ -16,7 +16,7 @@ from typing import Any, Literal
 from psycopg.rows import DictRow
 from pydantic import Field
 
-from holdfast.api.bodies import NullsAreAbsent, Whole
+from holdfast.api.bodies import Contained, NullsAreAbsent, Whole
 from holdfast.db.pages import Found, Part
 from holdfast.errors import InvalidRequest
 from holdfast.graphs.client_config import client_options
@@ -43,7 +43,7 @@ class Page(NullsAreAbsent):
 class Search(Page):
     """A search. Each resource adds its own filters, and what `sort_by` and `select` may name."""
 
-    metadata: dict[str, Any] = Field(default_factory=dict, description="What the metadata must contain.")
+    metadata: Contained = Field(default_factory=dict, description="What the metadata must contain.")
     sort_order: SortOrder | None = None
 
 

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from holdfast.api.bodies import RunCreate
+from holdfast.api.bodies import MAX_IDS, RunCreate
 from holdfast.api.context import Web
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
@@ -30,7 +31,7 @@ class BulkCancel(Destructive):
     """Runs of one thread by their ids, or all runs in a state."""
 
     thread_id: UUID | None = None
-    run_ids: list[UUID] | None = None
+    run_ids: list[UUID] | None = Field(default=None, max_length=MAX_IDS)
     status: Literal["pending", "running", "all"] | None = None
 
 

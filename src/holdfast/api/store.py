@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Response
 from langgraph.store.base import NOT_PROVIDED, InvalidNamespaceError, Item, SearchItem
 from pydantic import AfterValidator, Field
 
-from holdfast.api.bodies import Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
@@ -72,7 +72,7 @@ class ItemDelete(Destructive):
 
 class ItemSearch(NullsAreAbsent):
     namespace_prefix: Namespace = Field(default_factory=list)
-    filter: dict[str, Any] | None = Field(default=None, max_length=100)
+    filter: Contained | None = Field(default=None, max_length=100)
     limit: Whole = Field(default=10, ge=1, le=1000)
     offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
     query: str | None = None

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.api.bodies import Body, Checkpoint, Command, Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.bodies import MAX_IDS, Body, Checkpoint, Command, Contained, Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.destructive import Destructive
 from holdfast.api.listing import Search
 from holdfast.engine.create import THREAD_COLUMNS
@@ -75,9 +75,9 @@ class ThreadPatch(NullsAreAbsent):
 
 
 class ThreadCount(NullsAreAbsent):
-    ids: list[UUID] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    values: dict[str, Any] = Field(default_factory=dict)
+    ids: list[UUID] | None = Field(default=None, max_length=MAX_IDS)
+    metadata: Contained = Field(default_factory=dict)
+    values: Contained = Field(default_factory=dict)
     status: ThreadStatus | None = None
 
     def filters(self) -> Filters:
@@ -117,7 +117,7 @@ class ThreadSearch(ThreadCount, Search):
 
 
 class ThreadPrune(Destructive):
-    thread_ids: list[UUID]
+    thread_ids: list[UUID] = Field(max_length=MAX_IDS)
     strategy: TtlStrategy = "delete"
 
 
@@ -161,6 +161,6 @@ def _named(value: Any) -> Any:
 class HistoryRead(NullsAreAbsent):
     limit: Whole = Field(default=1, ge=1, le=1000)
     before: Annotated[Before, BeforeValidator(_named, json_schema_input_type=Before | UUID)] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Contained = Field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     select: list[str] | None = None

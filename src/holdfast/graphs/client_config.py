@@ -15,7 +15,7 @@ from typing import Any
 IDENTITY_KEYS = frozenset({"thread_id", "run_id", "graph_id", "assistant_id", "cron_id"})
 # The server sets these when it knows the user.
 USER_KEYS = frozenset({"langgraph_auth_user", "langgraph_auth_user_id", "langgraph_auth_permissions"})
-# Where a run starts in its thread. A client names it in `checkpoint`, in `checkpoint_id` or by the id in `configurable`.
+# Where a run starts in its thread. Of these, only the id is taken from a client's `configurable`.
 CHECKPOINT_KEYS = frozenset({"checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 # Names that LangGraph, LangChain and tracers use among themselves begin like this.
 INTERNAL_PREFIX = "__"
