@@ -247,11 +247,21 @@ STATEMENTS = [
     # Webhooks.
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
     Statement("next delivery", webhooks.NEXT_DUE["any"], dict, 1),
-    Statement("claim deliveries", webhooks.CLAIM["any"], lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement("claim deliveries", webhooks.CLAIM["any"], lambda: {"limit": 10, "lease": 15.0, "max_bytes": 2**20}, 40),
     Statement("next delivery elsewhere", webhooks.NEXT_DUE["absolute"], dict, 1),
-    Statement("claim deliveries elsewhere", webhooks.CLAIM["absolute"], lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement(
+        "claim deliveries elsewhere",
+        webhooks.CLAIM["absolute"],
+        lambda: {"limit": 10, "lease": 15.0, "max_bytes": 2**20},
+        40,
+    ),
     Statement("next delivery to own routes", webhooks.NEXT_DUE["relative"], dict, 1),
-    Statement("claim deliveries to own routes", webhooks.CLAIM["relative"], lambda: {"limit": 10, "lease": 15.0}, 40),
+    Statement(
+        "claim deliveries to own routes",
+        webhooks.CLAIM["relative"],
+        lambda: {"limit": 10, "lease": 15.0, "max_bytes": 2**20},
+        40,
+    ),
     # Questions: those of a thread, and those that are due.
     Statement(
         "find questions", gates.FIND, lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None}, 30
@@ -262,7 +272,9 @@ STATEMENTS = [
     Statement("give back", gates.GIVE_BACK, lambda: {**running_threads(), **running_runs()}, 200),
     Statement("deadlines", interrupts.UPCOMING, lambda: {"limit": 10}, 10),
     # Reading.
-    Statement("read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5}, 5),
+    Statement(
+        "read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5, "bytes": 2**20}, 6
+    ),
     Statement("heads", log.HEADS, watched_threads, 20),
     Statement("ended runs", log.ENDED_RUNS, running_runs, 20),
     Statement(

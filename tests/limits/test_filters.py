@@ -50,7 +50,7 @@ def filter_fields(document: dict[str, Any]) -> list[tuple[str, str]]:
 async def test_large_filters_are_refused(web: httpx.AsyncClient) -> None:
     filters = filter_fields((await web.get("/openapi.json")).json())
     assert len(filters) >= 10
-    large = {"a": [{}] * (MAX_FILTER_BYTES // 3)}
+    large: dict[str, Any] = {"a": [{}] * (MAX_FILTER_BYTES // 3)}
     for path, field in filters:
         path = path.replace("{thread_id}", str(uuid4())).replace("{assistant_id}", "echo")
         answer = await web.post(path, json={field: large})

@@ -23,11 +23,11 @@ LIMITS = {
     "MAX_BUFFERED_BYTES": str(24 * MEGABYTE),
     "MAX_BODY_BYTES": str(20 * MEGABYTE),
 }
-GET = b"GET /ok HTTP/1.1\r\nhost: test\r\n"
-POST = b"POST /threads HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+GET = b"GET /ok HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /threads HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 HANDSHAKE = (
-    b"GET /threads/00000000-0000-4000-8000-000000000000/stream/events HTTP/1.1\r\nhost: test\r\nupgrade: websocket\r\n"
-    b"connection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: %s\r\n" % base64.b64encode(os.urandom(16))
+    b"GET /threads/00000000-0000-4000-8000-000000000000/stream/events HTTP/1.1\r\nhost: localhost\r\n"
+    b"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: %s\r\n" % base64.b64encode(os.urandom(16))
 )
 
 
@@ -87,7 +87,7 @@ async def test_unfinished_header_takes_no_memory(web: Target) -> None:
 
 
 async def test_long_url_is_refused(web: Target) -> None:
-    for end in (b"", b" HTTP/1.1\r\nhost: test\r\n\r\n"):
+    for end in (b"", b" HTTP/1.1\r\nhost: localhost\r\n\r\n"):
         client = await web.connect()
         await client.send(b"GET /ok?q=%s%s" % (b"x" * 300_000, end))
         status, detail = await client.answer()
@@ -160,7 +160,7 @@ async def test_headers_and_bodies_that_trickle_are_refused(web: Target) -> None:
 async def test_body_behind_a_refusal_ends_with_the_connection(web: Target) -> None:
     """The answer does not wait for the body, and nobody reads the body: it must not keep the connection open."""
     client = await web.connect()
-    await client.send(b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 100000000\r\n\r\n")
+    await client.send(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n")
     assert await client.status() in (404, 413)
     closed = asyncio.create_task(client.is_closed())
     while not closed.done():

@@ -77,11 +77,11 @@ async def most_memory(web: Target) -> int:
 
 
 def get(path: str, more: str = "") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: test\r\n{more}\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode()
 
 
 def post(path: str, body: str) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     return f"{head}\r\n\r\n{body}".encode()
 
 
