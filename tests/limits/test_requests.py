@@ -27,7 +27,8 @@ GET = b"GET /ok HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /threads HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 HANDSHAKE = (
     b"GET /threads/00000000-0000-4000-8000-000000000000/stream/events HTTP/1.1\r\nhost: localhost\r\n"
-    b"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: %s\r\n" % base64.b64encode(os.urandom(16))
+    b"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: %s\r\n" % base64.b64encode(os.urandom(16))
 )
 
 
