@@ -32,9 +32,10 @@ async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database
     assert [(event["seq"], event["run_id"], event["kind"]) for event in events] == [
         (1, run["run_id"], "metadata"),
         (2, run["run_id"], "values"),
-        (3, run["run_id"], "end"),
+        (3, run["run_id"], "released"),
+        (4, run["run_id"], "end"),
     ]
     end = orjson.loads(events[-1]["data"])
     assert (end["status"], end["error"]["error"]) == ("interrupted", "UserInterrupt")
     [thread] = await query(database, "SELECT last_seq FROM thread")
-    assert thread["last_seq"] == 3
+    assert thread["last_seq"] == 4
