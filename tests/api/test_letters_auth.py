@@ -82,3 +82,26 @@ async def test_a_key_is_its_users_own(users: list[httpx.AsyncClient], database: 
     assert ["idempotency-replayed" in answer.headers for answer in answers] == [False, False, True]
     stranger = await alice.post("/threads", json=thread, headers={**headers, "authorization": "Bearer mallory"})
     assert stranger.status_code == 403
+
+
+@pytest.mark.parametrize("what", ["threads/{}/runs/stream", "threads/{}/runs", "threads"])
+async def test_repeated_request_is_refused_when_what_it_created_is_another_users(
+    users: list[httpx.AsyncClient], database: Database, what: str
+) -> None:
+    _, bob = users
+    thread_id = str(uuid4())
+    run = {"assistant_id": GRAPH, "input": {}, "if_not_exists": "create", "after_seconds": 3600}
+    body: dict[str, Any] = {"thread_id": thread_id} if what == "threads" else run
+    headers = {"Idempotency-Key": "k"}
+
+    async def sent() -> tuple[int, bool]:
+        async with bob.stream("POST", f"/{what.format(thread_id)}", json=body, headers=headers) as answer:
+            return answer.status_code, "idempotency-replayed" in answer.headers
+
+    assert await sent() == (200, False)
+    assert await sent() == (200, True)
+    give = 'UPDATE thread SET metadata = \'{"owner": "alice"}\' WHERE thread_id = %s RETURNING 1'
+    await query(database, give, thread_id)
+    assert await sent() == (404, False)
+    await query(database, "DELETE FROM run WHERE thread_id = %s RETURNING 1", thread_id)
+    assert await sent() == (404, False)

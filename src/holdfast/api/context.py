@@ -100,6 +100,11 @@ class WebContext:
         """Whether the caller's API key still works. What a project's own authentication would say now is not known."""
         return not isinstance(self.auth, KeyAuth) or self.auth.accepts(self.caller)
 
+    def require_admitted(self) -> None:
+        """Raise Denied when the caller's API key has stopped working. Reads no database."""
+        if isinstance(self.auth, KeyAuth):
+            self.auth.require_accepted(self.caller)
+
     def while_admitted(self) -> AbstractContextManager[object]:
         """A block that ends when the caller's API key stops working: what every stream and WebSocket is served in."""
         if not isinstance(self.auth, KeyAuth):

@@ -40,6 +40,7 @@ from holdfast.resources.crons import (
     search_crons,
 )
 from holdfast.resources.threads import get_thread, present
+from holdfast.streams.serialize import to_json
 
 router = APIRouter(tags=["crons"], route_class=JsonRoute)
 
@@ -60,6 +61,9 @@ Column = Literal[
     "updated_at",
     "now",
 ]
+
+# What a patch can change without changing what the cron runs.
+TIMING = frozenset({"schedule", "timezone", "end_time", "enabled", "metadata"})
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -185,6 +189,8 @@ async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
         raise BadRequest("The request body is empty: there is nothing to change.")
     web.check_webhook(body.webhook)
     asked = await _may(web, cron_id, "update", metadata=clean_metadata(body.metadata), schedule=body.schedule)
+    if _given(body).keys() - TIMING:
+        await _may_run(web, cron_id)
     async with web.database.transaction() as connection:
         old = await get_cron_for_change(connection, cron_id)
         changed = _changed(old["payload"], body)
@@ -192,10 +198,17 @@ async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
         content = _content(
             cron_id, UUID(changed.assistant_id), changed, metadata, web.thread_ttl, stateless=old["thread_id"] is None
         )
-        _keep_creator(content, old["template"]["kwargs"].get("user"))
-        keep_budget(content.template["kwargs"], body.metadata, old["template"]["kwargs"])
-        content.template["kwargs"]["forwarded"] = old["template"]["kwargs"].get("forwarded") or {}
-        return Json(_shown(await change_cron(connection, old, content)))
+        kwargs, before = content.template["kwargs"], old["template"]["kwargs"]
+        keep_budget(kwargs, body.metadata, before)
+        user_id = old["user_id"]
+        if web.caller.user is not None and _runs_otherwise(old["payload"], content.payload, body):
+            user_id = web.caller.user_id
+            _run_as_caller(web, kwargs)
+        else:
+            kwargs["forwarded"] = before.get("forwarded") or {}
+            if before.get("user") is not None:
+                kwargs["user"] = before["user"]
+        return Json(_shown(await change_cron(connection, old, content, user_id)))
 
 
 @router.delete("/runs/crons/{cron_id}", status_code=204, summary="Delete a cron", responses=refusals(404))
@@ -231,8 +244,7 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
         content = _content(
             cron_id, assistant_id, body, asked["metadata"] or {}, web.thread_ttl, stateless=thread_id is None
         )
-        _keep_creator(content, None if web.caller.user is None else web.caller.user.stored())
-        content.template["kwargs"].update(forward(content.template["kwargs"]))
+        _run_as_caller(web, content.template["kwargs"])
         fill_budget(content.template["kwargs"], body.metadata, assistant, web.settings)
         owner = web.caller.tenant or ""
         row = await create_cron(
@@ -241,10 +253,25 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
         return Json(_shown(row))
 
 
-def _keep_creator(content: CronContent, user: Mapping[str, Any] | None) -> None:
-    """The runs of a cron are its creator's, whoever changes it later."""
-    if user is not None:
-        content.template["kwargs"]["user"] = user
+def _run_as_caller(web: WebContext, kwargs: dict[str, Any]) -> None:
+    """Have the runs of a cron be the caller's, with the headers that the request at hand forwards."""
+    if web.caller.user is not None:
+        kwargs["user"] = web.caller.user.stored()
+    kwargs.update(forward(kwargs))
+
+
+def _runs_otherwise(old: Mapping[str, Any], new: Mapping[str, Any], patch: CronPatch) -> bool:
+    """Whether a patch changes what a cron runs, and not only when. Compared as JSON: in Python, 1 equals True."""
+    return any(to_json(old.get(name)) != to_json(new.get(name)) for name in _given(patch).keys() - TIMING)
+
+
+async def _may_run(web: WebContext, cron_id: UUID) -> None:
+    """Whether the caller may create runs in the thread of a cron, if it has one. Raises Denied and NotFound."""
+    async with web.database.connection() as connection:
+        cron = await get_cron(connection, cron_id)
+    if cron["thread_id"] is not None:
+        about: dict[str, Any] = {"assistant_id": cron["assistant_id"], "metadata": {}, "kwargs": {}}
+        await web.may_thread(cron["thread_id"], "create_run", **about)
 
 
 async def _may(web: WebContext, cron_id: UUID, action: str, **value: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
+from holdfast.api.request_context import forward
 from holdfast.api.runs import announce_created
 from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
@@ -339,8 +340,11 @@ async def _discard(web: WebContext, run_id: UUID) -> DictRow:
 async def _retry(
     web: WebContext, run_id: UUID, begin: RetryFrom, *, fork: bool, given: Mapping[str, Any] | None = None
 ) -> DictRow:
-    """Retry a letter, and tell the workers. The run goes on being its first creator's, whoever retries it."""
+    """Retry a letter, and tell the workers. The run keeps the user and the forwarded headers of the letter's creator,
+    unless the caller gives another input: that runs as the caller, with the headers of this request."""
     letter = await _letter(web, run_id)
+    kwargs = {**letter["kwargs"], **(given or {})}
+    user = None if given is None else web.caller.user
     asked: dict[str, Any] = {
         "thread_id": letter["thread_id"],
         "assistant_id": letter["assistant_id"],
@@ -350,13 +354,15 @@ async def _retry(
         "multitask_strategy": "enqueue",
         "if_not_exists": "reject",
         "after_seconds": 0,
-        "kwargs": {**letter["kwargs"], **(given or {})},
+        "kwargs": kwargs if user is None else forward(kwargs),
     }
     visible = await web.caller.may("threads", "create_run", asked)
     try:
         await web.require("thread", letter["thread_id"], visible)
     except NotFound:
         raise _invisible(letter) from None
+    if user is not None:
+        asked["kwargs"]["user"] = user.stored()
     how = Retry(
         start=begin == "start",
         fork=fork,

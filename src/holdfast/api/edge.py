@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.context import identify, web_of
+from holdfast.api.context import CALLER, identify, web_of
 from holdfast.api.destructive import destroys, refuse_unknown
 from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER, answer_once, creates, declare
@@ -36,6 +36,14 @@ RAISED = "holdfast.raised"
 
 class JsonRequest(Request):
     """Parses with orjson, which refuses what JSON does not allow (NaN, lone surrogates) and is quick."""
+
+    async def body(self) -> bytes:
+        """The body. Raises Denied when the caller's API key stopped working while the client was sending it."""
+        if not hasattr(self, "_body"):
+            await super().body()
+            if CALLER in self.scope:
+                web_of(self).require_admitted()
+        return self._body
 
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
@@ -91,10 +99,12 @@ class JsonRoute(APIRoute):
             await identify(parsed)
             _require_json(request.scope)
             try:
+                if self.body_field is not None:
+                    await parsed.body()  # FastAPI would answer 400 when it raises Denied.
                 if self._destroys:
                     await self._refuse_unknown(parsed)
                 if self._creates and HEADER in parsed.headers:
-                    return await answer_once(parsed, handler)
+                    return await answer_once(parsed, handler, self.path)
                 return await handler(parsed)
             except ClientDisconnect:
                 return Response(status_code=400)  # The request was cut short, and nobody waits for this.

@@ -97,6 +97,7 @@ class Express:
         try:
             web = await self._admit(scope)
             body = await _read(way.route, heard, receive, self._limit)
+            web.require_admitted()
             if body is None:
                 return _again(heard, receive)
             if SERVED in scope:

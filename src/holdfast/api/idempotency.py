@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -22,10 +22,12 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.api.context import WEB, WebContext, process_context, web_of
 from holdfast.api.shapes import refusals
 from holdfast.api.streaming import stream_response, wait_response
+from holdfast.auth.custom import Resource
 from holdfast.db.one_transaction import OneTransaction
+from holdfast.db.visibility import EVERYTHING, Table, is_visible
 from holdfast.errors import Gone, InvalidRequest, NotFound
 from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, keep_answer
-from holdfast.resources.runs import get_run
+from holdfast.resources.runs import get_run, present_run
 from holdfast.signals.held import HeldSignals
 
 HEADER = "idempotency-key"
@@ -33,28 +35,29 @@ REPLAYED = "idempotency-replayed"
 LONGEST = 255
 KEY = re.compile(r"[!-~]{1,255}")
 
-# The routes that create something. A route that is not here ignores the header.
-CREATING = frozenset(
-    {
-        "/assistants",
-        "/dead-letters/retry",
-        "/dead-letters/{run_id}/retry",
-        "/runs",
-        "/runs/batch",
-        "/runs/crons",
-        "/runs/stream",
-        "/runs/wait",
-        "/threads",
-        "/threads/{thread_id}/commands",
-        "/threads/{thread_id}/copy",
-        "/threads/{thread_id}/runs",
-        "/threads/{thread_id}/runs/crons",
-        "/threads/{thread_id}/runs/stream",
-        "/threads/{thread_id}/runs/wait",
-        "/threads/{thread_id}/runs/{run_id}/resume",
-        "/threads/{thread_id}/state",
-    }
-)
+# The routes that create something, and what a caller must be allowed to do to be given the first answer again. A route
+# that is not here ignores the header.
+CREATING: Mapping[str, tuple[Resource, str]] = {
+    "/assistants": ("assistants", "create"),
+    "/dead-letters/retry": ("threads", "create_run"),
+    "/dead-letters/{run_id}/retry": ("threads", "create_run"),
+    "/runs": ("threads", "create_run"),
+    "/runs/batch": ("threads", "create_run"),
+    "/runs/crons": ("crons", "create"),
+    "/runs/stream": ("threads", "create_run"),
+    "/runs/wait": ("threads", "create_run"),
+    "/threads": ("threads", "create"),
+    "/threads/{thread_id}/commands": ("threads", "create_run"),
+    "/threads/{thread_id}/copy": ("threads", "create"),
+    "/threads/{thread_id}/runs": ("threads", "create_run"),
+    "/threads/{thread_id}/runs/crons": ("crons", "create"),
+    "/threads/{thread_id}/runs/stream": ("threads", "create_run"),
+    "/threads/{thread_id}/runs/wait": ("threads", "create_run"),
+    "/threads/{thread_id}/runs/{run_id}/resume": ("threads", "create_run"),
+    "/threads/{thread_id}/state": ("threads", "update"),
+}
+TABLES: Mapping[str, Table] = {"assistants": "assistant", "crons": "cron", "threads": "thread"}
+IDS = ("assistant_id", "cron_id", "run_id", "thread_id")
 
 PARAMETER: dict[str, Any] = {
     "name": "Idempotency-Key",
@@ -81,9 +84,9 @@ def declare(options: dict[str, Any]) -> None:
     options["responses"] = {**refusals(410), **(options.get("responses") or {})}
 
 
-async def answer_once(request: Request, handler: Handler) -> Response:
-    """Answer a request that has a key. Raises InvalidRequest when the key cannot be one, or belongs to another
-    request; otherwise whatever the route raises, and then the key is as unused as before."""
+async def answer_once(request: Request, handler: Handler, path: str) -> Response:
+    """Answer a request that has a key, of the route with this path. Raises InvalidRequest when the key cannot be one,
+    or belongs to another request; otherwise whatever the route raises, and then the key is as unused as before."""
     web = web_of(request)
     body = await request.body()
     asked = Asked(scope_of(web), given_key(request), fingerprint(request, body))
@@ -103,7 +106,7 @@ async def answer_once(request: Request, handler: Handler) -> Response:
                 raise psycopg.Rollback
             await keep_answer(connection, asked, described(asked, response))
     if first is not None:
-        return await repeated(web, asked, first, body)
+        return await Repeat(web, asked, path, request.path_params).answer(first, body)
     assert response is not None
     if not refused(response):
         signals.release()
@@ -158,31 +161,73 @@ def described(asked: Asked, response: Response) -> Answer:
     return Answer(**about, kind=kind, run_id=UUID(headers["content-location"].rpartition("/")[2]))
 
 
-async def repeated(web: WebContext, asked: Asked, first: Answer, body: bytes) -> Response:
-    """The first answer again. Of a run that is waited for or streamed: its result, or its events from the first on."""
-    if first.fingerprint != asked.fingerprint:
-        raise InvalidRequest(
-            f"Idempotency-Key '{asked.key}' was used for another request. Send a new key with a new request, and the "
-            "same method, path and body with the same key."
-        )
-    headers = {**first.headers, REPLAYED: "true"}
-    if first.body is not None or first.run_id is None:
-        return Response(first.body, status_code=first.status, headers=headers)
-    async with web.database.connection() as connection:
+@dataclass(frozen=True)
+class Repeat:
+    """A request whose key was used before. It is authorized as if it were the first: the caller may have lost a right
+    since, and what was created may belong to another user now."""
+
+    web: WebContext
+    asked: Asked
+    path: str
+    path_params: Mapping[str, Any]
+
+    async def answer(self, first: Answer, body: bytes) -> Response:
+        """The first answer again. Of a run that is waited for or streamed: its result, or its events from the first
+        on. Raises InvalidRequest, Denied, NotFound and Gone."""
+        if first.fingerprint != self.asked.fingerprint:
+            raise InvalidRequest(
+                f"Idempotency-Key '{self.asked.key}' was used for another request. Send a new key with a new request, "
+                "and the same method, path and body with the same key."
+            )
+        if first.run_id is not None:
+            return await self._run_again(first, first.run_id, body)
+        for created in _objects(first.body):
+            await self._authorize(created)
+        return Response(first.body, status_code=first.status, headers={**first.headers, REPLAYED: "true"})
+
+    async def _run_again(self, first: Answer, run_id: UUID, body: bytes) -> Response:
         try:
-            run = await get_run(connection, first.run_id)
+            async with self.web.database.connection() as connection:
+                run = await get_run(connection, run_id)
         except NotFound:
+            await self._authorize({})
             raise Gone(
-                f"Run {first.run_id}, which Idempotency-Key '{asked.key}' created, is not kept any more, so it cannot "
+                f"Run {run_id}, which Idempotency-Key '{self.asked.key}' created, is not kept any more, so it cannot "
                 "be shown again. Use a new key to create another."
             ) from None
-    cancel = orjson.loads(body).get("on_disconnect") == "cancel"
-    stateless = first.headers["content-location"].startswith("/runs/")
-    # The place to go on from says what was asked for.
-    followed = "follow=true" in first.headers.get("location", "")
-    if first.kind == "stream":
-        again = stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=stateless, follow=followed)
-    else:
-        again = wait_response(web, run, cancel_on_disconnect=cancel, stateless=stateless, follow=followed)
-    again.headers[REPLAYED] = "true"
-    return again
+        await self._authorize(present_run(run))
+        cancel = orjson.loads(body).get("on_disconnect") == "cancel"
+        stateless = first.headers["content-location"].startswith("/runs/")
+        # The place to go on from says what was asked for.
+        follow = "follow=true" in first.headers.get("location", "")
+        if first.kind == "stream":
+            again = stream_response(
+                self.web, run, after=None, cancel_on_disconnect=cancel, stateless=stateless, follow=follow
+            )
+        else:
+            again = wait_response(self.web, run, cancel_on_disconnect=cancel, stateless=stateless, follow=follow)
+        again.headers[REPLAYED] = "true"
+        return again
+
+    async def _authorize(self, created: Mapping[str, Any]) -> None:
+        """Raise Denied when the caller may not send this request any more, and NotFound when what it created belongs
+        to another user now. What was deleted since belongs to nobody."""
+        resource, action = CREATING[self.path]
+        value: dict[str, Any] = {"metadata": {}, "kwargs": {}, "thread_id": None, **self.path_params, **created}
+        value |= {name: UUID(str(value[name])) for name in IDS if value.get(name) is not None}
+        visible = await self.web.caller.may(resource, action, dict(value))
+        table = TABLES[resource]
+        row_id: UUID | None = value.get(f"{table}_id")
+        if row_id is None or not visible.restricted:
+            return
+        async with self.web.database.connection() as connection:
+            exists = await is_visible(connection, table, row_id, EVERYTHING)
+            if exists and not await is_visible(connection, table, row_id, visible):
+                raise NotFound(table.capitalize(), row_id)
+
+
+def _objects(body: bytes | None) -> list[Mapping[str, Any]]:
+    """The objects that a stored answer shows: one, or those of a batch."""
+    answer = orjson.loads(body) if body else {}
+    found = answer if isinstance(answer, list) else [answer]
+    return [one for one in found if isinstance(one, dict)] or [{}]

@@ -39,6 +39,11 @@ class KeyAuth:
         were read last tell."""
         return self._accepts(caller.credential)
 
+    def require_accepted(self, caller: Caller) -> None:
+        """Raise the same Denied as `authenticate` when a caller who was let in would not be let in now."""
+        if not self.accepts(caller):
+            raise _no_key() if caller.credential is None else _unknown_key()
+
     def _accepts(self, credential: Credential | None) -> bool:
         return not self._roster.guarded if credential is None else self._roster.holds(credential)
 
@@ -60,15 +65,10 @@ class KeyAuth:
         if not self._roster.guarded:
             return ANYONE
         if secret is None:
-            raise Denied(
-                401,
-                "This server asks for an API key: send one as `x-api-key`, or as `Authorization: Bearer`. "
-                "`holdfast keys create` makes one.",
-                CHALLENGE,
-            )
+            raise _no_key()
         key = await self._roster.find(secret)
         if key is None:
-            raise Denied(401, "The API key is not known here, has expired or was revoked.", CHALLENGE)
+            raise _unknown_key()
         fields = {
             "identity": f"key:{key.key_id}",
             "display_name": key.name,
@@ -90,6 +90,19 @@ class KeyAuth:
         needed: Scope = "read" if method in ("GET", "HEAD", "OPTIONS") else "write"
         if needed not in user.permissions:
             raise Denied(403, f"The API key lacks the scope '{needed}', which {method} on this route needs.")
+
+
+def _no_key() -> Denied:
+    return Denied(
+        401,
+        "This server asks for an API key: send one as `x-api-key`, or as `Authorization: Bearer`. "
+        "`holdfast keys create` makes one.",
+        CHALLENGE,
+    )
+
+
+def _unknown_key() -> Denied:
+    return Denied(401, "The API key is not known here, has expired or was revoked.", CHALLENGE)
 
 
 def shown_key(connection: HTTPConnection) -> str | None:

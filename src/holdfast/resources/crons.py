@@ -64,7 +64,7 @@ CHANGE = f"""
 UPDATE cron SET
     schedule = %(schedule)s, timezone = %(timezone)s, end_time = %(end_time)s, next_run_date = %(next_run_date)s,
     enabled = %(enabled)s, on_run_completed = %(on_run_completed)s, metadata = %(metadata)s::jsonb,
-    payload = %(payload)s::json, template = %(template)s::json, updated_at = clock_timestamp()
+    payload = %(payload)s::json, template = %(template)s::json, user_id = %(user_id)s, updated_at = clock_timestamp()
 WHERE cron_id = %(cron_id)s
 RETURNING {COLUMNS}
 """
@@ -211,8 +211,10 @@ async def get_cron_for_change(connection: AsyncConnection[DictRow], cron_id: UUI
     return row
 
 
-async def change_cron(connection: AsyncConnection[DictRow], old: DictRow, content: CronContent) -> DictRow:
-    """Give a locked cron new content. Raises InvalidRequest for its schedule.
+async def change_cron(
+    connection: AsyncConnection[DictRow], old: DictRow, content: CronContent, user_id: str
+) -> DictRow:
+    """Give a locked cron new content, and say whose runs it creates. Raises InvalidRequest for its schedule.
 
     A firing that is due but has not been stays due, unless the schedule is another one; what was missed while the
     cron was disabled is not made up for.
@@ -224,7 +226,8 @@ async def change_cron(connection: AsyncConnection[DictRow], old: DictRow, conten
     )
     if not kept or due is None or (content.end_time is not None and due > content.end_time):
         due = next_due(schedule, content.end_time, old["now"])
-    row = await _one(connection, CHANGE, {**content.stored(), "cron_id": old["cron_id"], "next_run_date": due})
+    parameters = {**content.stored(), "cron_id": old["cron_id"], "user_id": user_id, "next_run_date": due}
+    row = await _one(connection, CHANGE, parameters)
     assert row is not None
     return row
 
