@@ -139,5 +139,6 @@ async def test_revoked_key_creates_nothing_by_a_body_that_it_left_unfinished(
         await writer.wait_closed()
     assert answer.startswith(b"HTTP/1.1 401 "), answer
     assert b"was revoked" in answer
+    assert b"www-authenticate: Bearer" in answer
     for table in ("thread", "assistant"):
         assert await house.query(f"SELECT 1 FROM {table} WHERE tenant_id = 'unfinished'") == []

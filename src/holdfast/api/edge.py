@@ -21,6 +21,7 @@ from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 from holdfast.api.traces import SERVED
 from holdfast.auth.custom import CustomAuth
+from holdfast.errors import Denied
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Levels of nesting in a request body.
@@ -38,11 +39,15 @@ class JsonRequest(Request):
     """Parses with orjson, which refuses what JSON does not allow (NaN, lone surrogates) and is quick."""
 
     async def body(self) -> bytes:
-        """The body. Raises Denied when the caller's API key stopped working while the client was sending it."""
+        """The body. Raises HTTPException when the caller's API key stopped working while the client was sending it."""
         if not hasattr(self, "_body"):
             await super().body()
-            if CALLER in self.scope:
-                web_of(self).require_admitted()
+            try:
+                if CALLER in self.scope:
+                    web_of(self).require_admitted()
+            except Denied as refusal:
+                # FastAPI answers 400 to every other exception that is raised here.
+                raise HTTPException(refusal.status, str(refusal), dict(refusal.headers)) from None
         return self._body
 
     async def json(self) -> Any:
@@ -99,8 +104,6 @@ class JsonRoute(APIRoute):
             await identify(parsed)
             _require_json(request.scope)
             try:
-                if self.body_field is not None:
-                    await parsed.body()  # FastAPI would answer 400 when it raises Denied.
                 if self._destroys:
                     await self._refuse_unknown(parsed)
                 if self._creates and HEADER in parsed.headers:
