@@ -65,6 +65,12 @@ class Target:
         assert place.hostname is not None
         return Attack(*await asyncio.open_connection(place.hostname, place.port, limit=64 * MEGABYTE))
 
+    async def takes_body(self, size: int, headers: Mapping[str, str] | None = None) -> bool:
+        """Whether another client can send a body of this size."""
+        body = {"metadata": {"a": "x" * size}}
+        answer = await self.fleet.client.post(f"{self.member.url}/threads", json=body, headers=headers)
+        return answer.status_code == 200
+
     async def is_well(self) -> bool:
         """Whether another client is answered."""
         return (await self.fleet.client.get(f"{self.member.url}/ok")).status_code == 200

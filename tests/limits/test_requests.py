@@ -170,6 +170,46 @@ async def test_body_behind_a_refusal_ends_with_the_connection(web: Target) -> No
     await closed
 
 
+async def test_body_behind_an_answer_is_not_counted(web: Target) -> None:
+    """A client that was answered before its body was complete does not take the budget from others."""
+    client = await web.connect()
+    await client.send(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+    assert await client.status() == 404
+    closed = asyncio.create_task(client.is_closed())
+    chunk = b"100000\r\n%s\r\n" % (b"x" * MEGABYTE)
+    for _ in range(23):
+        await client.send(chunk)
+    assert await web.takes_body(3 * MEGABYTE)
+    # The client goes on without an end, and the server ends the connection.
+    while not closed.done():
+        await client.send(b"1\r\nx\r\n")
+        await asyncio.sleep(0.1)
+    await closed
+
+
+async def test_body_behind_an_answer_may_be_completed(web: Target) -> None:
+    client = await web.connect()
+    await client.send(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n")
+    assert await client.status() == 404
+    await client.send(b"x" * 10 + GET + b"\r\n")
+    async with asyncio.timeout(60):
+        assert b"HTTP/1.1 200" in await client.reader.readuntil(b'{"ok":true}')
+    client.close()
+
+
+async def test_body_of_a_request_with_an_open_stream_has_a_time_limit(web: Target) -> None:
+    thread = (await web.fleet.client.post(f"{web.member.url}/threads", json={})).json()["thread_id"]
+    client = await web.connect()
+    head = f"GET /threads/{thread}/stream HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    await client.send(head.encode())
+    assert await client.status() == 200
+    closed = asyncio.create_task(client.is_closed())
+    while not closed.done():
+        await client.send(b"1\r\nx\r\n")
+        await asyncio.sleep(0.1)
+    await closed
+
+
 async def test_unfinished_bodies_share_a_budget(web: Target) -> None:
     before = web.memory
     clients = [await web.connect() for _ in range(8)]

@@ -7,28 +7,42 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 import pytest_asyncio
+from psycopg.rows import dict_row
 
+from holdfast.resources.api_keys import create_key
 from tests.conformance.server import own_database
 from tests.limits.target import MEGABYTE, Attack, Target, target
 from tests.limits.test_requests import HANDSHAKE
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TEXT, CONTINUATION, PING = 1, 0, 9
+TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
 NO_MASK = b"\0\0\0\0"
-# A close frame, after its length.
+# The first byte of a close frame.
 CLOSE = 0x88
+LIMITS = {
+    "MAX_BUFFERED_BYTES": str(24 * MEGABYTE),
+    "MAX_BODY_BYTES": str(12 * MEGABYTE),
+    "BODY_TIMEOUT_SECONDS": "4",
+    "KEY_REFRESH_SECONDS": "0.1",
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def web(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
+async def database_url(server_url: str) -> AsyncIterator[str]:
+    with own_database(server_url) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def web(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
     directory: Path = tmp_path_factory.mktemp("sockets")
-    limits = {"MAX_BUFFERED_BYTES": str(24 * MEGABYTE), "MAX_BODY_BYTES": str(12 * MEGABYTE)}
-    with own_database(server_url) as database_url:
-        async with target(database_url, directory, limits) as found:
-            yield found
+    async with target(database_url, directory, LIMITS) as found:
+        yield found
 
 
 def frame(kind: int, payload: bytes, *, final: bool = True, length: int | None = None) -> bytes:
@@ -48,11 +62,14 @@ async def socket(web: Target) -> Attack:
 
 
 async def close_code(client: Attack) -> int:
-    """The code with which the server closes the connection."""
+    """The code with which the server closes the socket."""
     async with asyncio.timeout(60):
-        received = await client.reader.read()
-    assert received[0] == CLOSE, received[:20]
-    return int(struct.unpack("!H", received[2:4])[0])
+        while True:
+            first, size = await client.reader.readexactly(2)
+            length = struct.unpack("!H", await client.reader.readexactly(2))[0] if size == 126 else size
+            payload = await client.reader.readexactly(length)
+            if first == CLOSE:
+                return int(struct.unpack("!H", payload[:2])[0])
 
 
 async def test_message_larger_than_a_body_is_refused(web: Target) -> None:
@@ -72,15 +89,70 @@ async def test_unfinished_messages_share_a_budget(web: Target) -> None:
     clients = [await socket(web) for _ in range(12)]
     for client in clients:
         await client.send(frame(TEXT, b"x" * 8 * MEGABYTE, length=11 * MEGABYTE))
-    # What the server has not read when it closes a connection resets it, and the close frame may be lost.
-    closed = [asyncio.create_task(client.is_closed()) for client in clients]
-    for _, closing in zip(range(2), asyncio.as_completed(closed), strict=False):
-        await closing
+    codes = [asyncio.create_task(close_code(client)) for client in clients]
+    for _, closing in zip(range(2), asyncio.as_completed(codes), strict=False):
+        assert await closing == 1013
     assert await web.is_well()
     assert web.memory - before < 70 * MEGABYTE
     for client in clients:
         client.close()
-    await asyncio.gather(*closed)
+    await asyncio.gather(*codes, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("begin", "drop"),
+    [
+        (frame(TEXT, b"x" * 11 * MEGABYTE, final=False), frame(PING, b"x")),
+        (frame(TEXT, b"x", final=False), frame(CONTINUATION, b"x", final=False)),
+        (frame(TEXT, b"x" * 10 * MEGABYTE, length=11 * MEGABYTE), b"x"),
+        (frame(PING, b"x", length=11 * MEGABYTE), b"x"),
+        (b"\x81", b""),
+    ],
+    ids=["unfinished message with pings", "many frames", "unfinished frame", "unfinished ping", "first byte"],
+)
+async def test_unfinished_message_has_a_time_limit(web: Target, begin: bytes, drop: bytes) -> None:
+    client = await socket(web)
+    await client.send(begin)
+    code = asyncio.create_task(close_code(client))
+    while not code.done():
+        await client.send(drop)
+        await asyncio.sleep(0.1)
+    assert await code == 1008
+    client.close()
+
+
+async def test_messages_one_after_another_have_no_time_limit(web: Target) -> None:
+    """Each packet ends in the middle of a frame, and each message is complete in time."""
+    client = await socket(web)
+    message = frame(TEXT, b"{}")
+    code = asyncio.create_task(close_code(client))
+    await client.send(message[:3])
+    for kind in (message, frame(PONG, b"x")):
+        for _ in range(30):
+            await client.send(message[3:] + kind[:3] + kind[3:] + message[:3])
+            await asyncio.sleep(0.1)
+    assert not code.done()
+    client.close()
+    await asyncio.gather(code, return_exceptions=True)
+
+
+async def test_control_frames_are_not_counted(web: Target) -> None:
+    client = await socket(web)
+    pongs = frame(PONG, b"x" * 125) * 8000
+    for _ in range(26):
+        await client.send(pongs)
+    await client.send(frame(TEXT, b"{}"))
+    async with asyncio.timeout(60):
+        assert (await client.reader.readexactly(1))[0] == 0x80 | TEXT
+    client.close()
+
+
+async def test_refused_handshake_is_no_error_of_the_server(web: Target) -> None:
+    client = await web.connect()
+    await client.send(HANDSHAKE + b"origin: https://evil.example\r\n\r\n")
+    assert (await client.answer())[0] == 403
+    assert await web.is_well()
+    assert "completing handshake" not in web.member.log.read_text()
 
 
 async def test_pings_of_a_client_that_takes_no_pongs_take_no_memory(web: Target) -> None:
@@ -95,3 +167,22 @@ async def test_pings_of_a_client_that_takes_no_pongs_take_no_memory(web: Target)
     assert web.memory - before < 12 * MEGABYTE
     assert await web.is_well()
     client.writer.transport.abort()
+
+
+async def test_client_without_a_key_holds_nothing(web: Target, database_url: str) -> None:
+    """The last test of this module: from here on, every client needs a key."""
+    async with await psycopg.AsyncConnection.connect(database_url, row_factory=dict_row) as connection:
+        key = (await create_key(connection, "acme", "test", ["read", "write"]))[0]
+
+    async def is_guarded() -> bool:
+        return (await web.fleet.client.post(f"{web.member.url}/threads", json={})).status_code == 401
+
+    await until(is_guarded, "every client needs a key")
+    clients = [await socket(web) for _ in range(3)]
+    for client in clients:
+        assert await close_code(client) == 4401
+    for client in clients:
+        await client.send(frame(TEXT, b"x" * 9 * MEGABYTE, length=11 * MEGABYTE))
+    assert await web.takes_body(3 * MEGABYTE, {"x-api-key": key})
+    for client in clients:
+        await client.is_closed()

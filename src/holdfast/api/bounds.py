@@ -17,7 +17,8 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
-from websockets.http11 import MAX_LINE_LENGTH
+from websockets.http11 import MAX_LINE_LENGTH, Request
+from websockets.protocol import State
 
 from holdfast.settings import Settings
 
@@ -27,13 +28,16 @@ log = structlog.get_logger(__name__)
 MAX_HEADERS = 100
 # Requests that a client may send ahead on one connection before the first of them is answered.
 MAX_PIPELINED_REQUESTS = 32
-# Bytes of an unfinished body or message that are not counted against the process's budget. Of a client that has not
-# logged in, less than this is received: its body is not read, and the socket is paused.
+# Bytes of an unfinished body or message that are not counted against the process's budget. Of a client that is not
+# authenticated yet, less than this is received: its body is not read, and its WebSocket is paused until it is accepted.
 UNCOUNTED_BYTES = 512 * 1024
 # Frames that one WebSocket message may be cut into. An empty frame is kept too.
 MAX_FRAGMENTS = 1024
 # Seconds for which a refused client can still send, so that it reads the answer instead of a reset connection.
 LINGER_SECONDS = 2.0
+# Bytes of an incomplete frame that are kept after a WebSocket's close frame was sent. The client's own close frame is
+# expected there, and what it had sent before.
+MAX_CLOSING_BYTES = 64 * 1024
 # Seconds between two looks at what clients have not taken.
 UNSENT_INTERVAL_SECONDS = 1.0
 
@@ -74,6 +78,11 @@ class Share:
         self._counted += grown
         self._limits.unfinished_bytes += grown
         return self._limits.unfinished_bytes <= self._limits.buffered_bytes
+
+    def replace(self, size: int) -> bool:
+        """Count what the connection holds now, in place of what was counted. False: the process holds too much."""
+        self.clear()
+        return self.add(size)
 
     def clear(self) -> None:
         """The body or message is complete, or gone."""
@@ -165,6 +174,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._completed = True
+        if self.cycle is not None and self.cycle.response_complete:
+            return  # Nothing keeps these bytes, so they are not counted.
         if not self._share.add(len(body)):
             self._refusal = (
                 503,
@@ -179,6 +190,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_deadline()
         self._share.clear()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        cycle = self.cycle
+        if cycle.response_complete and cycle.more_body:
+            # Nothing reads the rest of the body. The client has a short time to end it, and can then go on with
+            # another request.
+            self._share.clear()
+            self._stop_deadline()
+            self._deadline = self.loop.call_later(LINGER_SECONDS, self._close_unread)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -236,8 +257,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.flow.read_paused:
             # We do not read it: the application is busy with something else, or with an earlier request.
             self._deadline = self.loop.call_later(seconds, self._body_late)
-        elif not self.cycle.response_started:
+        else:
             self._refuse(408, f"The request's body was not complete within BODY_TIMEOUT_SECONDS={seconds:g}.")
+
+    def _close_unread(self) -> None:
+        """Close a connection whose request was answered before its body was complete."""
+        self._deadline = None
+        self._done = True
+        self.transport.close()
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -279,23 +306,57 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.close_timeout = LINGER_SECONDS
+        self._limits = limits
         self._share = Share(limits)
+        # Until the message or frame that has begun is complete.
+        self._deadline: asyncio.TimerHandle | None = None
+        # Whether all that arrives is dropped.
+        self._dropping = False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
         self._share.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        held = self._share.add(len(data))
+        if self._dropping:
+            return
         super().data_received(data)
-        if not held and not self.close_sent:
+        if self.close_sent or self.transport.is_closing():
+            self._release()
+            return
+        unfinished = (self.conn.current_size or 0) + len(self.conn.reader.buffer)
+        if not self._share.replace(unfinished):
             self._fail(CloseCode.TRY_AGAIN_LATER, "The server holds too much of unfinished messages.")
+        elif not unfinished:
+            self._stop_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._limits.body_seconds, self._message_late)
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if self.close_sent:
+            if self.initial_response is not None:
+                # The handshake was answered with a refusal. uvicorn would log it as an error of the application.
+                self.handshake_complete = True
+            self._release()
         # uvicorn waits for a slow client before it writes, not after: without this, the next event would be loaded
         # while the client has not taken this one.
         await self.writable.wait()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        # uvicorn reads again when the application takes the handshake: it does so when it accepts the client.
+        if not self.transport.is_closing():
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def handle_events(self) -> None:
+        # If a frame is complete and no message is unfinished, what is incomplete now has only just begun.
+        if self.conn.events and self.conn.current_size is None:
+            self._stop_deadline()
+        super().handle_events()
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:
@@ -304,7 +365,7 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        self._share.clear()
+        self._stop_deadline()
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
@@ -314,11 +375,53 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         else:
             self.conn.data_to_send()
 
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        if self.close_sent:
+            self._release()
+
+    def _message_late(self) -> None:
+        self._deadline = None
+        seconds = self._limits.body_seconds
+        if self.read_paused:
+            # We do not read it: the application is busy with an earlier message.
+            self._deadline = self.loop.call_later(seconds, self._message_late)
+        else:
+            detail = f"A message was not complete within BODY_TIMEOUT_SECONDS={seconds:g}."
+            self._fail(CloseCode.POLICY_VIOLATION, detail)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
     def _fail(self, code: CloseCode, reason: str) -> None:
-        if not self.close_sent:
-            self.frames = []
+        """Send a close frame, and close the connection when the client has answered it, or soon."""
+        if self.close_sent:
+            return
+        if not self.handshake_complete:
+            self.transport.abort()
+            return
+        if self.conn.state is State.OPEN:  # Otherwise the client has sent a close frame.
             self.conn.send_close(code, reason)
-            self.handle_parser_exception()
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_sent = self.disconnected = True
+        # A connection that is closed before all is read is reset, and the client loses the close frame.
+        self.close_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self._release()
+
+    def _release(self) -> None:
+        """Keep nothing of what a client sends after the close frame, except the beginning of its own close frame."""
+        self._stop_deadline()
+        self._share.clear()
+        self.frames = []
+        if len(self.conn.reader.buffer) > MAX_CLOSING_BYTES:
+            self._dropping = True
+            self.conn.reader.discard()
 
 
 class UnsentBytes:

@@ -271,14 +271,17 @@ def _settle(subscription: Subscription) -> None:
 
 @router.websocket("/threads/{thread_id}/stream/events")
 async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
-    await socket.accept()
+    # Until the handshake is accepted, nothing of what the client sends is read.
     try:
         await identify(socket)
         web = web_of(socket)
         await web.may_thread(thread_id, "read")
     except RequestError as error:
+        # Browsers see the code of a close frame, and not the status of a refused handshake.
+        await socket.accept()
         await refuse(socket, error)
         return
+    await socket.accept()
     with web.while_admitted():
         await Socket(web, thread_id, socket).run()
     if not web.still_admitted and socket.application_state is WebSocketState.CONNECTED:

@@ -85,14 +85,13 @@ class _Server(uvicorn.Server):
 NOT_LOGGED = frozenset(
     {
         "ASGI callable returned without completing response.",
-        "ASGI callable returned without completing handshake.",
         "Invalid HTTP request received.",
     }
 )
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's lines for an answer that is cut off on purpose, a refused WebSocket and a malformed request.
+    """Drop uvicorn's lines for an answer that is cut off on purpose and a malformed request.
 
     When the process stops, open streams end without a last chunk, so that clients see that there is more and resume
     elsewhere. An answer that is still open when the time for the shutdown is over is cancelled.
