@@ -33,16 +33,11 @@ LIMITS = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def database_url(server_url: str) -> AsyncIterator[str]:
-    with own_database(server_url) as url:
-        yield url
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def web(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
+async def web(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
     directory: Path = tmp_path_factory.mktemp("sockets")
-    async with target(database_url, directory, LIMITS) as found:
-        yield found
+    with own_database(server_url) as database_url:
+        async with target(database_url, directory, LIMITS) as found:
+            yield found
 
 
 def frame(kind: int, payload: bytes, *, final: bool = True, length: int | None = None) -> bytes:
@@ -169,9 +164,12 @@ async def test_pings_of_a_client_that_takes_no_pongs_take_no_memory(web: Target)
     client.writer.transport.abort()
 
 
-async def test_client_without_a_key_holds_nothing(web: Target, database_url: str) -> None:
+async def test_client_without_a_key_holds_nothing(web: Target) -> None:
     """The last test of this module: from here on, every client needs a key."""
-    async with await psycopg.AsyncConnection.connect(database_url, row_factory=dict_row) as connection:
+    path = "-c search_path=holdfast,public"
+    async with await psycopg.AsyncConnection.connect(
+        web.fleet.database_url, options=path, row_factory=dict_row
+    ) as connection:
         key = (await create_key(connection, "acme", "test", ["read", "write"]))[0]
 
     async def is_guarded() -> bool:
