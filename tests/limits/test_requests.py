@@ -193,7 +193,7 @@ async def test_body_behind_an_answer_may_be_completed(web: Target) -> None:
     assert await client.status() == 404
     await client.send(b"x" * 10 + GET + b"\r\n")
     async with asyncio.timeout(60):
-        assert b"HTTP/1.1 200" in await client.reader.readuntil(b'{"ok":true}')
+        await client.reader.readuntil(b"HTTP/1.1 200")
     client.close()
 
 
