@@ -174,7 +174,8 @@ class Steps(RuleBasedStateMachine):
             holding.lane.discard()
             return
         assert answer is None
-        ends = isinstance(outcome, Ended | RolledBack)
+        # Each outcome writes one event of its own.
+        ends = outcome is not None
         self.expected.wrote(thread_id, holding.run_id, write.events + ends, write.checkpoint)
         if isinstance(outcome, Ended):
             assert outcome.resting is not None

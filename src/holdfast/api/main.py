@@ -129,6 +129,8 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             http=partial(BoundedProtocol if application.customised else LineProtocol, limits=limits),  # type: ignore[arg-type]
             ws=partial(BoundedSocket, limits=limits),  # type: ignore[arg-type]
             ws_max_size=settings.max_body_bytes,
+            # A small compressed message can be a large one.
+            ws_per_message_deflate=False,
             log_config=None,
             access_log=False,
             lifespan="on",

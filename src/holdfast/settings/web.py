@@ -90,8 +90,9 @@ class WebSettings(Section):
         120.0,
         le=24 * 3600,
         validation_alias=names("BODY_TIMEOUT_SECONDS"),
-        description="Seconds a client may take to send a request's body; then it is answered 408. A slow network needs "
-        "longer for a body of MAX_BODY_BYTES. Longer lets more unfinished bodies be held.",
+        description="Seconds a client may take to send a request's body, or a WebSocket message; then it is answered "
+        "408, or the WebSocket is closed with 1008. A slow network needs longer for a body of MAX_BODY_BYTES. Longer "
+        "lets more unfinished bodies be held.",
     )
     max_buffered_bytes: int = Field(
         256 * 1024**2,
@@ -141,7 +142,8 @@ class WebSettings(Section):
         for name in (value or "").split(","):
             if not re.fullmatch(r"\s*(\*|(\*\.)?[A-Za-z0-9._-]+)?\s*", name):
                 raise ValueError(
-                    f"{name.strip()!r} must be a host name without scheme and port, such as web.example.com"
+                    "each must be a host name without scheme and port, such as web.example.com, and "
+                    f"{name.strip()!r} is not"
                 )
         return value
 
