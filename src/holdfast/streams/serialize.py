@@ -10,6 +10,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import orjson
+from langgraph.types import Send
 from pydantic import BaseModel
 
 
@@ -34,6 +35,8 @@ def _default(value: Any) -> Any:
         return base64.b64encode(bytes(value)).decode()
     if isinstance(value, BaseException):
         return {"error": type(value).__name__, "message": str(value)}
+    if isinstance(value, Send):
+        return {"node": value.node, "arg": value.arg}
     if isinstance(value, PublicFields):
         return value.public_fields()
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
+from holdfast.graphs.client_config import INTERNAL_PREFIX
 from holdfast.streams.serialize import to_json
 
 # A key of `configurable`, beside the values that came from headers: their names. LangGraph writes no key of this form.
@@ -52,7 +53,8 @@ def _public(configurable: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in configurable.items()
-        if name != FORWARDED_NAMES and name not in USER_FIELDS and name not in forwarded
+        # LangGraph's own entries hold functions, whose text shows the config that they are bound to.
+        if not name.startswith(INTERNAL_PREFIX) and name not in USER_FIELDS and name not in forwarded
     }
 
 

@@ -14,7 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, ToolRuntime
 from langgraph.runtime import Runtime
-from langgraph.types import interrupt
+from langgraph.types import Send, interrupt
 
 
 @dataclass
@@ -86,6 +86,16 @@ async def speak(state: Talk, config: RunnableConfig, runtime: Runtime[None]) -> 
     return {"messages": [said]}
 
 
+def to_note(state: Talk, config: RunnableConfig) -> list[Send]:
+    """A step whose input is the config shows it in the events of its task."""
+    plain = {name: value for name, value in config["configurable"].items() if isinstance(value, str | list)}
+    return [Send("note", {"conf": plain})]
+
+
+def note(given: dict[str, Any]) -> Talk:
+    return {}
+
+
 def pause(state: Talk) -> Talk:
     if state.get("ask"):
         interrupt("go on?")
@@ -96,7 +106,9 @@ inner = (
     StateGraph(Talk)
     .add_node("speak", cast(Any, speak))
     .add_node("tools", ToolNode([search]))
+    .add_node("note", cast(Any, note))
     .add_node(pause)
+    .add_conditional_edges("speak", to_note, ["note"])
     .add_edge(START, "speak")
     .add_edge("speak", "tools")
     .add_edge("tools", "pause")
