@@ -42,7 +42,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     entry("quota.refused", "info", "A tenant has used up what it may use, and was answered 429.", "reason"),
     entry("keys.required", "info", "There are API keys: from now on requests need one."),
-    entry("keys.not_required", "info", "There are no API keys any more: requests need none."),
+    entry("keys.not_required", "info", "There are no API keys: requests need none."),
     entry(
         "keys.connections_ended",
         "info",
