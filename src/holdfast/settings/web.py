@@ -41,8 +41,8 @@ class WebSettings(Section):
         None,
         validation_alias=only_ours("ALLOWED_HOSTS"),
         description="Host names, separated by commas, that a server without keys answers to besides `localhost`, IP "
-        "addresses and `HOLDFAST_HOST`; `*.example.com` is every name below example.com, `*` every name. A request for another "
-        "host is answered 403, for a web page could have pointed its own name at this machine. Name the host here that "
+        "addresses and `HOLDFAST_HOST`; `*.example.com` is every name below example.com, `*` every name. A request for "
+        "another host is answered 403, for a web page could have pointed its own name at this machine. Name the host here that "
         "a proxy, a tunnel or a container network calls the server by.",
     )
     port: int = Field(
