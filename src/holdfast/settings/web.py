@@ -42,8 +42,8 @@ class WebSettings(Section):
         validation_alias=only_ours("ALLOWED_HOSTS"),
         description="Host names, separated by commas, that a server without keys answers to besides `localhost`, IP "
         "addresses and `HOLDFAST_HOST`; `*.example.com` is every name below example.com, `*` every name. A request for "
-        "another host is answered 403, for a web page could have pointed its own name at this machine. Name the host here that "
-        "a proxy, a tunnel or a container network calls the server by.",
+        "another host is answered 403, for a web page could have pointed its own name at this machine. Name the host "
+        "here that a proxy, a tunnel or a container network calls the server by.",
     )
     port: int = Field(
         8123, ge=0, le=65535, validation_alias=names("PORT"), description="The port the web process listens on."
