@@ -17,7 +17,7 @@ from typing import IO, Self, TypeVar
 import psutil
 
 T = TypeVar("T")
-DEADLINE = 60.0
+DEADLINE = 150.0
 
 
 def wait_for(condition: Callable[[], T], what: str, timeout: float = DEADLINE) -> T:

@@ -234,12 +234,13 @@ def test_warnings_and_uncaught_exceptions_are_lines(scene: Scene) -> None:
     assert said["exception.ignored"]["exception"]["message"] == "cannot be raised anywhere"
 
 
-def test_orderly_stop_with_OpenStreams_logs_no_error(scene: Scene) -> None:
+def test_orderly_stop_with_open_streams_logs_no_error(scene: Scene) -> None:
     assert scene.exit_code == ExitCode.OK
     stopped = [index for index, line in enumerate(scene.events) if line["event"] == "fleet.stopping"]
     after = scene.events[stopped[0] :]
     assert any(line["event"] == "run.finished" and line["outcome"] == "handed back" for line in after)
-    assert [line for line in after if line["level"] in ("warning", "error", "critical")] == []
+    # A busy machine may cause warnings, of an event loop that was late for one.
+    assert [line for line in after if line["level"] in ("error", "critical")] == []
     assert [line["event"] for line in after if line["role"] == "web"][-1] == "web.stopped"
 
 

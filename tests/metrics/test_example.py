@@ -37,4 +37,4 @@ async def test_it_asks_for_workers_when_runs_wait(settings: Settings, database: 
             return "2 workers, for 11 ready and 0 running runs; 0 are online." in await said(url)
 
         # The figures may be a little old.
-        await waiting.until(asks_for_two, "it asks for two workers", patience=60)
+        await waiting.until(asks_for_two, "it asks for two workers", patience=150)
