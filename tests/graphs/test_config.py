@@ -139,7 +139,7 @@ def test_a_byte_order_mark_is_no_matter(project: Project) -> None:
 def test_a_missing_file(project: Project) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(project.path)
-    assert str(caught.value) == f"{project.path}: the file does not exist"
+    assert str(caught.value).startswith(f"{project.path}: the file does not exist. Holdfast looked for {project.path}.")
 
 
 def test_a_directory_in_place_of_the_file(project: Project) -> None:
