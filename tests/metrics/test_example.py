@@ -22,7 +22,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "autoscale.py"
 async def said(url: str) -> str:
     with Program([sys.executable, str(EXAMPLE), url]) as program:
         assert await asyncio.to_thread(program.wait, 60) == 0, program.output
-        return program.output
+    # All of it has been read when the block has ended.
+    return program.output
 
 
 async def test_it_asks_for_workers_when_runs_wait(settings: Settings, database: Database) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from holdfast.api.listeners import open_listeners
+from holdfast.errors import SettingsError
 from holdfast.settings import Settings
 from holdfast.worker.health import Verdict
 
@@ -26,8 +29,21 @@ def local_url(host: str, port: int) -> str:
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
+# Below the range that Linux takes ports of outgoing connections from.
+FREE_PORTS = range(20_000, 32_000)
+FREE_PORT_ATTEMPTS = 20
+
+
 def usable_port(settings: Settings) -> int:
-    """The port the web process will listen on: a free one for 0. Raises SettingsError when it is taken."""
+    """The port the web process will listen on: a free one for 0. Raises SettingsError when it is taken.
+
+    The web process binds it a little later. So a free port is first looked for where the system takes none for outgoing
+    connections: one of these could take it meanwhile.
+    """
+    if settings.port == 0:
+        for port in random.sample(FREE_PORTS, FREE_PORT_ATTEMPTS):
+            with suppress(SettingsError):
+                return usable_port(settings.model_copy(update={"port": port}))
     listeners = open_listeners(settings)
     port = int(listeners[0].getsockname()[1])
     for listener in listeners:
