@@ -129,7 +129,7 @@ class WebContext:
         self.signals.publish("events", tell_touched(thread_id), thread_id=thread_id)
 
     async def delete_thread(self, thread_id: UUID, visible: Visibility) -> None:
-        """Delete a thread with its runs, and tell whoever works in it or watches it. Raises NotFound for a thread that
+        """Delete a thread with its runs, and notify its workers and watchers. Raises NotFound for a thread that
         is not visible."""
         unfinished = await delete_thread(self.database, thread_id, visible)
         running = [run for run in unfinished if run["status"] == "running"]
