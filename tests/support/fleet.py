@@ -94,11 +94,18 @@ class Member:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines with this event name."""
+        return [line for line in self._log_lines() if line.get("event") == event]
+
+    def said(self, message: str) -> list[dict[str, Any]]:
+        """The log lines of graph code or a library with this text."""
+        return [line for line in self._log_lines() if line.get("message") == message]
+
+    def _log_lines(self) -> list[dict[str, Any]]:
         found = []
         for line in self.log.read_text().splitlines():
             with suppress(ValueError):
                 entry = json.loads(line)
-                if isinstance(entry, dict) and entry.get("event") == event:
+                if isinstance(entry, dict):
                     found.append(entry)
         return found
 

@@ -122,7 +122,8 @@ def test_elsewhere_lines_are_json() -> None:
     for line in (claimed, theirs, crashed, failure, odd):
         assert [line[name] for name in RUN_FIELDS] == ["r1", "t-r1", "a", "g", "acme", 2, "w"]
         assert (line["role"], line["pid"]) == ("worker", 7)
-    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("their words 1", "their.code", "info")
+    assert (theirs["event"], theirs["level"]) == ("log.message", "info")
+    assert (theirs["message"], theirs["logger"]) == ("their words 1", "their.code")
     for line in (crashed, failure):
         assert line["level"] == "error"
         assert line["exception"]["type"] == "ValueError"
@@ -174,7 +175,7 @@ def test_what_code_sets_up_when_it_is_imported_does_not_change_the_form() -> Non
     """
     imported_handler_gone = imported + "logging.getLogger().handlers.clear()\n"
     found = lines(code, imported_handler_gone)
-    assert [(line["event"], line["run_id"]) for line in found] == [("early", "r1"), ("standard", "r1")]
+    assert [(line["message"], line["run_id"]) for line in found] == [("early", "r1"), ("standard", "r1")]
 
 
 def test_loggers_that_code_has_set_up_and_kept_find_the_ids_in_structlogs_own_variables() -> None:
@@ -208,7 +209,7 @@ def test_libraries_come_out_in_the_same_form_and_only_when_it_matters() -> None:
     thread.start(); thread.join()
     """
     found = lines(code)
-    said = [(line.get("logger"), line["event"].splitlines()[0]) for line in found]
+    said = [(line["logger"], line["message"].splitlines()[0]) for line in found if line["event"] == "log.message"]
     assert said[:5] == [
         ("httpx", "of httpx"),
         ("uvicorn.error", "of uvicorn.error"),
@@ -261,9 +262,9 @@ def test_whatever_is_logged_is_written() -> None:
     """
     odd, unfit, given, after = lines(code)
     assert (odd["value"], odd["big"], odd["surrogate"]) == ("<Odd>", 2**70, "\ud800")
-    assert unfit["event"] == "does not %s fit %s"
-    assert (given["event"], given["level"]) == ("given", "info")
-    assert after["event"] == "after all"
+    assert unfit["message"] == "does not %s fit %s"
+    assert (given["message"], given["level"]) == ("given", "info")
+    assert after["message"] == "after all"
 
 
 @pytest.mark.parametrize(("level", "seen"), [("debug", 3), ("info", 2), ("error", 1)])
@@ -306,3 +307,21 @@ def test_a_line_that_names_a_run_itself_is_about_that_run() -> None:
 def test_code_that_clears_structlogs_variables_keeps_its_ids() -> None:
     [line] = lines('with run("r1"):\n    structlog.contextvars.clear_contextvars()\n    log.info("theirs")')
     assert (line["run_id"], line["tenant"]) == ("r1", "acme")
+
+
+def test_lines_of_others_are_messages_with_their_own_fields() -> None:
+    code = """
+    log.info("order.shipped", order=7)
+    log.info("of two", message="their own")
+    log.info({"not": "a text"})
+    log.info(None)
+    standard.info("run.finished")
+    """
+    shipped, two, mapping, nothing, named_like_ours = lines(code)
+    assert {line["event"] for line in (shipped, two, mapping, nothing, named_like_ours)} == {"log.message"}
+    assert (shipped["message"], shipped["order"]) == ("order.shipped", 7)
+    assert (two["message"], two["message_field"]) == ("of two", "their own")
+    assert mapping["message"] == {"not": "a text"}
+    assert nothing["message"] is None
+    assert named_like_ours["message"] == "run.finished"
+    assert "order.shipped " in written(code, HOLDFAST_LOG_FORMAT="console")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.telemetry.catalogue.entry import Entry
 
 EPILOG = examples("holdfast events", "holdfast events worker", "holdfast events loop.blocked", "holdfast events --json")
-STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "red"}
+STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "red", "any": ""}
 
 
 def events(

@@ -19,6 +19,8 @@ import structlog
 
 from holdfast.errors import SettingsError
 from holdfast.settings import Settings, environment_names, load_settings
+from holdfast.telemetry.catalogue import CATALOGUE
+from holdfast.telemetry.catalogue.others import MESSAGE
 from holdfast.telemetry.exceptions import as_fields, exception_of, trace_text
 from holdfast.telemetry.redaction import Redactor, secrets_of
 from holdfast.telemetry.run_context import add_run
@@ -110,7 +112,7 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
         )
         processors += [redactor, _one_line, renderer]
     else:
-        processors += [_exception_field, redactor, _to_json]
+        processors += [_name_event, _exception_field, redactor, _to_json]
     factory = structlog.WriteLoggerFactory(sys.stderr)
     structlog.configure(
         processors=processors,
@@ -181,6 +183,16 @@ def _process_failed(kind: type[BaseException], error: BaseException, trace: Trac
 def _exception_ignored(given: Any) -> None:
     source = given.err_msg or "Exception ignored in"
     log.error("exception.ignored", source=f"{source}: {given.object!r}", exc_info=given.exc_value)
+
+
+def _name_event(logger: object, method: str, line: Any) -> Any:
+    """Every line has an event of the catalogue. The text of a line that is not ours becomes its `message`."""
+    event = line.get("event")
+    if "logger" in line or not isinstance(event, str) or event not in CATALOGUE:
+        if "message" in line:
+            line["message_field"] = line["message"]
+        line |= {"event": MESSAGE, "message": event}
+    return line
 
 
 def _exception_field(logger: object, method: str, line: Any) -> Any:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.telemetry.catalogue import fleet, project, runs, supervisor, upkeep, web
+from holdfast.telemetry.catalogue import fleet, others, project, runs, supervisor, upkeep, web
 from holdfast.telemetry.catalogue.entry import Entry
 
 # As they are documented; the first line of a module is its title.
-TOPICS = (runs, fleet, upkeep, web, project, supervisor)
+TOPICS = (runs, fleet, upkeep, web, project, supervisor, others)
 
 CATALOGUE: Mapping[str, Entry] = {one.name: one for topic in TOPICS for one in topic.ENTRIES}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Level = Literal["debug", "info", "warning", "error"]
+# `any`: its author decides.
+Level = Literal["debug", "info", "warning", "error", "any"]
 
 # One name means one thing, wherever it is. An entry says otherwise where it must.
 MEANINGS: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from holdfast.telemetry.run_context import RUN_FIELDS
 
 INTRODUCTION = """# Events
 
-Everything that Holdfast logs is an event with a name and fields; there is no prose to parse. Names stay; a field may be
+Every log line in JSON is an event with a name and fields; there is no prose to parse. Names stay; a field may be
 added to an event, and one that is there keeps its meaning. How lines are formatted, and which of them are shown, is in
 [operations](operations.md#logs). `holdfast events` prints this list in a terminal.
 
@@ -20,7 +20,7 @@ Beside its own fields, a line has
 | inside of a run, graph code included | {run} |
 | inside of a request | `request_id`, `method`, `path` |
 | about an exception | `exception`, with `type`, `message` and `traceback` |
-| by Python's own `logging` | `logger`, and whatever was given as `extra` |
+| of graph code or a library | `event` is `log.message`, `message` is its text, `logger` if it came by `logging` |
 
 This page is generated from the catalogue (`make docs`), and a test holds the catalogue against every log call there is.
 """

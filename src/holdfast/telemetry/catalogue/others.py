@@ -1,0 +1,19 @@
+"""Lines of graph code and of libraries"""
+
+from __future__ import annotations
+
+from holdfast.telemetry.catalogue.entry import entry
+
+MESSAGE = "log.message"
+
+ENTRIES = (
+    entry(
+        MESSAGE,
+        "any",
+        "A line that Holdfast did not write: of graph code, of the project's own application or of a library, at the "
+        "level and with the fields that its author gave it. On a terminal its text stands where the event would be.",
+        open=True,
+        message="Its text. A field of its own that is called `message` is shown as `message_field`.",
+        logger="The logger, if it was written by Python's own `logging`.",
+    ),
+)
