@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.resources.state import _assistant_config
 from holdfast.streams.envelopes import CHANNELS
 from tests.support.live_worker import running_worker
+from tests.support.waiting import until
 from tests.tenants.conftest import House
 from tests.tenants.estate import DELIVERY, LATER, SERVERS
 
@@ -132,3 +133,58 @@ async def test_thread_is_not_read_with_the_config_of_the_next_assistant_with_the
     async with pair.house.database.connection() as connection:
         found = [await _assistant_config(connection, UUID(one["thread_id"]), assistant) for one in (run, own)]
     assert found == [{}, config]
+
+
+# What a delete and a create with the same id leave of a row, done under its lock.
+GIVEN_AWAY = {
+    "thread": """UPDATE thread SET tenant_id = 'acme', metadata = '{"graph_id": "echo", "owner": "acme"}'
+                 WHERE thread_id = %s""",
+    "assistant": """UPDATE assistant SET tenant_id = 'acme', metadata = '{"owner": "acme"}', created_at = now()
+                    WHERE assistant_id = %s""",
+}
+WAITING = """
+SELECT 1 FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()
+"""
+CHANGES = {
+    "thread": ("PATCH", "/threads/{id}", {"metadata": {"intruder": True}}),
+    "state": ("POST", "/threads/{id}/state", {"values": {"value": "intruder"}, "as_node": "say"}),
+    "metadata of the state": ("PATCH", "/threads/{id}/state", {"metadata": {"intruder": True}}),
+    "history": ("POST", "/threads/prune", {"thread_ids": ["{id}"], "strategy": "keep_latest"}),
+    "runs": ("POST", "/threads/{id}/runs", LATER),
+    "thread as a whole": ("DELETE", "/threads/{id}", None),
+    "assistant": ("PATCH", "/assistants/{id}", {"metadata": {"intruder": True}}),
+    "version of the assistant": ("POST", "/assistants/{id}/latest", {"version": 1}),
+    "assistant as a whole": ("DELETE", "/assistants/{id}", None),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+async def test_change_that_waits_does_not_reach_the_next_owner_of_the_id(pair: Pair, change: str) -> None:
+    """The caller is let in, and the row becomes another caller's while the change waits for its lock."""
+    method, path, body = orjson.loads(orjson.dumps(CHANGES[change]).replace(b"{id}", (name := str(uuid4())).encode()))
+    if "assistant" in change:
+        table = "assistant"
+        await ok(pair.zeta, "POST", "/assistants", {"assistant_id": name, "graph_id": "echo"})
+    else:
+        table = "thread"
+        steps = [{"updates": [{"values": {"value": value}, "as_node": "say"}]} for value in ("one", "two")]
+        about = {"thread_id": name, "metadata": {"graph_id": "echo"}, "supersteps": steps}
+        await ok(pair.zeta, "POST", "/threads", about)
+    async with pair.house.database.transaction() as connection:
+        await connection.execute(f"SELECT 1 FROM {table} WHERE {table}_id = %s FOR UPDATE".encode(), (name,))
+        waiting = asyncio.create_task(pair.zeta.request(method, path, json=body))
+
+        async def waits() -> bool:
+            return bool(await pair.house.query(WAITING))
+
+        await until(waits, "the change waits for the row")
+        await connection.execute(GIVEN_AWAY[table].encode(), (name,))
+    answer = await waiting
+    assert (answer.status_code == 404) or (answer.json() == {"pruned_count": 0}), answer.text
+    seen = await ok(pair.acme, "GET", f"/{table}s/{name}")
+    assert "intruder" not in str(seen)
+    if table == "thread":
+        history = await ok(pair.acme, "GET", f"/threads/{name}/history?limit=10")
+        assert [state["values"] for state in history] == [{"value": "two"}, {"value": "one"}]
+        assert "intruder" not in str(history)

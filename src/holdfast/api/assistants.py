@@ -36,7 +36,7 @@ from holdfast.api.shapes import (
     pages,
     refusals,
 )
-from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
+from holdfast.db.visibility import EVERYBODY, Visibility
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog
@@ -141,9 +141,9 @@ async def create(web: Web, body: AssistantCreate) -> Response:
     content = {key: asked[key] for key in content}
     owner = web.caller.tenant or ""
     async with web.database.connection() as connection:
-        row = await create_assistant(connection, identity, content, keep_existing=keep, tenant_id=owner)
-        if visible.restricted and keep and not await is_visible(connection, "assistant", identity, visible):
-            raise Conflict(f"Assistant {identity} exists already.")
+        row = await create_assistant(
+            connection, identity, content, keep_existing=keep, visible=visible, tenant_id=owner
+        )
     row.pop("tenant_id", None)
     return Json(present(row))
 
@@ -200,7 +200,7 @@ async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
     async with web.database.connection() as connection:
         if body.graph_id not in (None, row["graph_id"]) and _is_system(web.catalog, row):
             raise Conflict(f"This assistant stands for graph '{row['graph_id']}': create one for '{body.graph_id}'.")
-        return Json(present(await change_assistant(connection, row["assistant_id"], changes)))
+        return Json(present(await change_assistant(connection, row, changes)))
 
 
 @router.delete(
@@ -245,7 +245,7 @@ async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None,
 async def latest(web: Web, assistant_id: str, body: Latest) -> Response:
     row = await _assistant(web, assistant_id, "update", {"version": body.version})
     async with web.database.connection() as connection:
-        return Json(present(await set_latest(connection, row["assistant_id"], body.version)))
+        return Json(present(await set_latest(connection, row, body.version)))
 
 
 @router.get("/assistants/{assistant_id}/graph", summary="Draw the graph", responses=answers(Drawing, 404))

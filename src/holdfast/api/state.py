@@ -82,12 +82,12 @@ async def _state(
 
 @router.post("/threads/{thread_id}/state", summary="Update the state", responses=answers(Updated, 400, 404, 409))
 async def update(web: Web, thread_id: UUID, body: StateUpdateBody) -> Response:
-    await web.may_thread(thread_id, "update")
+    visible = await web.caller.may("threads", "update", {"thread_id": thread_id})
     place = _place(body.checkpoint)
     if body.checkpoint_id is not None:
         place["checkpoint_id"] = str(body.checkpoint_id)
     change = StateUpdate(body.values, body.as_node)  # type: ignore[arg-type]
-    reached = await update_state(web.database, web.catalog, thread_id, [[change]], place)
+    reached = await update_state(web.database, web.catalog, thread_id, [[change]], place, visible)
     web.touched(thread_id)
     return Json({"checkpoint": reached, "configurable": reached, "checkpoint_id": reached.get("checkpoint_id")})
 
@@ -100,8 +100,8 @@ async def update(web: Web, thread_id: UUID, body: StateUpdateBody) -> Response:
     responses=refusals(400, 404, 409),
 )
 async def patch(web: Web, thread_id: UUID, body: StatePatch) -> Response:
-    await web.may_thread(thread_id, "update")
-    await patch_metadata(web.database, thread_id, clean_metadata(body.metadata))
+    visible = await web.caller.may("threads", "update", {"thread_id": thread_id})
+    await patch_metadata(web.database, thread_id, clean_metadata(body.metadata), visible)
     web.touched(thread_id)
     return Response(status_code=204)
 
@@ -148,9 +148,9 @@ async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | 
     responses=answers(Storage, 404),
 )
 async def storage(web: Web, thread_id: UUID) -> Response:
-    await web.may_thread(thread_id, "read")
+    visible = await web.caller.may("threads", "read", {"thread_id": thread_id})
     async with web.database.connection() as connection:
-        return Json(await storage_of(connection, thread_id))
+        return Json(await storage_of(connection, thread_id, visible))
 
 
 def _place(checkpoint: Checkpoint | None) -> dict[str, Any]:

@@ -163,8 +163,7 @@ async def prune(web: Web, body: ThreadPrune) -> Response:
     for thread_id, visible in threads.items():
         with suppress(NotFound):
             if body.strategy == "keep_latest":
-                await web.require("thread", thread_id, visible)
-                pruned += await keep_latest(web.database, thread_id)
+                pruned += await keep_latest(web.database, thread_id, visible)
             else:
                 await web.delete_thread(thread_id, visible)
                 pruned += 1
@@ -173,9 +172,9 @@ async def prune(web: Web, body: ThreadPrune) -> Response:
 
 @router.get("/threads/{thread_id}", summary="Get a thread", responses=answers(ThreadWithTtl, 404))
 async def get(web: Web, thread_id: UUID, include: Annotated[Sequence[str], Query()] = ()) -> Response:
-    await web.may_thread(thread_id, "read")
+    visible = await web.caller.may("threads", "read", {"thread_id": thread_id})
     async with web.database.connection() as connection:
-        thread = present(await get_thread(connection, thread_id))
+        thread = present(await get_thread(connection, thread_id, visible))
         if "ttl" in {name.strip() for part in include for name in part.split(",")}:
             ttl = await get_ttl(connection, thread_id)
             thread["ttl"] = None if ttl is None else present(ttl)
@@ -191,9 +190,10 @@ async def patch(
     web: Web, thread_id: UUID, body: ThreadPatch, prefer: Annotated[str | None, Header()] = None
 ) -> Response:
     ttl = None if body.ttl is None else (body.ttl.ttl, body.ttl.strategy)
-    asked = await web.may_thread(thread_id, "update", metadata=clean_metadata(body.metadata))
+    asked: dict[str, Any] = {"thread_id": thread_id, "metadata": clean_metadata(body.metadata)}
+    visible = await web.caller.may("threads", "update", asked)
     async with web.database.connection() as connection:
-        thread = await change_thread(connection, thread_id, asked["metadata"] or {}, ttl)
+        thread = await change_thread(connection, thread_id, asked["metadata"] or {}, ttl, visible)
     if "return=minimal" in (prefer or "").lower().replace(" ", ""):
         return Response(status_code=204)
     return Json(present(thread))
@@ -207,11 +207,11 @@ async def delete(web: Web, thread_id: UUID) -> Response:
 
 @router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
 async def copy(web: Web, thread_id: UUID) -> Response:
-    await web.may_thread(thread_id, "read")
+    visible = await web.caller.may("threads", "read", {"thread_id": thread_id})
     asked: dict[str, Any] = {"thread_id": uuid4(), "metadata": {}}
     await web.caller.may("threads", "create", asked)
     async with web.database.transaction() as connection:
-        thread = await copy_thread(connection, thread_id, asked["thread_id"])
+        thread = await copy_thread(connection, thread_id, asked["thread_id"], visible)
         if asked["metadata"]:
             thread = await change_thread(connection, asked["thread_id"], asked["metadata"], None)
     return Json(present(thread))

@@ -63,6 +63,14 @@ class Visibility:
 EVERYTHING = Visibility()
 
 
+def only_visible(statement: str, visible: Visibility) -> tuple[bytes, dict[str, Any]]:
+    """A statement about threads with the condition in the place of `{visible}`, and the condition's parameters. A
+    statement that changes a thread decides by itself whether it may: between a check and a change, the thread could be
+    deleted and its id be given to another tenant's."""
+    condition, parameters = visible.condition()
+    return statement.format(visible=condition).encode(), parameters
+
+
 async def is_visible(connection: AsyncConnection[DictRow], table: Table, row_id: UUID, visible: Visibility) -> bool:
     """Whether a row is there and is as it must be."""
     condition, parameters = visible.condition(shared=table == "assistant")

@@ -17,7 +17,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
-from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.db.visibility import EVERYTHING, Visibility, is_visible
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
@@ -75,6 +75,7 @@ SELECT {COLUMNS} FROM assistant WHERE {{where}}
 ORDER BY {{sort_by}} {{order}}, assistant_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
 """
 
+# `created_at`, here and below: not another assistant that was created with the same id since the caller was checked.
 # What is not given stays. The row's lock orders the changes, so each builds on the one before and has its own number.
 CHANGE = f"""
 WITH changed AS (
@@ -86,7 +87,7 @@ WITH changed AS (
         config = {{config}},
         metadata = metadata || %(metadata)s::jsonb,
         version = last_version + 1, last_version = last_version + 1, updated_at = clock_timestamp()
-    WHERE assistant_id = %(assistant_id)s
+    WHERE assistant_id = %(assistant_id)s AND created_at = %(created_at)s
     RETURNING {COLUMNS}
 ), kept AS (
     INSERT INTO assistant_version (assistant_id, {CONTENT}, version, created_at)
@@ -110,7 +111,7 @@ UPDATE assistant SET
     graph_id = kept.graph_id, name = kept.name, description = kept.description, config = kept.config,
     context = kept.context, metadata = kept.metadata, version = kept.version, updated_at = clock_timestamp()
 FROM assistant_version kept
-WHERE assistant.assistant_id = %(assistant_id)s
+WHERE assistant.assistant_id = %(assistant_id)s AND assistant.created_at = %(created_at)s
   AND kept.assistant_id = assistant.assistant_id AND kept.version = %(version)s
 RETURNING {", ".join(f"assistant.{column}" for column in COLUMNS.split(", "))}
 """
@@ -121,7 +122,6 @@ WHERE assistant_id = %(assistant_id)s AND metadata @> %(metadata)s::jsonb
 ORDER BY version DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# Not another that was created with the same id since.
 DELETE = """
 DELETE FROM assistant WHERE assistant_id = %(assistant_id)s AND created_at = %(created_at)s RETURNING assistant_id
 """
@@ -204,14 +204,17 @@ async def create_assistant(
     content: Mapping[str, Any],
     *,
     keep_existing: bool,
+    visible: Visibility,
     tenant_id: str = "",
 ) -> DictRow:
-    """Create an assistant. When there is one with that id: return it as it is, or raise Conflict."""
+    """Create an assistant. When there is one with that id: return it as it is if it is visible, or raise Conflict."""
     row = await _one(connection, CREATE, {"assistant_id": identity, "tenant_id": tenant_id, **_stored(content)})
     if row is not None:
         return row
     if not keep_existing:
         raise Conflict(f"Assistant {identity} exists already; if_exists 'do_nothing' returns it instead.")
+    if not await is_visible(connection, "assistant", identity, visible):
+        raise Conflict(f"Assistant {identity} exists already.")
     return await get_assistant(connection, identity)
 
 
@@ -263,12 +266,14 @@ async def count_assistants(connection: AsyncConnection[DictRow], filters: Filter
     return await count_rows(connection, COUNT, filters)
 
 
-async def change_assistant(connection: AsyncConnection[DictRow], identity: UUID, changes: Mapping[str, Any]) -> DictRow:
+async def change_assistant(
+    connection: AsyncConnection[DictRow], assistant: DictRow, changes: Mapping[str, Any]
+) -> DictRow:
     """Make a new version, and the current one. What is None stays; metadata is merged; raises NotFound."""
     statement = KEEP_CONFIG if changes["config"] is None else REPLACE_CONFIG
-    row = await _one(connection, statement, {"assistant_id": identity, **_stored(changes)})
+    row = await _one(connection, statement, {**_exactly(assistant), **_stored(changes)})
     if row is None:
-        raise _missing(identity)
+        raise _missing(assistant["assistant_id"])
     return row
 
 
@@ -280,19 +285,22 @@ async def list_versions(
     return await fetch_part(connection, VERSIONS, asked, part, WIDE)
 
 
-async def set_latest(connection: AsyncConnection[DictRow], identity: UUID, version: int) -> DictRow:
+async def set_latest(connection: AsyncConnection[DictRow], assistant: DictRow, version: int) -> DictRow:
     """Make a version the current one again, whole. Raises NotFound."""
-    row = await _one(connection, SET_LATEST, {"assistant_id": identity, "version": version})
+    row = await _one(connection, SET_LATEST, {**_exactly(assistant), "version": version})
     if row is None:
-        raise NotFound("Version", f"{version} of assistant {identity}")
+        raise NotFound("Version", f"{version} of assistant {assistant['assistant_id']}")
     return row
 
 
 async def delete_assistant(connection: AsyncConnection[DictRow], assistant: DictRow) -> None:
     """Delete an assistant with its versions. Its runs and threads are not touched. Raises NotFound."""
-    parameters = {key: assistant[key] for key in ("assistant_id", "created_at")}
-    if await _one(connection, DELETE, parameters) is None:
+    if await _one(connection, DELETE, _exactly(assistant)) is None:
         raise _missing(assistant["assistant_id"])
+
+
+def _exactly(assistant: DictRow) -> dict[str, Any]:
+    return {key: assistant[key] for key in ("assistant_id", "created_at")}
 
 
 async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: UUID, visible: Visibility) -> list[UUID]:

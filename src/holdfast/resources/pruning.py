@@ -7,6 +7,7 @@ from uuid import UUID
 import psycopg
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.resources.checkpoints import TransactionSaver
 
@@ -17,20 +18,22 @@ SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
 LOCK_RESTING = """
 SELECT thread_id FROM thread
-WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND status <> 'busy' FOR NO KEY UPDATE
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND status <> 'busy' AND {visible}
+FOR NO KEY UPDATE
 """
 
 TRIES = 5
 
 
-async def keep_latest(database: Database, thread_id: UUID) -> bool:
-    """Delete all checkpoints of a thread that its next run does not need. False when there is no such thread, or a run
-    of it is unfinished. Raises InvalidRequest when its graph needs them all."""
+async def keep_latest(database: Database, thread_id: UUID, visible: Visibility = EVERYTHING) -> bool:
+    """Delete all checkpoints of a thread that its next run does not need. False when there is no such thread, it is not
+    visible, or a run of it is unfinished. Raises InvalidRequest when its graph needs them all."""
+    statement, owner = only_visible(LOCK_RESTING, visible)
     for _ in range(TRIES):
         try:
             async with database.transaction() as connection:
                 await connection.execute(SNAPSHOT)
-                locked = await connection.execute(LOCK_RESTING, {"thread_id": thread_id})
+                locked = await connection.execute(statement, {**owner, "thread_id": thread_id})
                 if await locked.fetchone() is None:
                     return False
                 await TransactionSaver(database, connection).aprune([str(thread_id)], strategy="keep_latest")

@@ -22,6 +22,7 @@ from psycopg.rows import DictRow
 from psycopg_pool import PoolTimeout
 
 from holdfast.db.connect import Database
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.gates import close_missing
 from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
 from holdfast.graphs.catalog import Graph, GraphCatalog
@@ -44,7 +45,7 @@ WHERE assistant.assistant_id = %(assistant_id)s
 # run, is alone with the thread's checkpoints until the transaction ends.
 LOCK_THREAD = """
 SELECT metadata ->> 'graph_id' AS graph_id FROM thread
-WHERE thread_id = %(thread_id)s AND hidden_at IS NULL FOR NO KEY UPDATE
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR NO KEY UPDATE
 """
 
 UNFINISHED = """
@@ -172,14 +173,15 @@ async def update_state(
     thread_id: UUID,
     supersteps: Sequence[Sequence[StateUpdate]],
     checkpoint: Checkpoint,
+    visible: Visibility = EVERYTHING,
 ) -> dict[str, Any]:
     """Apply updates to a thread's state, at its head or at an earlier checkpoint, and return the checkpoint that led
     to. All of them or none; the thread's status, values and interrupts follow in the same transaction.
 
-    Raises NotFound for a thread or checkpoint that does not exist, Conflict while the thread has an unfinished run,
-    BadRequest when the thread has no graph, or its graph does not take the update.
+    Raises NotFound for a thread that is not visible and for a checkpoint that does not exist, Conflict while the thread
+    has an unfinished run, BadRequest when the thread has no graph, or its graph does not take the update.
     """
-    async with open_graph(database, catalog, thread_id, "threads.update") as opened:
+    async with open_graph(database, catalog, thread_id, "threads.update", visible) as opened:
         if opened is None:
             raise BadRequest(
                 f"Thread {thread_id} has no graph. Run one in it, or name one in its metadata as graph_id, before "
@@ -187,7 +189,7 @@ async def update_state(
             )
         opened.subgraph(checkpoint.get("checkpoint_ns") or "")
         async with database.transaction() as connection:
-            graph_id = await _lock_idle(connection, thread_id)
+            graph_id = await _lock_idle(connection, thread_id, visible)
             if graph_id != opened.graph_id:
                 raise Conflict(f"Thread {thread_id} changed to graph '{graph_id}' meanwhile. Try again.")
             opened.graph.checkpointer = TransactionSaver(database, connection).with_allowlist(catalog.checkpoint_types)
@@ -212,22 +214,22 @@ async def update_state(
     return reached
 
 
-async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[str, Any]) -> None:
+async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[str, Any], visible: Visibility) -> None:
     """Merge metadata into that of a thread's last checkpoint.
 
     Raises NotFound, Conflict while the thread has an unfinished run, BadRequest when it has no checkpoint.
     """
     noted = {key: value for key, value in metadata.items() if key not in FIXED_METADATA}
     async with database.transaction() as connection:
-        await _lock_idle(connection, thread_id)
+        await _lock_idle(connection, thread_id, visible)
         patched = await connection.execute(PATCH_HEAD, {"thread_id": thread_id, "metadata": to_jsonb(to_json(noted))})
     if not patched.rowcount:
         raise BadRequest(f"Thread {thread_id} has no state yet. Run a graph in it before patching the metadata.")
 
 
-async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID) -> dict[str, Any]:
+async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> dict[str, Any]:
     """How many bytes a thread's history takes, by kind. Raises NotFound."""
-    await get_thread(connection, thread_id)
+    await get_thread(connection, thread_id, visible)
     row = await (await connection.execute(STORAGE, {"thread_id": thread_id})).fetchone()
     assert row is not None
     return {"thread_id": str(thread_id), "total_bytes": sum(row.values()), **row}
@@ -235,12 +237,16 @@ async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID) -> d
 
 @asynccontextmanager
 async def open_graph(
-    database: Database, catalog: GraphCatalog, thread_id: UUID, access_context: AccessContext
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    access_context: AccessContext,
+    visible: Visibility = EVERYTHING,
 ) -> AsyncIterator[Opened | None]:
     """The graph that a thread's runs are of, with the configuration of their assistant; None when the thread has none.
     Raises NotFound when there is no such thread, or no such graph on this server."""
     async with database.connection() as connection:
-        thread = await get_thread(connection, thread_id)
+        thread = await get_thread(connection, thread_id, visible)
         stamp = {key: thread["metadata"].get(key) for key in ("graph_id", "assistant_id")}
         stamp = {key: value for key, value in stamp.items() if isinstance(value, str)}
         given = await _assistant_config(connection, thread_id, stamp.get("assistant_id"))
@@ -270,10 +276,11 @@ async def _assistant_config(
     return {} if row is None else client_config(row["config"])
 
 
-async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID) -> str | None:
+async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> str | None:
     """Lock the thread, provided that nothing is going on in it, and return its graph."""
+    statement, owner = only_visible(LOCK_THREAD, visible)
     parameters = {"thread_id": thread_id}
-    thread = await (await connection.execute(LOCK_THREAD, parameters)).fetchone()
+    thread = await (await connection.execute(statement, {**owner, **parameters})).fetchone()
     if thread is None:
         raise NotFound("Thread", thread_id)
     unfinished = await (await connection.execute(UNFINISHED, parameters)).fetchone()

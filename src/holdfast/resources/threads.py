@@ -16,7 +16,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
-from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.create import THREAD_COLUMNS, NewThread
 from holdfast.engine.usage import usage_totals
 from holdfast.engine.waking import LOCK_FAMILY
@@ -35,7 +35,7 @@ SELECT EXISTS (SELECT 1 FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::
 """
 ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
-GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
+GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}"
 
 # Whatever happens in the thread moves its end away; the column is only brought up to date when it comes.
 GET_TTL = """
@@ -55,7 +55,7 @@ UPDATE thread SET
     ttl_minutes = coalesce(%(minutes)s::float8, ttl_minutes),
     ttl_strategy = coalesce(%(strategy)s::text, ttl_strategy),
     expires_at = coalesce(now() + %(minutes)s::float8 * interval '1 minute', expires_at)
-WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
 RETURNING {ALL_COLUMNS}
 """
 
@@ -64,7 +64,7 @@ RETURNING {ALL_COLUMNS}
 # with its own.
 COPY = f"""
 WITH source AS (
-    SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+    SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
 ), checkpoint AS (
     INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
     SELECT %(copy_id)s::uuid::text, c.checkpoint_ns, c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint,
@@ -91,7 +91,7 @@ INSERT INTO thread (thread_id, tenant_id, status, resting_status, metadata, conf
                     ttl_minutes, ttl_strategy, expires_at)
 SELECT %(copy_id)s, tenant_id, CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
        CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
-       metadata, config, "values", CASE WHEN status = 'interrupted' THEN interrupts ELSE '{{}}'::jsonb END,
+       metadata, config, "values", CASE WHEN status = 'interrupted' THEN interrupts ELSE '{{{{}}}}'::jsonb END,
        has_state OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = source.thread_id::text),
        ttl_minutes, ttl_strategy, now() + ttl_minutes * interval '1 minute'
 FROM source
@@ -157,10 +157,12 @@ class Filters:
         return " AND ".join(conditions), parameters
 
 
-async def get_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow:
+async def get_thread(
+    connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING
+) -> DictRow:
     """A thread, or NotFound."""
-    cursor = await connection.execute(GET, {"thread_id": thread_id})
-    row = await cursor.fetchone()
+    statement, owner = only_visible(GET, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
     if row is None:
         raise NotFound("Thread", thread_id)
     return row
@@ -182,19 +184,13 @@ async def change_thread(
     thread_id: UUID,
     metadata: Mapping[str, Any],
     ttl: tuple[float, TtlStrategy] | None,
+    visible: Visibility = EVERYTHING,
 ) -> DictRow:
     """Merge keys into a thread's metadata, and set its time to live in minutes. Raises NotFound."""
     minutes, strategy = ttl or (None, None)
-    cursor = await connection.execute(
-        CHANGE,
-        {
-            "thread_id": thread_id,
-            "metadata": orjson.dumps(metadata).decode(),
-            "minutes": minutes,
-            "strategy": strategy,
-        },
-    )
-    row = await cursor.fetchone()
+    statement, owner = only_visible(CHANGE, visible)
+    given = {"metadata": orjson.dumps(metadata).decode(), "minutes": minutes, "strategy": strategy}
+    row = await (await connection.execute(statement, {**owner, **given, "thread_id": thread_id})).fetchone()
     if row is None:
         raise NotFound("Thread", thread_id)
     return row
@@ -236,10 +232,15 @@ async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) 
     return 0 if row is None else int(row["count"])
 
 
-async def copy_thread(connection: AsyncConnection[DictRow], thread_id: UUID, copy_id: UUID) -> DictRow:
-    """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist."""
-    cursor = await connection.execute(COPY, {"thread_id": thread_id, "copy_id": copy_id})
-    row = await cursor.fetchone()
+async def copy_thread(
+    connection: AsyncConnection[DictRow], thread_id: UUID, copy_id: UUID, visible: Visibility
+) -> DictRow:
+    """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist, and
+    NotFound when it is not visible."""
+    statement, owner = only_visible(COPY, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id, "copy_id": copy_id})).fetchone()
+    if row is None and visible.restricted:
+        raise NotFound("Thread", thread_id)
     if row is None:
         raise Conflict(f"Thread {thread_id} does not exist, so it cannot be copied.")
     return row
@@ -249,18 +250,17 @@ async def delete_thread(database: Database, thread_id: UUID, visible: Visibility
     """Delete a thread with everything that belongs to it, provided that it is visible: that is decided under its lock.
     Returns its runs that were unfinished, so that their workers can be told; if they are not, they notice at their next
     write. Raises NotFound."""
-    condition, owner = visible.condition()
+    statement, owner = only_visible(LOCK_FOR_DELETE, visible)
     parameters = {"thread_id": thread_id}
     async with database.transaction() as connection:
-        statement = LOCK_FOR_DELETE.format(visible=condition)
-        locked = await (await connection.execute(statement.encode(), {**owner, **parameters})).fetchone()
+        locked = await (await connection.execute(statement, {**owner, **parameters})).fetchone()
         if locked is None:
             raise NotFound("Thread", thread_id)
         if locked["parent_run_id"] is not None:
             await connection.execute(LOCK_FAMILY, parameters | {"parent_run_id": locked["parent_run_id"]})
         runs = await (await connection.execute(DELETE_RUNS, parameters)).fetchall()
-        for statement in DELETE_REST:
-            await connection.execute(statement, parameters)
+        for delete in DELETE_REST:
+            await connection.execute(delete, parameters)
     return [run for run in runs if run["status"] in ("pending", "running")]
 
 
