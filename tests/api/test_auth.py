@@ -18,11 +18,13 @@ from structlog.testing import capture_logs
 
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
-from holdfast.errors import ConfigError, Denied
+from holdfast.db.visibility import Visibility
+from holdfast.errors import ConfigError, Conflict, Denied
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.check import main as check
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.loading import load_object
+from holdfast.resources.assistants import create_assistant
 from holdfast.settings import Settings
 from tests.support import waiting
 from tests.support.http_project import project as http_project
@@ -222,6 +224,17 @@ async def test_assistants_are_filtered(alice: httpx.AsyncClient, bob: httpx.Asyn
     assert taken.status_code == 409
     assert (await alice.post("/runs/wait", json={"assistant_id": mine, "input": {}})).status_code == 200
     assert (await alice.patch(f"/assistants/{mine}", json={"name": "New"})).json()["metadata"] == {"owner": "alice"}
+
+
+async def test_new_assistant_is_returned_although_the_filter_does_not_fit_it(database: Database) -> None:
+    """A handler that returns a filter and does not write it into the metadata: 409 would hide what was created."""
+    content = {"graph_id": "g", "name": "n", "description": None, "config": {}, "context": {}, "metadata": {}}
+    visible, identity = Visibility({"owner": "alice"}), uuid4()
+    async with database.connection() as connection:
+        row = await create_assistant(connection, identity, content, keep_existing=True, visible=visible)
+        assert row["assistant_id"] == identity
+        with pytest.raises(Conflict, match="exists already"):
+            await create_assistant(connection, identity, content, keep_existing=True, visible=visible)
 
 
 async def test_a_cron_runs_as_its_creator(alice: httpx.AsyncClient, bob: httpx.AsyncClient, database: Database) -> None:
