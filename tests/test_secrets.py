@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,15 @@ TEMPLATES = (
 )
 
 
+def is_recognisable(template: str, before: str, after: str) -> bool:
+    """Whether the password stands where one can stand.
+
+    Where the host is missing, what comes after an @ of the password looks like a host. A password alone with :// after
+    it looks like a scheme.
+    """
+    return ("@" in template or "@" not in before) and (template != "{0}" or "://" not in after)
+
+
 def messages(field: str, value: str) -> Iterator[str]:
     """All that is said when a setting has this value."""
     given_names = environment_names(Settings.model_fields[field])
@@ -59,6 +69,8 @@ def messages(field: str, value: str) -> Iterator[str]:
         yield str(error)
         return
     yield from (repr(loaded), str(loaded))
+    # Every process makes its redactor of the settings, whatever is in them.
+    yield Redactor(secrets_of(loaded)).text("a line of the log")
     for session in (False, True):
         with_url = loaded if loaded.database_url else loaded.model_copy(update={"database_url": "host=h"})
         try:
@@ -89,8 +101,7 @@ def test_settings_that_hold_secrets_are_known() -> None:
 @settings(max_examples=300, deadline=None)
 @given(template=st.sampled_from(TEMPLATES), before=WRAPPING, after=WRAPPING)
 def test_no_message_about_a_setting_shows_its_secret(field: str, template: str, before: str, after: str) -> None:
-    # Where the host is missing, what comes after an @ of the password cannot be told from one.
-    assume("@" in template or "@" not in before)
+    assume(is_recognisable(template, before, after))
     for message in messages(field, template.format(f"{before}{CORE}{after}")):
         assert CORE not in message
 
@@ -98,7 +109,7 @@ def test_no_message_about_a_setting_shows_its_secret(field: str, template: str, 
 @settings(max_examples=300, deadline=None)
 @given(template=st.sampled_from(TEMPLATES), before=WRAPPING, after=WRAPPING)
 def test_shown_url_has_no_secret(template: str, before: str, after: str) -> None:
-    assume("@" in template or "@" not in before)
+    assume(is_recognisable(template, before, after))
     url = template.format(f"{before}{CORE}{after}")
     # What comes after "://" is where hosts stand.
     assert CORE not in shown_url(url) or url.startswith("a://")
@@ -132,6 +143,14 @@ def test_log_lines_have_no_headers_of_the_collector() -> None:
         assert CORE not in redactor.text(text)
 
 
+@pytest.mark.parametrize("field", ["database_url", "direct_database_url", "redis_url", "otlp_endpoint"])
+@pytest.mark.parametrize("password", [f"{CORE}[", f"]{CORE}", f"[{CORE}]", f"{CORE}[::1"])
+def test_log_lines_have_no_password_with_brackets(field: str, password: str) -> None:
+    """Python's urlsplit raises ValueError for such a URL."""
+    loaded = load_settings({}).model_copy(update={field: f"scheme://u:{password}@h/0"})
+    assert CORE not in Redactor(secrets_of(loaded)).text(f"cannot log in with {password}")
+
+
 @pytest.mark.parametrize(
     ("variable", "command"),
     [
@@ -146,13 +165,57 @@ def test_command_does_not_print_the_password_of_a_malformed_url(
 ) -> None:
     environ = {"PATH": os.environ["PATH"], "COLUMNS": "200", "DATABASE_URL": database_url}
     environ |= {"HOLDFAST_DATABASE_TIMEOUT": "1", variable: f"mysql://u:{CORE}@127.0.0.1:1/d"}
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", command],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = holdfast(command, environ, tmp_path)
     assert done.returncode != 0
     assert CORE not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "command", "code", "says"),
+    [
+        ("DATABASE_URL", "migrate", 78, "DATABASE_URL cannot be connected to"),
+        ("DATABASE_URL", "serve", 78, "DATABASE_URL cannot be connected to"),
+        ("DATABASE_URL", "doctor", 1, "cannot be connected to"),
+        ("DIRECT_DATABASE_URL", "doctor", 1, "Correct HOLDFAST_DIRECT_DATABASE_URL"),
+        ("REDIS_URL", "serve", 78, "percent-encode what is not a letter or a digit"),
+        ("REDIS_URL", "web", 78, "percent-encode what is not a letter or a digit"),
+        ("REDIS_URL", "worker", 78, "percent-encode what is not a letter or a digit"),
+        ("REDIS_URL", "doctor", 1, "fix: Correct the variable"),
+    ],
+)
+@pytest.mark.parametrize("password", [f"{CORE}[", f"[{CORE}]"])
+def test_command_understands_or_refuses_a_password_with_brackets(
+    variable: str, command: str, code: int, says: str, password: str, database_url: str, tmp_path: Path
+) -> None:
+    graph = "from langgraph.graph import START, StateGraph\n"
+    graph += "graph = StateGraph(dict).add_node('n', lambda state: state).add_edge(START, 'n')\n"
+    (tmp_path / "graph.py").write_text(graph)
+    (tmp_path / "langgraph.json").write_text('{"dependencies": ["."], "graphs": {"g": "./graph.py:graph"}}')
+    scheme = "redis" if variable == "REDIS_URL" else "postgresql"
+    environ = {"PATH": os.environ["PATH"], "COLUMNS": "400", "DATABASE_URL": database_url, "PORT": "0"}
+    environ |= {"HOLDFAST_DATABASE_TIMEOUT": "1", variable: f"{scheme}://u:{password}@127.0.0.1:1/0"}
+    done = holdfast(command, environ, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr
+    assert CORE not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "DIRECT_DATABASE_URL", "REDIS_URL"])
+def test_server_refuses_a_malformed_url_before_it_starts_processes(
+    variable: str, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "langgraph.json").write_text('{"dependencies": ["."], "graphs": {"g": "./graph.py:graph"}}')
+    environ = {"PATH": os.environ["PATH"], "DATABASE_URL": database_url, "PORT": "0"}
+    done = holdfast("serve", {**environ, variable: f"mysql://u:{CORE}@127.0.0.1:1/d"}, tmp_path)
+    assert done.returncode == 78, done.stderr
+    [line] = map(json.loads, done.stderr.splitlines())
+    assert line["event"] == "process.refused"
+    assert line["error"].startswith(variable)
+    assert CORE not in done.stderr
+
+
+def holdfast(command: str, environ: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", command], env=environ, cwd=cwd, capture_output=True, text=True, timeout=60
+    )

@@ -53,7 +53,21 @@ def prepare(config: Path, role: str, **overrides: Any) -> tuple[Settings, Projec
     for warning in project.warnings if role == "supervisor" else ():
         log.warning("config.warning", reason=warning)
     require_packages(settings)
+    _check_urls(settings)
     return settings, project
+
+
+def _check_urls(settings: Settings) -> None:
+    """Raise OperatorError for a URL that cannot be read. The processes of a fleet would find out later, one by one, and
+    the supervisor would start them again."""
+    from holdfast.db.dsn import check_dsn
+    from holdfast.signals.redis_url import parse_redis_url
+
+    for name, dsn in (("DATABASE_URL", settings.database_url), ("DIRECT_DATABASE_URL", settings.direct_database_url)):
+        if dsn is not None:
+            check_dsn(name, dsn)
+    if settings.redis_url is not None:
+        parse_redis_url(settings.redis_url)
 
 
 def read_settings(config: Path, **overrides: Any) -> Settings:

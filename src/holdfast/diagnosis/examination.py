@@ -82,7 +82,9 @@ async def _made(check: Check, installation: Installation) -> Finding:
         return skipped(f"cannot be checked: {brief(why)}", "See rights.")
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as why:
         return skipped(f"cannot be checked: {brief(why)}", "See migrations.")
-    except (psycopg.Error, RedisError, OSError, OperatorError) as why:
+    except OperatorError as why:
+        return failed(brief(why), "Correct the variable; see docs/configuration.md.")
+    except (psycopg.Error, RedisError, OSError) as why:
         return failed(f"cannot be checked: {brief(why)}", "See the other checks for what is away.")
     except Exception as why:
         # One check that is wrong must not hide what the others find.

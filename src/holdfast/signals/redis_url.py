@@ -75,7 +75,7 @@ def parse_redis_url(url: str) -> RedisPlace:
         parts = urlsplit(url)
         query = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
     except ValueError:
-        raise wrong("it cannot be parsed") from None
+        raise wrong(f"it cannot be parsed: {RULE_FOR_PASSWORDS}") from None
     if parts.scheme not in _SCHEMES:
         raise wrong("the scheme is none of these")
     mode, tls = _SCHEMES[parts.scheme]
