@@ -89,6 +89,7 @@ async def test_a_role_without_rights(as_role: Installation, role: str, execute: 
     enough = await check_rights(as_role)
     assert enough.verdict is Verdict.WARN
     assert "does not own" in enough.found
+    assert enough.fix.endswith(f"Run `holdfast migrate` as the role postgres, or GRANT postgres TO {role};")
 
 
 async def test_a_schema_that_cannot_be_created(as_role: Installation, execute: Execute) -> None:

@@ -8,7 +8,9 @@ from importlib import resources
 
 import psycopg
 from psycopg import Connection, sql
+from psycopg.rows import dict_row
 
+from holdfast.db import rights
 from holdfast.db.connect import check_server, connection_parameters
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings
@@ -50,29 +52,45 @@ def migrate(settings: Settings) -> list[str]:
             with connection.transaction():
                 return _apply_all(connection, settings.db_schema)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
-            role = connection.info.user
-            raise DatabaseError(
-                f"The role '{role}' may not create or change tables in the schema '{settings.db_schema}' "
-                f"({str(error).strip().splitlines()[0]}). `holdfast doctor` says which rights it needs."
-            ) from None
+            raise _missing_rights(connection, settings.db_schema, error) from None
+
+
+def _missing_rights(connection: Connection, schema: str, error: psycopg.Error) -> DatabaseError:
+    """What the role may not do, and the statement that allows it."""
+    role = connection.info.user
+    with connection.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(rights.SCHEMA_RIGHTS, rights.parameters(schema)).fetchone()
+        tables = cursor.execute(rights.TABLE_RIGHTS, rights.parameters(schema)).fetchall()
+    problems, grants = [], []
+    if found is None:
+        problems.append(f"The schema {schema} (DATABASE_SCHEMA) does not exist, and the role {role} may not create it.")
+        grants.append(f"CREATE SCHEMA {rights.identifier(schema)} AUTHORIZATION {rights.identifier(role)};")
+    elif found["lacking"]:
+        problems.append(f"The role {role} lacks {' and '.join(found['lacking'])} on the schema {schema}.")
+        grants.append(rights.schema_grant(schema, role))
+    if lacking := rights.lacking_on_tables(tables):
+        problems.append(f"The role {role} lacks rights on tables of the schema {schema}: {lacking}.")
+        grants.append(rights.table_grant(schema, role))
+    if grants:
+        return DatabaseError(f"{' '.join(problems)} Run as the owner of the database: {' '.join(grants)}")
+    if (owner := rights.other_owner(tables)) is not None:
+        problem = f"The schema {schema} needs migrations, and the role {role} does not own its tables."
+        return DatabaseError(f"{problem} {rights.owner_remedy(owner, role)}")
+    return DatabaseError(f"The role {role} may not migrate the schema {schema}: {error.diag.message_primary}.")
 
 
 def _apply_all(connection: Connection, schema: str) -> list[str]:
     name = sql.Identifier(schema)
     connection.execute(LOCK, (schema,))
-    try:
-        # A role that may not create schemas can still use one made for it.
-        if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise DatabaseError(
-            f"DATABASE_SCHEMA={schema}: the database user may not create it. Create the schema and give the user "
-            f"CREATE and USAGE on it. ({str(error).strip()})"
-        ) from None
+    # A role that may not create schemas can still use one made for it.
+    if connection.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
     connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(name))
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS holdfast_migration ("
-        "number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+    _require_table_rights(connection, schema)
+    _create_once(
+        connection,
+        "holdfast_migration",
+        "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())",
     )
     done = {row[0] for row in connection.execute("SELECT number FROM holdfast_migration")}
     applied = []
@@ -88,6 +106,22 @@ def _apply_all(connection: Connection, schema: str) -> list[str]:
     return applied + _apply_checkpoint_tables(connection) + _apply_store_tables(connection)
 
 
+def _require_table_rights(connection: Connection, schema: str) -> None:
+    """Raise InsufficientPrivilege if a table exists that the role may not use. Every command and every process migrates
+    first, so none of them meets such a table later."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        tables = cursor.execute(rights.TABLE_RIGHTS, rights.parameters(schema)).fetchall()
+    if lacking := rights.lacking_on_tables(tables):
+        raise psycopg.errors.InsufficientPrivilege(lacking)
+
+
+def _create_once(connection: Connection, table: str, columns: str) -> None:
+    """Create a table that does not exist. Not by IF NOT EXISTS: that needs CREATE on the schema in any case, and a role
+    that only uses the tables may start a server when there is nothing to migrate."""
+    if connection.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
+        connection.execute(f"CREATE TABLE {table} {columns}".encode())
+
+
 def _apply_checkpoint_tables(connection: Connection) -> list[str]:
     """The stock Postgres saver's own migrations, recorded in its own table, so that it can use the tables too.
 
@@ -97,7 +131,7 @@ def _apply_checkpoint_tables(connection: Connection) -> list[str]:
     from langgraph.checkpoint.postgres.base import BasePostgresSaver
 
     steps = BasePostgresSaver.MIGRATIONS
-    connection.execute(steps[0].encode())
+    _create_once(connection, "checkpoint_migrations", "(v integer PRIMARY KEY)")
     row = connection.execute("SELECT max(v) FROM checkpoint_migrations").fetchone()
     first = 0 if row is None or row[0] is None else row[0] + 1
     for number, step in enumerate(steps[first:], start=first):
@@ -112,7 +146,7 @@ def _apply_store_tables(connection: Connection) -> list[str]:
     from langgraph.store.postgres.base import BasePostgresStore
 
     steps = BasePostgresStore.MIGRATIONS
-    connection.execute("CREATE TABLE IF NOT EXISTS store_migrations (v integer PRIMARY KEY)")
+    _create_once(connection, "store_migrations", "(v integer PRIMARY KEY)")
     row = connection.execute("SELECT max(v) FROM store_migrations").fetchone()
     first = 0 if row is None or row[0] is None else row[0] + 1
     for number, step in enumerate(steps[first:], start=first):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
+from holdfast.db import rights
 from holdfast.db.connect import MINIMUM_SERVER
 from holdfast.db.migrate import migrations
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
@@ -22,23 +23,6 @@ SCHEMA = """
 SELECT to_regnamespace(%(schema)s) IS NOT NULL AS there,
        current_user AS role, current_database() AS database,
        has_database_privilege(current_database(), 'CREATE') AS may_create_schema
-"""
-
-# By oid: asking for the rights on a schema by its name would fail for one that is not there.
-SCHEMA_RIGHTS = """
-SELECT has_schema_privilege(oid, 'USAGE') AS usage, has_schema_privilege(oid, 'CREATE') AS "create"
-FROM pg_namespace WHERE nspname = %(schema)s
-"""
-
-# Migrations alter tables, which only their owner may.
-TABLE_RIGHTS = """
-SELECT relname AS table, pg_has_role(relowner, 'USAGE') AS owned,
-       array_remove(ARRAY[
-           CASE WHEN NOT has_table_privilege(oid, 'SELECT') THEN 'SELECT' END,
-           CASE WHEN NOT has_table_privilege(oid, 'INSERT') THEN 'INSERT' END,
-           CASE WHEN NOT has_table_privilege(oid, 'UPDATE') THEN 'UPDATE' END,
-           CASE WHEN NOT has_table_privilege(oid, 'DELETE') THEN 'DELETE' END], NULL) AS lacking
-FROM pg_class WHERE relnamespace = to_regnamespace(%(schema)s) AND relkind IN ('r', 'p') ORDER BY relname
 """
 
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
@@ -94,26 +78,21 @@ async def check_rights(installation: Installation) -> Finding:
                 f"the schema {name} does not exist, and {about['role']} may not create it",
                 f"CREATE SCHEMA {name} AUTHORIZATION {about['role']};",
             )
-        rights = await (await connection.execute(SCHEMA_RIGHTS, schema)).fetchone()
-        tables = await (await connection.execute(TABLE_RIGHTS, schema)).fetchall()
-    assert rights is not None
+        found_rights = await (await connection.execute(rights.SCHEMA_RIGHTS, rights.parameters(name))).fetchone()
+        tables = await (await connection.execute(rights.TABLE_RIGHTS, rights.parameters(name))).fetchall()
+    assert found_rights is not None
     problems = []
-    lacking = [right.upper() for right in ("usage", "create") if not rights[right]]
+    role, lacking = about["role"], found_rights["lacking"]
     if lacking:
         verdict = Verdict.FAIL if "USAGE" in lacking else Verdict.WARN
-        found = f"{about['role']} lacks {' and '.join(lacking)} on the schema {name}"
-        problems.append(Problem(verdict, found, f"GRANT USAGE, CREATE ON SCHEMA {name} TO {about['role']};"))
-    closed = [table for table in tables if table["lacking"]]
-    if closed:
-        first = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:3])
-        more = f" and {len(closed) - 3} more" if len(closed) > 3 else ""
-        fix = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO {about['role']};"
-        problems.append(Problem(Verdict.FAIL, f"{about['role']} lacks rights on {first}{more}", fix))
-    foreign = [table["table"] for table in tables if not table["owned"]]
-    if foreign:
-        found = f"{about['role']} does not own {len(foreign)} of {len(tables)} tables, and cannot migrate them"
-        fix = f"Run `holdfast migrate` as the owner of {foreign[0]}, or make {about['role']} a member of that role."
-        problems.append(Problem(Verdict.WARN, found, fix))
+        found = f"{role} lacks {' and '.join(lacking)} on the schema {name}"
+        problems.append(Problem(verdict, found, rights.schema_grant(name, role)))
+    if closed := rights.lacking_on_tables(tables):
+        problems.append(Problem(Verdict.FAIL, f"{role} lacks rights on {closed}", rights.table_grant(name, role)))
+    if (owner := rights.other_owner(tables)) is not None:
+        foreign = sum(not table["owned"] for table in tables)
+        found = f"{role} does not own {foreign} of {len(tables)} tables, and cannot migrate them"
+        problems.append(Problem(Verdict.WARN, found, rights.owner_remedy(owner, role)))
     return summed_up(problems, f"{about['role']} may use and migrate the {len(tables)} tables of {name}")
 
 

@@ -1,0 +1,97 @@
+"""The rights that Holdfast's role needs on its schema and tables, and the statements that grant them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import sql
+
+# Read at each start, and written by `holdfast migrate` only.
+MIGRATION_TABLES = ("checkpoint_migrations", "holdfast_migration", "store_migrations", "vector_migrations")
+# Not every table of the schema: it may be `public`, with tables of other programs in it.
+TABLES = (
+    "abandoned",
+    "api_key",
+    "assistant",
+    "assistant_version",
+    "checkpoint_blobs",
+    "checkpoint_writes",
+    "checkpoints",
+    "child",
+    "cron",
+    "event",
+    "graph_absence",
+    "idempotency_key",
+    "interrupt",
+    "run",
+    "store",
+    "store_vectors",
+    "tenant",
+    "tenant_spend",
+    "thread",
+    "webhook_delivery",
+    "worker",
+    *MIGRATION_TABLES,
+)
+# Tables that a message names before it says how many more there are.
+MOST_NAMED = 3
+
+# By oid: asking for the rights on a schema by its name would fail for one that does not exist.
+SCHEMA_RIGHTS = """
+SELECT array_remove(ARRAY[
+           CASE WHEN NOT has_schema_privilege(oid, 'USAGE') THEN 'USAGE' END,
+           CASE WHEN NOT has_schema_privilege(oid, 'CREATE') THEN 'CREATE' END], NULL) AS lacking
+FROM pg_namespace WHERE nspname = %(schema)s
+"""
+
+# Migrations alter tables, which only their owner may.
+TABLE_RIGHTS = """
+SELECT relname AS table, pg_get_userbyid(relowner) AS owner, pg_has_role(relowner, 'USAGE') AS owned,
+       ARRAY(SELECT wanted FROM unnest(CASE WHEN relname = ANY(%(migration_tables)s) THEN ARRAY['SELECT']
+                                            ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) AS wanted
+             WHERE NOT has_table_privilege(pg_class.oid, wanted)) AS lacking
+FROM pg_class
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s)
+  AND relkind IN ('r', 'p') AND relname = ANY(%(tables)s)
+ORDER BY relname
+"""
+
+Tables = Sequence[Mapping[str, Any]]
+
+
+def parameters(schema: str) -> dict[str, Any]:
+    """The parameters of both statements."""
+    return {"schema": schema, "tables": list(TABLES), "migration_tables": list(MIGRATION_TABLES)}
+
+
+def identifier(name: str) -> str:
+    """A name as a statement has it: quoted where it must be."""
+    return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string(None)
+
+
+def schema_grant(schema: str, role: str) -> str:
+    return f"GRANT USAGE, CREATE ON SCHEMA {identifier(schema)} TO {identifier(role)};"
+
+
+def table_grant(schema: str, role: str) -> str:
+    wanted = "SELECT, INSERT, UPDATE, DELETE"
+    return f"GRANT {wanted} ON ALL TABLES IN SCHEMA {identifier(schema)} TO {identifier(role)};"
+
+
+def lacking_on_tables(tables: Tables) -> str:
+    """The tables on which the role lacks rights, and which ones; empty if there are none."""
+    closed = [table for table in tables if table["lacking"]]
+    named = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:MOST_NAMED])
+    return f"{named} and {len(closed) - MOST_NAMED} more" if len(closed) > MOST_NAMED else named
+
+
+def other_owner(tables: Tables) -> str | None:
+    """A role that owns tables which the role of this connection does not own."""
+    return next((table["owner"] for table in tables if not table["owned"]), None)
+
+
+def owner_remedy(owner: str, role: str) -> str:
+    """How to migrate tables that another role owns."""
+    return f"Run `holdfast migrate` as the role {owner}, or GRANT {identifier(owner)} TO {identifier(role)};"
