@@ -55,6 +55,17 @@ PARAMS: dict[str, tuple[str, Any, str]] = {
 }
 
 
+async def test_compression_is_not_negotiated(intruder: Intruder) -> None:
+    """A small compressed frame can be a large one when it is read."""
+    url = f"{str(intruder.client.base_url).replace('http', 'ws', 1)}/threads/{intruder.ids['thread_id']}/stream/events"
+    async with connect(url, compression="deflate") as socket:
+        assert socket.request is not None
+        assert "permessage-deflate" in socket.request.headers["Sec-WebSocket-Extensions"]
+        assert socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in socket.response.headers
+        assert (await _asked(socket, "{}"))["type"] == "error"
+
+
 async def _asked(socket: ClientConnection, frame: str | bytes) -> dict[str, Any]:
     await socket.send(frame)
     return dict(orjson.loads(await socket.recv()))

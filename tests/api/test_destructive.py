@@ -94,6 +94,19 @@ async def test_destructive_routes_refuse_unknown_fields(web: httpx.AsyncClient) 
             assert "no body" not in (await send(web, place, **nothing)).text, place
 
 
+@pytest.mark.parametrize("length", [101, 50_000])
+async def test_refusal_shortens_a_long_unknown_name(web: httpx.AsyncClient, length: int) -> None:
+    name = "older_than" + "x" * (length - 10)
+    for place, route in DESTRUCTIVE.items():
+        answers = [await send(web, place, f"?{name}=60")]
+        if route.body_field is not None:
+            answers.append(await send(web, place, json={name: 60}))
+        for answer in answers:
+            assert answer.status_code == 422, place
+            assert f"'{name[:100]}' is not a " in answer.json()["detail"], place
+            assert len(answer.content) < 300, place
+
+
 async def test_mistyped_filter_discards_no_letter(web: httpx.AsyncClient) -> None:
     for path in ("/dead-letters/discard", "/dead-letters/retry"):
         answer = await web.post(path, json={"all": True, "older_then": 3600})

@@ -147,6 +147,28 @@ def test_a_missing_langgraph_json_is_refused(tmp_path: Path, role: str) -> None:
     assert "--config FILE" in done.stderr
 
 
+@pytest.mark.parametrize("role", ["dev", "serve", "web", "worker"])
+@pytest.mark.parametrize(
+    "environ", [{"HOLDFAST_LOG_FORMAT": "json"}, {"HOLDFAST_LOG_FORMAT": " JSON"}, {"LOG_FORMAT": "json"}, {}]
+)
+def test_server_without_its_config_file_writes_one_json_line(
+    tmp_path: Path, role: str, environ: dict[str, str]
+) -> None:
+    done = command(role, "--config", "nope.json", environ=environ, cwd=tmp_path)
+    refused(done, "nope.json: the file does not exist", tmp_path)
+    [line] = map(json.loads, done.stderr.splitlines())
+    assert (line["event"], line["level"]) == ("process.refused", "error")
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["keys", "list"]], ids=" ".join)
+def test_missing_config_file_is_a_plain_sentence_for_a_person(tmp_path: Path, arguments: list[str]) -> None:
+    log_format = "console" if arguments == ["serve"] else "json"
+    environ = {"HOLDFAST_LOG_FORMAT": log_format}
+    done = command(*arguments, "--config", "nope.json", environ=environ, cwd=tmp_path)
+    refused(done, "nope.json: the file does not exist", tmp_path)
+    assert done.stderr.startswith("nope.json: ")
+
+
 def commands_with(option: str, found: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command that has an option, from the command line itself."""
     found = get_command(app) if found is None else found

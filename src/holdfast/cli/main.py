@@ -37,7 +37,7 @@ from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
 from holdfast.errors import OperatorError
-from holdfast.telemetry.logs import logs_json
+from holdfast.telemetry.logs import configure_logging, logging_settings, logs_json
 
 log = structlog.get_logger(__name__)
 
@@ -128,12 +128,10 @@ def main() -> None:
 
 def _refuse(message: str) -> None:
     """To a person, a sentence; where a server writes JSON lines, one of them."""
-    if logs_json() or (_is_server() and os.environ.get("HOLDFAST_LOG_FORMAT") == "json"):
-        if not logs_json():
-            from holdfast.settings import load_settings
-            from holdfast.telemetry.logs import configure_logging
-
-            configure_logging(load_settings({"HOLDFAST_LOG_FORMAT": "json"}))
+    if _is_server() and not logs_json():
+        # The command line was refused before the command set up its logging.
+        configure_logging(logging_settings(os.environ))
+    if logs_json():
         log.error("process.refused", error=message)
     else:
         complain(message)
