@@ -18,6 +18,8 @@ import pytest
 from websockets.sync.client import connect
 
 from holdfast.db.connect import Database
+from holdfast.graphs.client_config import IDENTITY_KEYS, RESERVED_METADATA
+from holdfast.graphs.client_config import USER_KEYS as USER_KEYS_OF_SERVER
 from holdfast.resources.crons import fire, upcoming_crons
 from holdfast.settings import Settings
 from tests.support.waiting import until
@@ -223,6 +225,73 @@ async def test_request_does_not_change_identity(way: str, url: str, alice: httpx
     state = (await alice.get(f"/threads/{victim.thread_id}/state")).json()
     assert state["checkpoint"]["checkpoint_id"] == victim.checkpoint_id
     assert len((await alice.get(f"/threads/{victim.thread_id}/runs")).json()) == 1
+
+
+MARK = "SMUGGLED"
+MARKED_METADATA = dict.fromkeys(sorted(RESERVED_METADATA), MARK)
+MARKED_OPTIONS = {
+    **dict.fromkeys(sorted(IDENTITY_KEYS | USER_KEYS_OF_SERVER), MARK),
+    **dict.fromkeys(["__pregel_task_id", "__langsmith_project__", "langgraph_request_id", "checkpoint_ns"], MARK),
+    "checkpoint_map": {"": MARK},
+}
+# Every place of a request that takes metadata or options, with the keys that only the server sets.
+MARKED_BODY = {
+    "metadata": MARKED_METADATA,
+    "config": {
+        **MARKED_OPTIONS,
+        "configurable": MARKED_OPTIONS,
+        "metadata": {**MARKED_METADATA, "plain": "a client's own"},
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_graph_sees_no_reserved_key_of_a_client(way: str, url: str) -> None:
+    for body in (MARKED_BODY, {"metadata": MARKED_METADATA, "context": MARKED_OPTIONS}):
+        found = await asyncio.to_thread(WAYS[way], Mallory(url), body)
+        assert found is not None
+        run, seen = found
+        assert run["status"] == "success"
+        assert seen["smuggled"] == []
+        check_seen(run, seen)
+        assert MARK not in str(run)
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_graph_of_a_cron_sees_no_reserved_key_of_a_client(
+    settings: Settings, mallory: httpx.AsyncClient, stateless: bool
+) -> None:
+    thread_id = (await mallory.post("/threads", json={})).json()["thread_id"]
+    place = "/runs/crons" if stateless else f"/threads/{thread_id}/runs/crons"
+    body = {**MARKED_BODY, "assistant_id": "identity", "input": {}, "schedule": "0 0 1 1 *"}
+    made = await mallory.post(place, json={**body, "on_run_completed": "keep"} if stateless else body)
+    assert made.status_code == 200, made.text
+    assert MARK not in made.text
+    cron_id = made.json()["cron_id"]
+    # As an earlier version stored it.
+    statement = "UPDATE cron SET next_run_date = now(), metadata = metadata || %s::jsonb WHERE cron_id = %s"
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        async with database.connection() as connection:
+            await connection.execute(statement, (orjson.dumps(MARKED_METADATA).decode(), UUID(cron_id)))
+            due = [one for one in await upcoming_crons(connection, 10) if str(one["cron_id"]) == cron_id]
+        if due:  # Else the server's own upkeep was quicker.
+            await fire(database, due[0])
+    finally:
+        await database.close()
+
+    async def ended() -> list[Any]:
+        runs = (await mallory.get("/runs")).json()
+        return [run for run in runs if run["status"] == "success"]
+
+    [run] = await until(ended, "the run has ended")
+    values = (await mallory.get(f"/threads/{run['thread_id']}/state")).json()["values"]
+    assert values["seen"]["smuggled"] == []
+    check_seen(run, values["seen"])
+    assert MARK not in str(run)
+    assert run["metadata"]["cron_id"] == cron_id
+    assert MARK not in (await mallory.get(f"/threads/{run['thread_id']}")).text
 
 
 async def test_headers_do_not_change_identity(url: str, victim: Victim) -> None:

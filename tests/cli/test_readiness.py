@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
 from holdfast.cli import readiness
-from holdfast.cli.readiness import FREE_PORTS, usable_port
+from holdfast.cli.readiness import usable_port
 from holdfast.errors import SettingsError
 from holdfast.settings import load_settings
 
-PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Where Linux begins to take ports for outgoing connections, unless it is set up otherwise.
+FIRST_EPHEMERAL_PORT = 32_768
 
 
 def test_free_port_is_none_that_an_outgoing_connection_may_take() -> None:
-    first, last = map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.exists() else (32_768, 60_999)
     for _ in range(20):
-        port = usable_port(load_settings({}, port=0))
-        assert not first <= port <= last
-        assert port in FREE_PORTS
+        assert 1024 <= usable_port(load_settings({}, port=0)) < FIRST_EPHEMERAL_PORT
 
 
 def test_free_port_is_not_one_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

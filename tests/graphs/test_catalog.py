@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +14,7 @@ from structlog.testing import capture_logs
 
 from holdfast.errors import ConfigError, NotFound
 from holdfast.graphs.catalog import GraphCatalog
+from tests.support.smoke import EXAMPLES
 
 from .conftest import CONFIG, Project, run, single
 
@@ -283,3 +286,33 @@ class TestPersistence:
             assert stopped["__interrupt__"][0].value == "?"
             # Resumed where it stopped: `add` did not run a second time.
             assert await invoke(Command(resume="yes")) == {"text": "yes", "total": 1 if mode == "None" else 3}
+
+
+def test_finalizers_may_import_while_the_types_of_a_project_are_collected() -> None:
+    """The collector runs finalizers at any allocation, and one of them may import a module."""
+    program = """
+import gc, sys, types
+from pathlib import Path
+from holdfast.graphs.checkpoint_types import allowed_types
+from holdfast.graphs.config import load_config
+
+config = load_config(Path(sys.argv[1]))
+imported = []
+
+class Importing:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        imported.append(f"imported_{len(imported)}")
+        sys.modules[imported[-1]] = types.ModuleType("imported")
+        if len(imported) < 10_000:
+            Importing()
+
+Importing()
+gc.set_threshold(10, 1, 1)
+allowed_types(config)
+assert imported
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(EXAMPLES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -26,6 +26,7 @@ from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_named
 from holdfast.graphs.checkpointer import ThreadTtl
+from holdfast.graphs.client_config import client_config
 from holdfast.resources.crons import (
     CronContent,
     Filters,
@@ -302,7 +303,7 @@ def _content(
     payload["assistant_id"] = str(assistant_id)
     options: dict[str, Any] = config.get("configurable") or {}
     start = {"checkpoint_id": options["checkpoint_id"]} if options.get("checkpoint_id") else {}
-    payload["config"] = {**config, "configurable": {**clean_configurable(options), **start, **identity}}
+    payload["config"] = {**client_config(config), "configurable": {**clean_configurable(options), **start, **identity}}
     if "metadata" in payload:
         payload["metadata"] = clean_metadata(payload["metadata"])
     return CronContent(

@@ -19,8 +19,7 @@ from pydantic import Field
 from holdfast.api.bodies import Contained, NullsAreAbsent, Whole
 from holdfast.db.pages import Found, Part
 from holdfast.errors import InvalidRequest
-from holdfast.graphs.client_config import client_options
-from holdfast.resources.runs import RESERVED_METADATA
+from holdfast.graphs.client_config import client_metadata, client_options
 from holdfast.settings import Settings
 
 # Postgres counts in 64 bits; nobody pages this far.
@@ -68,7 +67,7 @@ def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]
 def clean_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A client's metadata without the keys that only the server sets. Raises InvalidRequest for a key with a NUL."""
     _refuse_nul(metadata, "metadata")
-    return {key: value for key, value in metadata.items() if key not in RESERVED_METADATA}
+    return client_metadata(metadata)
 
 
 def clean_configurable(configurable: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,9 +35,10 @@ def allowed_types(config: ProjectConfig) -> frozenset[TypeName]:
     installed = _prefixes(installed_directories())
     own = {
         (name, attribute)
-        for name, module in list(sys.modules.items())
+        # Copied by one call: while a list of pairs is built, a finalizer may import something.
+        for name, module in sys.modules.copy().items()
         if (file := _file(module)).startswith(directories) and not file.startswith(installed)
-        for attribute, value in list(vars(module).items())
+        for attribute, value in vars(module).copy().items()
         if is_data_type(value) and (value.__module__, value.__name__) == (name, attribute)
     }
     return frozenset(own) | checkpointer_section(config).allowed_types

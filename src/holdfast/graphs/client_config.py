@@ -15,6 +15,8 @@ from typing import Any
 IDENTITY_KEYS = frozenset({"thread_id", "run_id", "graph_id", "assistant_id", "cron_id"})
 # The server sets these when it knows the user.
 USER_KEYS = frozenset({"langgraph_auth_user", "langgraph_auth_user_id", "langgraph_auth_permissions"})
+# Keys of metadata that only the server or LangGraph's checkpointer sets.
+RESERVED_METADATA = USER_KEYS | {"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"}
 # Where a run starts in its thread. Of these, only the id is taken from a client's `configurable`.
 CHECKPOINT_KEYS = frozenset({"checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 # Names that LangGraph, LangChain and tracers use among themselves begin like this.
@@ -62,6 +64,11 @@ def client_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not is_server_key(name)}
 
 
+def client_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's metadata without the keys that only the server sets."""
+    return {name: value for name, value in metadata.items() if name not in RESERVED_METADATA}
+
+
 def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """A client's config with the fields that a client may set, and nothing else. Leaves out a field of a wrong type."""
     if not config:
@@ -70,7 +77,7 @@ def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
         name: config[name] for name, is_valid in CLIENT_FIELDS.items() if name in config and is_valid(config[name])
     }
     if "metadata" in allowed:
-        allowed["metadata"] = {name: value for name, value in allowed["metadata"].items() if name not in USER_KEYS}
+        allowed["metadata"] = client_metadata(allowed["metadata"])
     if "configurable" in allowed:
         allowed["configurable"] = client_options(allowed["configurable"])
     return allowed

@@ -20,8 +20,8 @@ from holdfast.engine.create import Created, NewRun, NewThread, create_run_within
 from holdfast.errors import Cancelled, ChildRefused, LeaseLost, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.client_config import client_metadata
 from holdfast.resources.assistants import inherit, resolve_assistant_row
-from holdfast.resources.runs import RESERVED_METADATA
 from holdfast.streams.serialize import to_json
 
 # The time to live of a child's thread, when that of its parent goes with its run: minutes without activity. It may have
@@ -194,8 +194,8 @@ def _check_limits(parent: DictRow, deepest: int, most: int) -> None:
 def _new_run(parent: Parent, row: DictRow, assistant: DictRow, request: ChildRequest) -> NewRun:
     """The child's run, on a thread of its own: whoever may see the parent's thread, by its metadata, may see that."""
     kwargs = inherit(assistant, request.kwargs)
-    of_config: dict[str, Any] = kwargs["config"].get("metadata") or {}
-    given = {key: value for key, value in {**of_config, **request.metadata}.items() if key not in RESERVED_METADATA}
+    requested = client_metadata(request.metadata)
+    given = {**client_metadata(kwargs["config"].get("metadata") or {}), **requested}
     ttl = None if row["ttl_minutes"] is None else (row["ttl_minutes"], row["ttl_strategy"])
     return NewRun(
         thread_id=uuid7(),
@@ -208,7 +208,7 @@ def _new_run(parent: Parent, row: DictRow, assistant: DictRow, request: ChildReq
         after_seconds=request.after_seconds,
         priority=row["priority"] if request.priority is None else request.priority,
         thread_metadata={
-            **request.metadata,
+            **requested,
             **row["metadata"],
             "parent_run_id": str(parent.run_id),
             "parent_thread_id": str(row["thread_id"]),

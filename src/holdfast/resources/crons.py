@@ -24,8 +24,8 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.quota import Quota
 from holdfast.errors import NotFound, RequestError
+from holdfast.graphs.client_config import client_metadata
 from holdfast.resources.assistants import get_assistant, inherit
-from holdfast.resources.runs import RESERVED_METADATA
 from holdfast.resources.schedules import Schedule
 from holdfast.resources.searching import count_rows, search_rows
 from holdfast.resources.tenants import default_quota
@@ -298,15 +298,15 @@ def _new_run(cron: DictRow, assistant: DictRow, quota: Quota | None) -> NewRun:
     """The run of a firing, with what the assistant is at this time."""
     template, thread_id = cron["template"], cron["thread_id"]
     kwargs = inherit(assistant, template["kwargs"])
-    of_config: dict[str, Any] = kwargs["config"].get("metadata") or {}
-    of_cron = {**cron["metadata"], "cron_id": str(cron["cron_id"])}
+    # Crons that an earlier version stored may have any key.
+    of_cron = {**client_metadata(cron["metadata"]), "cron_id": str(cron["cron_id"])}
     return NewRun(
         thread_id=thread_id or uuid7(),
         assistant_id=assistant["assistant_id"],
         graph_id=assistant["graph_id"],
         kwargs=kwargs,
         metadata={
-            **{key: value for key, value in of_config.items() if key not in RESERVED_METADATA},
+            **client_metadata(kwargs["config"].get("metadata") or {}),
             **of_cron,
             "graph_id": assistant["graph_id"],
             "assistant_id": str(assistant["assistant_id"]),

@@ -18,11 +18,7 @@ from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Conflict, NotFound
-from holdfast.graphs.client_config import USER_KEYS
 from holdfast.resources.threads import present
-
-# Keys of metadata that only the server sets.
-RESERVED_METADATA = USER_KEYS | {"thread_id", "assistant_id", "run_id", "cron_id", "counters_since_delta_snapshot"}
 
 # What a client may see of a run's kwargs. The rest is between the server and its workers.
 SHOWN_KWARGS = (

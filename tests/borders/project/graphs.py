@@ -41,6 +41,12 @@ def _known(configurable: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _smuggled(config: RunnableConfig) -> list[str]:
+    """The keys that hold a value which only a client sends."""
+    parts = {"configurable": config["configurable"], "metadata": config["metadata"], "tags": {"": config.get("tags")}}
+    return [f"{part}.{name}" for part, given in parts.items() for name in given if "SMUGGLED" in str(given[name])]
+
+
 async def look(state: Seen, config: RunnableConfig, runtime: Runtime[Context]) -> Seen:
     """Everything by which graph code can tell whose run it is, and whose state it works on."""
     if state.get("ask"):
@@ -58,6 +64,7 @@ async def look(state: Seen, config: RunnableConfig, runtime: Runtime[Context]) -
             "context": {"thread_id": context.thread_id, "user_id": context.user_id},
             "before": state.get("secret", ""),
             "forwarded": config["configurable"].get("x-forwarded"),
+            "smuggled": _smuggled(config) + _smuggled(get_config()),
         },
     }
 
