@@ -97,3 +97,19 @@ def refusal(environ: dict[str, str]) -> str | None:
     except SettingsError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize("origin", ["app.example.com", "localhost:3000", "https://", "https://a.example/path", "//a"])
+def test_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"CORS_ALLOW_ORIGINS": f"https://good.example, {origin}"})
+    message = str(refused.value)
+    assert message.startswith(f"CORS_ALLOW_ORIGINS=https://good.example, {origin}: each must be a scheme, a host")
+    assert f"not '{origin}'" in message
+
+
+def test_origins_are_kept_as_browsers_write_them() -> None:
+    given = " HTTPS://A.example/ ,http://b.example:80,https://c.example:8443,*,"
+    assert load_settings({"CORS_ALLOW_ORIGINS": given}).cors_allow_origins == (
+        "https://a.example,http://b.example,https://c.example:8443,*"
+    )

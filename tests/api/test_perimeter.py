@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -121,6 +122,21 @@ class TestWithoutALogin:
     async def test_names_of_this_machine_and_addresses_are_served(self, intruder: Intruder, host: str) -> None:
         headers = {"host": host, "origin": f"http://{host.lower()}"}
         assert (await intruder.client.post("/threads", json={}, headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize(
+        "hosts", [("evil.example", "localhost"), ("localhost", "evil.example"), ("localhost",) * 2]
+    )
+    async def test_request_with_two_origins_is_refused(self, intruder: Intruder, hosts: tuple[str, ...]) -> None:
+        headers = [("Origin", f"http://{host}") for host in hosts]
+        for path in ("/threads", "/threads?long=way"):
+            answer = await intruder.client.post(path, json={}, headers=headers)
+            detail = "The request has more than one Origin header. Send one."
+            assert (answer.status_code, answer.json()) == (400, {"detail": detail})
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+        url = str(intruder.client.base_url).replace("http", "ws", 1)
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"{url}/threads/{uuid4()}/stream/events", additional_headers=headers)
+        assert refused.value.response.status_code == 400
 
     async def test_sockets_are_refused_before_they_open(self, intruder: Intruder) -> None:
         thread_id = intruder.ids["thread_id"]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.api.errors import Json
-from holdfast.errors import Denied, NotFound, RequestError
+from holdfast.errors import BadRequest, Denied, NotFound, RequestError
 from holdfast.graphs.http import Cors
 from holdfast.settings import Settings
 from holdfast.settings.hosts import address_of, host_name, is_loopback
@@ -37,6 +37,7 @@ EMBEDDED = (
     "A page of another site may not embed answers of this server, because it asks for no login. Let the page fetch "
     "them, from an origin that http.cors.allow_origins names, or create an API key."
 )
+TWO_ORIGINS = "The request has more than one Origin header. Send one."
 
 
 class Perimeter:
@@ -75,6 +76,10 @@ class Perimeter:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) != len(scope["headers"]) and [name for name, _ in scope["headers"]].count(b"origin") > 1:
+            # Each program on the way could take another one for the page's origin.
+            await refuse(BadRequest(TWO_ORIGINS), scope, receive, send)
+            return
         host = headers.get(b"host", b"")
         origin = headers.get(b"origin")
         guarded = self._guarded()

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
 from holdfast.settings import Settings
-from holdfast.settings.web import usable_prefix
+from holdfast.settings.web import usable_origins, usable_prefix
 
 SWITCHES = ("assistants", "threads", "runs", "store", "meta", "mcp", "a2a", "ui", "webhooks", "event_streaming")
 MiddlewareOrder = Literal["middleware_first", "auth_first"]
@@ -82,7 +82,7 @@ class HttpSection:
         if settings.mount_prefix is not None:
             section = replace(section, mount_prefix=settings.mount_prefix)
         if settings.cors_allow_origins is not None:
-            origins = _origins(settings.cors_allow_origins.split(","))
+            origins = usable_origins(settings.cors_allow_origins.split(","))
             cors = replace(section.cors, allow_origins=origins, allow_credentials="*" not in origins)
             section = replace(section, cors=cors)
         return section
@@ -155,7 +155,10 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
     given_origins = cors.get("allow_origins")
     origins = None
     if given_origins is not None:
-        origins = _origins(_strings(project, "http.cors.allow_origins", given_origins, default=()))
+        try:
+            origins = usable_origins(_strings(project, "http.cors.allow_origins", given_origins, default=()))
+        except ValueError as error:
+            raise project.error("http.cors.allow_origins", str(error)) from None
     names_some = regex is not None or any(origin != "*" for origin in origins or ())
     credentials = _flag(project, "http.cors.allow_credentials", cors, default=names_some and "*" not in (origins or ()))
     if credentials and not names_some:
@@ -177,11 +180,6 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
         expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
         max_age=600 if max_age is None else max_age,
     )
-
-
-def _origins(given: Iterable[str]) -> tuple[str, ...]:
-    """Origins as browsers write them: in lower case and without a slash at the end."""
-    return tuple(origin.strip().rstrip("/").lower() for origin in given if origin.strip())
 
 
 def _prefix(project: ProjectConfig, given: object) -> str:

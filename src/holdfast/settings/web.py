@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from pydantic import Field, field_validator
 
@@ -14,6 +15,27 @@ def usable_prefix(value: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", value):
         raise ValueError('must look like "/api": segments of letters, digits and ._~-, each after a slash')
     return value.rstrip("/")
+
+
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*,]+")
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def usable_origins(given: Iterable[str]) -> tuple[str, ...]:
+    """Origins as browsers write them: in lower case, without a slash at the end or the scheme's default port. Raises
+    ValueError for one that no browser sends."""
+    origins = []
+    for name in filter(None, (entry.strip() for entry in given)):
+        origin = name.rstrip("/").lower()
+        match = ORIGIN.fullmatch(origin)
+        if match is None and origin not in ("*", "null"):
+            raise ValueError(
+                "each must be a scheme, a host and perhaps a port, such as https://app.example.com or "
+                f"http://localhost:3000, or * for all, and not '{name}'. A pattern belongs in "
+                "http.cors.allow_origin_regex"
+            )
+        origins.append(origin.removesuffix(DEFAULT_PORTS.get(match[1], " ")) if match else origin)
+    return tuple(origins)
 
 
 class WebSettings(Section):
@@ -119,8 +141,8 @@ class WebSettings(Section):
     cors_allow_origins: str | None = Field(
         None,
         validation_alias=names("CORS_ALLOW_ORIGINS"),
-        description="Origins whose pages may call the server, separated by commas; `*` is all. Comes before "
-        "`http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server with API keys or "
+        description="Origins whose pages may call the server (`https://app.example.com`), separated by commas; `*` "
+        "is all. Comes before `http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server with API keys or "
         "custom auth, otherwise only pages of this machine (`localhost` and loopback addresses, any port).",
     )
     event_streaming: bool = Field(
@@ -135,6 +157,11 @@ class WebSettings(Section):
         description="Whether there are crons: off, their routes are gone and none fires. Say so to every process, or "
         "another one fires them.",
     )
+
+    @field_validator("cors_allow_origins")
+    @classmethod
+    def _origins_are_usable(cls, value: str | None) -> str | None:
+        return None if value is None else ",".join(usable_origins(value.split(",")))
 
     @field_validator("allowed_hosts")
     @classmethod
