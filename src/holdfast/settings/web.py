@@ -141,9 +141,10 @@ class WebSettings(Section):
     cors_allow_origins: str | None = Field(
         None,
         validation_alias=names("CORS_ALLOW_ORIGINS"),
-        description="Origins whose pages may call the server (`https://app.example.com`), separated by commas; `*` "
-        "is all. Comes before `http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server with API keys or "
-        "custom auth, otherwise only pages of this machine (`localhost` and loopback addresses, any port).",
+        description="Origins whose pages may call the server (`https://app.example.com`), separated by commas; `*` is "
+        "all. Comes before `http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server "
+        "with API keys or custom auth, otherwise only pages of this machine (`localhost` and loopback addresses, any "
+        "port).",
     )
     event_streaming: bool = Field(
         True,
