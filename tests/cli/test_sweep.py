@@ -43,17 +43,17 @@ async def test_the_example_says_what_would_go_and_removes_it(
             await age_thread(database, threads[name], days=days)
     would = by_example(database_url, "--dry-run")
     assert would.splitlines() == [
-        "would remove 1 resting threads",
-        "would remove 3 runs' events",
-        "would remove 2 finished runs",
-        "would remove 12 checkpoints",
+        "would remove resting threads: 1",
+        "would remove runs' events: 3",
+        "would remove finished runs: 2",
+        "would remove checkpoints: 12",
     ]
     # The thread that is a month old takes its own along.
     assert by_example(database_url).splitlines() == [
-        "removed 1 resting threads",
-        "removed 2 runs' events",
-        "removed 1 finished runs",
-        "removed 6 checkpoints",
+        "removed resting threads: 1",
+        "removed runs' events: 2",
+        "removed finished runs: 1",
+        "removed checkpoints: 6",
     ]
     swept = json.loads(by_example(database_url, "--json"))
     assert swept["dry_run"] is False

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.db.connect import Database
 from holdfast.diagnosis.examination import CHECKS, Check, examine
-from holdfast.diagnosis.findings import Finding, Verdict, passed
+from holdfast.diagnosis.findings import Finding, Verdict, counted, passed
 from holdfast.diagnosis.installation import Installation
 from holdfast.diagnosis.project import check_graphs
 from tests.cli.processes import alive
@@ -149,3 +149,9 @@ async def test_graphs_that_no_worker_has(installation: Installation, database: D
     finding = await check_graphs(replace(installation, config=EXAMPLES))
     assert finding.verdict is Verdict.WARN
     assert "no online worker has ask, chat" in finding.found
+
+
+def test_number_agrees_with_its_noun() -> None:
+    assert counted(1, "worker") == "1 worker"
+    assert counted(0, "worker") == "0 workers"
+    assert counted(2, "web process", "web processes") == "2 web processes"

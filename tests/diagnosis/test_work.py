@@ -53,7 +53,7 @@ async def test_ready_runs_and_no_worker(installation: Installation, database: Da
     await create(database, uuid4())
     finding = await check_stuck_runs(installation)
     assert finding.verdict is Verdict.FAIL
-    assert "1 ready runs, and no worker is online" in finding.found
+    assert "1 ready run, and no worker is online" in finding.found
 
 
 async def test_ready_runs_of_a_graph_that_nobody_has(installation: Installation, database: Database) -> None:
@@ -124,7 +124,7 @@ async def test_a_run_on_its_way_to_the_dead_letters(installation: Installation, 
         await release_orphans(database, max_crashes=3)
         finding = await check_poison_runs(installation)
         assert finding.verdict is Verdict.WARN
-        expected = f"{crash} times of 3" if crash < 3 else "1 dead letters since yesterday (poison)"
+        expected = f"{crash} times of 3" if crash < 3 else "1 dead letter since yesterday (poison)"
         assert expected in finding.found
         assert str(run["run_id"]) in finding.found
 
@@ -157,7 +157,7 @@ async def test_runs_of_a_worker_that_is_gone(installation: Installation, databas
     execute("UPDATE worker SET stopped_at = now()")
     recent = await check_leases(installation)
     assert recent.verdict is Verdict.WARN
-    assert "1 workers were lost within the last hour" in recent.found
+    assert "1 worker lost within the last hour" in recent.found
     execute("UPDATE worker SET stopped_at = now() - interval '2 hours'")
     finding = await check_leases(installation)
     assert finding.verdict is Verdict.FAIL

@@ -245,6 +245,6 @@ async def test_some_checkpoints_are_adopted_by_the_command(house: House) -> None
         text=True,
         timeout=60,
     )
-    assert done.stdout.strip() == "1 threads", done.stderr
+    assert done.stdout.strip() == "1 thread", done.stderr
     assert (await client.get(f"/threads/{mine}")).json()["metadata"] == {"owner": "ann"}
     assert (await client.get(f"/threads/{nobodys}")).status_code == 404

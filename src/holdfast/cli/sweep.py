@@ -41,7 +41,7 @@ def sweep(
     verb = "would remove" if dry_run else "removed"
     for what, number in swept.items():
         if number:
-            out.print(f"{verb} {number:,} {what}", markup=False)
+            out.print(f"{verb} {what}: {number:,}", markup=False)
     if not any(swept.values()):
         out.print("Nothing to do: nothing has passed its time to live.")
 

@@ -14,6 +14,7 @@ from holdfast.cli.console import out, say
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.diagnosis.findings import counted
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -160,7 +161,7 @@ def adopt_checkpoints(
             await tenants.ensure_tenant(connection, tenant)
         return await tenants.adopt_checkpoints(connection, tenant, given, thread_ids)
 
-    out.print(f"{on_database(config, made)} threads", markup=False)
+    out.print(counted(on_database(config, made), "thread"), markup=False)
 
 
 def _limit(name: str, given: str | None) -> float:

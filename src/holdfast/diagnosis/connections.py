@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.diagnosis.findings import Finding, failed, passed, warned
+from holdfast.diagnosis.findings import Finding, counted, failed, passed, warned
 from holdfast.diagnosis.installation import Installation
 
 # Besides its pool: journal, heartbeat, signals and leadership; of a web process: signals and leadership.
@@ -71,14 +71,11 @@ async def check_connections(installation: Installation) -> Finding:
     taken = used[scope]
     what, remedy = names[scope]
     found = (
-        f"{_count(workers, 'worker')} and {_count(webs, 'web process', 'web processes')} may open {needed} connections "
-        f"(DATABASE_POOL_MAX={settings.pool_max}); {what} leaves {room}, of which {taken} are in use"
+        f"{counted(workers, 'worker')} and {counted(webs, 'web process', 'web processes')} may open "
+        f"{counted(needed, 'connection')} (DATABASE_POOL_MAX={settings.pool_max}); {what} leaves {room}, of which "
+        f"{taken} are in use"
     )
     fix = f"{remedy}, lower DATABASE_POOL_MAX, or put PgBouncer in between (HOLDFAST_PGBOUNCER)."
     if needed > room:
         return failed(found, fix)
     return warned(found, fix) if max(needed, taken) > CROWDED * room else passed(found)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

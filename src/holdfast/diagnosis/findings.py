@@ -58,3 +58,8 @@ def summed_up(problems: Sequence[Problem], otherwise: str) -> Finding:
     worst_first = sorted(problems, key=lambda problem: problem.verdict is not Verdict.FAIL)
     fixes = dict.fromkeys(problem.fix for problem in worst_first if problem.fix)
     return Finding("", worst_first[0].verdict, "; ".join(problem.found for problem in worst_first), " ".join(fixes))
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun, such as "1 worker" or "2 workers"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

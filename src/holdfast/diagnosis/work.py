@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, summed_up, warned
+from holdfast.diagnosis.findings import Finding, Problem, Verdict, counted, failed, passed, summed_up, warned
 from holdfast.diagnosis.installation import Installation
 
 # Seconds that a ready run may wait while workers have room.
@@ -120,7 +120,7 @@ async def check_stuck_runs(installation: Installation) -> Finding:
     count = sum(row["runs"] for row in ready)
     problems = []
     if count and not online["workers"]:
-        found = f"{count} ready runs, and no worker is online"
+        found = f"{counted(count, 'ready run')}, and no worker is online"
         problems.append(Problem(Verdict.FAIL, found, "Start a worker: `holdfast worker`."))
         ready = []
     if unserved := [row for row in ready if row["graph_id"] not in room]:
@@ -130,7 +130,7 @@ async def check_stuck_runs(installation: Installation) -> Finding:
     for row in ready:
         if row["graph_id"] not in room or row["oldest"] <= LONG_READY:
             continue
-        found = f"{row['runs']} runs of {row['graph_id']} are ready, the first for {_duration(row['oldest'])}"
+        found = f"{counted(row['runs'], 'ready run')} of {row['graph_id']}, the first for {_duration(row['oldest'])}"
         if room[row["graph_id"]] > 0:
             fix = "Workers have room and do not take them: read their logs (claim.outage), and check signals."
             problems.append(Problem(Verdict.FAIL, found, fix))
@@ -138,7 +138,7 @@ async def check_stuck_runs(installation: Installation) -> Finding:
             fix = "Every slot is taken: start more workers, or raise N_JOBS_PER_WORKER."
             problems.append(Problem(Verdict.WARN, found, fix))
     if headless:
-        found = f"{len(headless)} threads stand still, the first is {headless[0]['thread_id']}"
+        found = f"{counted(len(headless), 'thread')} without a next run, the first is {headless[0]['thread_id']}"
         fix = "Cancel one of its runs: that gives the thread its next head. This is a defect; please report it."
         problems.append(Problem(Verdict.FAIL, found, fix))
     if silent:
@@ -156,7 +156,8 @@ async def check_poison_runs(installation: Installation) -> Finding:
     problems = [
         Problem(
             Verdict.WARN,
-            f"{row['runs']} dead letters since yesterday ({row['dead_letter']}), the newest is {row['newest']}",
+            f"{counted(row['runs'], 'dead letter')} since yesterday ({row['dead_letter']}), "
+            f"the newest is {row['newest']}",
             "Look at one with `holdfast runs show`: its error and its attempts say what to correct.",
         )
         for row in letters
@@ -191,7 +192,7 @@ async def check_leases(installation: Installation) -> Finding:
     if expired:
         first = expired[0]
         found = (
-            f"{len(expired)} leases have expired, the first {_duration(first['seconds'])} ago "
+            f"{counted(len(expired), 'expired lease')}, the first {_duration(first['seconds'])} ago "
             f"({first['host']}, process {first['pid']})"
         )
         overdue = first["seconds"] > margin or not leads
@@ -203,10 +204,10 @@ async def check_leases(installation: Installation) -> Finding:
         found = f"{_runs(orphans)} still held by a worker that is gone"
         problems.append(Problem(Verdict.FAIL, found, nobody))
     if lost["workers"]:
-        found = f"{lost['workers']} workers were lost within the last hour"
+        found = f"{counted(lost['workers'], 'worker')} lost within the last hour"
         fix = "See why they died: out of memory, a crash in graph code, a machine that is gone (GET /workers)."
         problems.append(Problem(Verdict.WARN, found, fix))
-    return summed_up(problems, f"{alive['workers']} workers hold their lease")
+    return summed_up(problems, f"{counted(alive['workers'], 'worker')} with a lease")
 
 
 def _runs(rows: list[DictRow]) -> str:

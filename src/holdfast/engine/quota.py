@@ -72,7 +72,7 @@ async def refuse_over_limit(tenant_id: str, measured: AsyncCursor[DictRow]) -> N
     most, spendable = row["max_queued"], row["spend_per_day_usd"]
     if most is not None and row["queued"] >= most:
         raise OverLimit(
-            f"Tenant '{tenant_id}' has {row['queued']} runs queued, and may have {most}. "
+            f"Tenant '{tenant_id}' may have no more queued runs: it has {row['queued']} of at most {most}. "
             "Create this one when some of them have started, or cancel some. The operator sets this with "
             "TENANT_MAX_QUEUED, or `holdfast tenants set --max-queued`.",
             retry_after=QUEUE_PAUSE,

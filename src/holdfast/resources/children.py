@@ -186,8 +186,8 @@ def _check_limits(parent: DictRow, deepest: int, most: int) -> None:
         )
     if parent["children"] >= most:
         raise ChildRefused(
-            f"This run has {parent['children']} children, and HOLDFAST_MAX_CHILDREN is {most}. Give each more to do, "
-            "or let children have children."
+            f"This run may have no more children: it has {parent['children']}, and HOLDFAST_MAX_CHILDREN is {most}. "
+            "Give each more to do, or let children have children."
         )
 
 
