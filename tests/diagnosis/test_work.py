@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 
 from holdfast.db.connect import Database, open_session
+from holdfast.db.migrate import migrate
+from holdfast.diagnosis.connections import check_connections
 from holdfast.diagnosis.findings import Verdict
 from holdfast.diagnosis.installation import Installation
 from holdfast.diagnosis.work import check_leases, check_poison_runs, check_stuck_runs, check_workers
@@ -41,6 +44,22 @@ async def test_no_worker_at_all(installation: Installation, database: Database, 
         assert (await check_workers(installation)).verdict is Verdict.FAIL
         await declare_lost(database, worker_id)
         assert (await check_workers(installation)).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("schema", ["elsewhere", "e" * 63])
+async def test_processes_of_another_schema_are_not_counted(installation: Installation, schema: str) -> None:
+    second = replace(installation, settings=installation.settings.model_copy(update={"db_schema": schema}))
+    migrate(second.settings)
+    for mine, other in ((installation, second), (second, installation)):
+        async with (
+            await open_session(other.settings, "web"),
+            await open_session(other.settings, "upkeep"),
+            await open_session(other.settings, "upkeep"),
+        ):
+            assert "no web process" in (await check_workers(mine)).found
+            assert "a web process accepts runs" in (await check_workers(other)).found
+            assert "1 worker and 1 web process may open" in (await check_connections(mine)).found
+            assert "1 worker and 2 web processes may open" in (await check_connections(other)).found
 
 
 async def test_all_is_well(installation: Installation, database: Database) -> None:

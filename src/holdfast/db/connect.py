@@ -28,6 +28,16 @@ from holdfast.settings import Settings
 from holdfast.telemetry.metrics import Metrics
 
 MINIMUM_SERVER = 140000
+# Postgres cuts off what is longer.
+LONGEST_APPLICATION_NAME = 63
+
+
+def application_name(settings: Settings, role: str) -> str:
+    """How the sessions of a role appear in pg_stat_activity: with their schema, unless it is the default one, because a
+    database may hold several installations."""
+    default = Settings.model_fields["db_schema"].default
+    name = f"holdfast {role}" if settings.db_schema == default else f"holdfast {role} of {settings.db_schema}"
+    return name[:LONGEST_APPLICATION_NAME]
 
 
 def connection_parameters(settings: Settings, role: str, *, session: bool = False, planned_once: bool = False) -> str:
@@ -39,7 +49,7 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
     check_dsn("DIRECT_DATABASE_URL" if direct else "DATABASE_URL", url)
     timeout = max(2, round(settings.database_timeout))
     parameters: dict[str, Any] = {
-        "application_name": f"holdfast {role}",
+        "application_name": application_name(settings, role),
         "connect_timeout": timeout,
         "keepalives_idle": timeout,
         "keepalives_interval": max(1, timeout // 3),

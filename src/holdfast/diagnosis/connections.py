@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.db.connect import application_name
 from holdfast.diagnosis.findings import Finding, counted, failed, passed, warned
 from holdfast.diagnosis.installation import Installation
 
@@ -31,20 +32,21 @@ FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backen
 PROCESSES = """
 SELECT (SELECT count(*) FROM worker WHERE status IN ('online', 'draining')) AS workers,
        (SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'holdfast upkeep') AS candidates
+        WHERE datname = current_database() AND application_name = %(upkeep)s) AS candidates
 """
 
 
 async def check_connections(installation: Installation) -> Finding:
     """max_connections, and the limits of role and database, against what the known processes may open."""
     settings = installation.settings
+    upkeep = {"upkeep": application_name(settings, "upkeep")}
     async with installation.reading(tables=False) as connection:
         limits = await (await connection.execute(LIMITS)).fetchone()
         used = await (await connection.execute(IN_USE)).fetchone()
         migrated = await (await connection.execute("SELECT to_regclass('worker') IS NOT NULL AS there")).fetchone()
         known = None
         if migrated is not None and migrated["there"]:
-            known = await (await connection.execute(PROCESSES)).fetchone()
+            known = await (await connection.execute(PROCESSES, upkeep)).fetchone()
     assert limits is not None
     assert used is not None
     if settings.pgbouncer and settings.direct_database_url is None:

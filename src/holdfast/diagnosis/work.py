@@ -6,6 +6,7 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
+from holdfast.db.connect import application_name
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, counted, failed, passed, summed_up, warned
 from holdfast.diagnosis.installation import Installation
 
@@ -38,7 +39,7 @@ WORKERS = """
 SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS online,
        count(*) FILTER (WHERE status = 'draining' AND lease_until >= now()) AS draining,
        (SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'holdfast web') AS web_sessions
+        WHERE datname = current_database() AND application_name = %(web)s) AS web_sessions
 FROM worker
 """
 
@@ -96,8 +97,9 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 
 async def check_workers(installation: Installation) -> Finding:
     """Whether anybody executes runs. Without a worker nothing is wrong with the database, and every run waits."""
+    settings = installation.settings
     async with installation.reading() as connection:
-        known = await (await connection.execute(WORKERS)).fetchone()
+        known = await (await connection.execute(WORKERS, {"web": application_name(settings, "web")})).fetchone()
     assert known is not None
     if known["online"]:
         return passed(f"{known['online']} online")
