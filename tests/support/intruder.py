@@ -34,6 +34,10 @@ TABLES = (
 )
 # An id that nothing has. Not a new one each time: test ids must be the same in every process.
 NOBODY = "00000000-0000-4000-8000-000000000000"
+# A run that no worker starts during a test, and a cron that is due once a year.
+RUN = {"assistant_id": "echo", "after_seconds": 3600}
+CRON = {**RUN, "schedule": "0 0 1 1 *"}
+NUL = "a\0b"
 # The fields that some body requires, as they should be.
 RIGHT: dict[str, Any] = {
     "assistant_id": "echo",
