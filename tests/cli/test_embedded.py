@@ -82,6 +82,19 @@ def test_data_directory_and_logs_are_private(tmp_path: Path, umask: int) -> None
         os.umask(before)
 
 
+def test_rotated_log_is_private(tmp_path: Path) -> None:
+    """Also one that an older version has left for everybody to read."""
+    log = log_path(tmp_path)
+    with EmbeddedPostgres(tmp_path) as server:
+        server.start()
+    log.chmod(0o644)
+    os.truncate(log, 10_000_001)
+    with EmbeddedPostgres(tmp_path) as server:
+        assert works(server.start())
+        for path in (log, log.with_suffix(".log.old")):
+            assert path.stat().st_mode & 0o777 == 0o600, path
+
+
 def test_directory_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "langgraph.json").write_text("{}")
@@ -90,6 +103,15 @@ def test_directory_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
         assert works(server.start())
         assert tmp_path.stat().st_mode & 0o777 == 0o755
         assert log_path(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+def test_directory_for_everybody_keeps_its_mode(tmp_path: Path) -> None:
+    """Such as /tmp: others have a right to it."""
+    tmp_path.chmod(0o1777)
+    with EmbeddedPostgres(tmp_path) as server:
+        server.claim()
+        assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+        assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_data_is_there_after_a_restart(tmp_path: Path) -> None:
