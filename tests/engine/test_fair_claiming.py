@@ -8,11 +8,14 @@ from collections import Counter
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import MAX_WEIGHT, NO_TURN, Turn, claim
+from holdfast.errors import InvalidRequest
+from holdfast.resources.tenants import set_limits
 from tests.engine.scene import GRAPH, create, online_worker
 from tests.support.records import query
 
@@ -198,6 +201,16 @@ async def test_turn_that_a_lower_weight_ended_is_over(database: Database) -> Non
     assert tenants(first) == {"acme": 4}
     await query(database, "UPDATE tenant SET weight = 2 RETURNING tenant_id")
     assert await served_one_by_one(database, worker, 4, NO_TURN.after(first)) == ["zeta", "acme", "acme", "zeta"]
+
+
+@pytest.mark.parametrize("weight", [0, -1, MAX_WEIGHT + 1])
+async def test_weight_outside_the_range_is_refused(database: Database, weight: int) -> None:
+    """By the function that the command line calls, and by the table itself."""
+    async with database.transaction() as connection:
+        with pytest.raises(InvalidRequest, match=f"weight: {weight} is not a number from 1 to 1,000"):
+            await set_limits(connection, "acme", {}, [], weight=weight)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        await query(database, WEIGHT, "acme", weight)
 
 
 async def test_many_workers_at_once_share_by_weight(database: Database) -> None:
