@@ -17,7 +17,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals import Listener, Topic
 from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
-from holdfast.streams.log import LogEvent
+from holdfast.streams.log import PORTION_BYTES, LogEvent
 from holdfast.streams.recent import RECENT
 from holdfast.telemetry.cancelling import cancel_all
 from tests.support.records import query
@@ -204,5 +204,16 @@ async def test_nothing_piles_up_for_a_run_that_never_comes(expecting: Expecting)
     feed = expecting.hub._feeds[expecting.thread_id]
     for number in range(4, 3 * RECENT):
         feed.hint(number, [LogEvent(number, expecting.new, "custom", "", b"1", NOW)])
+    assert feed._early is None
+    assert feed.stale
+
+
+async def test_large_events_do_not_pile_up_for_a_run_that_never_comes(expecting: Expecting) -> None:
+    feed = expecting.hub._feeds[expecting.thread_id]
+    large = b"x" * (PORTION_BYTES // 2)
+    for number in (4, 5):
+        feed.hint(number, [LogEvent(number, expecting.new, "custom", "", large, NOW)])
+        assert feed._early is not None
+    feed.hint(6, [LogEvent(6, expecting.new, "custom", "", large, NOW)])
     assert feed._early is None
     assert feed.stale
