@@ -30,9 +30,10 @@ from tests.support.nodes import GO, Flaky, Gate, first, line
 from tests.support.receiver import Receiver
 from tests.support.records import post_run, query, run_row
 from tests.support.station import DECLARE_LOST, open_station
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 URL = "https://example.com/hook"
+LARGE_VALUES = """UPDATE webhook_delivery SET "values" = jsonb_build_object('text', repeat('x', 500000)) RETURNING 1"""
 
 
 async def queued(database: Database) -> list[DictRow]:
@@ -248,13 +249,46 @@ async def test_the_last_try_is_when_the_time_is_up(database: Database) -> None:
 async def test_claim_is_bounded_by_bytes(database: Database) -> None:
     for _ in range(3):
         await owe(database, URL)
-    large = """UPDATE webhook_delivery SET "values" = jsonb_build_object('text', repeat('x', 500000)) RETURNING 1"""
-    await query(database, large)
+    await query(database, LARGE_VALUES)
     async with database.connection() as connection:
         claimed = await claim_deliveries(connection, 50, 3600.0, 1_200_000)
         assert len(claimed) == 2
         assert all(500_000 < one.size < 600_000 for one in claimed)
         assert len(await claim_deliveries(connection, 50, 3600.0, 1000)) == 1, "one is sent whatever its size"
+
+
+class CountedLooks(Webhooks):
+    """Counts how often it has looked for what is due."""
+
+    looks = 0
+
+    async def _look(self, calls: asyncio.TaskGroup) -> float:
+        self.looks += 1
+        return await super()._look(calls)
+
+
+async def test_deliveries_under_way_are_bounded_by_bytes(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes half of the budget. What is sent gives it back."""
+    monkeypatch.setattr(duty, "MAX_SENDING_BYTES", 1_100_000)
+    monkeypatch.setattr(duty, "LOOK_INTERVAL", 0.01)
+    receiver.hold = asyncio.Event()
+    await owe(database, receiver.url, 6)
+    await query(database, LARGE_VALUES)
+    webhooks = CountedLooks(database, PostgresSignals(database), WebhooksSection())
+    sender = asyncio.create_task(webhooks.run())
+    # Two of them fit. The rest of the budget is not zero, so one more is sent.
+    await receiver.get(3)
+    looks = webhooks.looks
+    await until_true(lambda: webhooks.looks >= looks + 5, "it looks again")
+    assert [row["attempts"] for row in await queued(database) if row["attempts"]] == [1, 1, 1]
+    receiver.hold.set()
+    await all_are(database, "delivered")
+    sender.cancel()
+    with suppress(asyncio.CancelledError):
+        await sender
+    assert len(receiver.received) == 6
 
 
 async def test_a_claim_keeps_others_away_until_it_is_over(database: Database) -> None:
