@@ -30,14 +30,22 @@ graph = StateGraph(State).add_node(reply).set_entry_point("reply").compile()
 """
 
 APP = """
+from pathlib import Path
+
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 async def hello(request):
     return PlainTextResponse("hello")
 
-app = Starlette(routes=[Route("/hello", hello)])
+async def large_message(socket):
+    await socket.accept()
+    Path(__file__).with_suffix(".begun").touch()
+    await socket.send_bytes(bytes(32 * 1024 * 1024))
+    Path(__file__).with_suffix(".sent").touch()
+
+app = Starlette(routes=[Route("/hello", hello), WebSocketRoute("/large-message", large_message)])
 """
 
 
@@ -52,6 +60,17 @@ class Target:
     def memory(self) -> int:
         """Bytes of memory that the process has."""
         return int(psutil.Process(self.member.pid).memory_info().rss)
+
+    def forget_peak(self) -> None:
+        """Measure `peak_memory` from here on."""
+        Path(f"/proc/{self.member.pid}/clear_refs").write_text("5")
+
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes of memory that the process has had at any time since `forget_peak`."""
+        lines = Path(f"/proc/{self.member.pid}/status").read_text().splitlines()
+        [line] = [line for line in lines if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024
 
     @property
     def connections(self) -> int:

@@ -176,11 +176,14 @@ async def test_client_without_a_key_holds_nothing(web: Target) -> None:
         return (await web.fleet.client.post(f"{web.member.url}/threads", json={})).status_code == 401
 
     await until(is_guarded, "every client needs a key")
-    clients = [await socket(web) for _ in range(3)]
+    clients = [await socket(web) for _ in range(8)]
     for client in clients:
         assert await close_code(client) == 4401
+    before = web.memory
+    web.forget_peak()
     for client in clients:
         await client.send(frame(TEXT, b"x" * 9 * MEGABYTE, length=11 * MEGABYTE))
+    assert web.peak_memory - before < 20 * MEGABYTE
     assert await web.takes_body(3 * MEGABYTE, {"x-api-key": key})
     for client in clients:
         await client.is_closed()

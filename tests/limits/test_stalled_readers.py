@@ -15,6 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.limits.target import MEGABYTE, Target, target
+from tests.support.waiting import until_true
 
 # Seconds for which the memory is watched while nobody reads.
 WATCHED_SECONDS = 4.0
@@ -136,3 +137,22 @@ async def until_disconnected(web: Target) -> None:
     async with asyncio.timeout(60):
         while web.connections > 6:
             await asyncio.sleep(0.1)
+
+
+async def test_message_of_a_socket_is_sent_when_its_client_takes_it(database_url: str, tmp_path: Path) -> None:
+    """Otherwise the next event would be loaded while the client has not taken this one."""
+    begun, sent = (tmp_path / "project" / f"webapp.{name}" for name in ("begun", "sent"))
+    handshake = (
+        "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+        "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    )
+    async with target(database_url, tmp_path, {}, custom_app=True) as web:
+        client = await stalled(web, get("/large-message", handshake))
+        await until_true(begun.exists, "the message is being sent")
+        assert await web.is_well()
+        assert not sent.exists()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(60):
+            while not sent.exists():
+                assert await loop.sock_recv(client, MEGABYTE)
+        client.close()
