@@ -135,6 +135,18 @@ async def test_small_pages_are_what_their_limit_says(web: httpx.AsyncClient) -> 
     assert (await web.get(f"/threads/{uuid4()}/runs")).status_code == 404
 
 
+async def test_item_larger_than_a_page_is_a_page(web: httpx.AsyncClient) -> None:
+    for _ in range(3):
+        await created(web, "/threads", {"metadata": {"of": "giants", "text": NOISE * 4}})
+    seen = set()
+    for offset, following in ((0, "1"), (1, "2"), (2, None)):
+        answer = await web.post("/threads/search", json={"metadata": {"of": "giants"}, "offset": offset})
+        [thread] = answer.json()
+        seen.add(thread["thread_id"])
+        assert answer.headers.get("x-pagination-next") == following
+    assert len(seen) == 3
+
+
 async def test_past_states_are_bounded_by_bytes(web: httpx.AsyncClient) -> None:
     thread = (await created(web, "/threads", {"metadata": {"graph_id": "echo"}}))["thread_id"]
     for _ in range(4):

@@ -73,6 +73,17 @@ async def test_message_larger_than_a_body_is_refused(web: Target) -> None:
     assert await close_code(client) == 1009
 
 
+async def test_compressed_messages_are_not_accepted(web: Target) -> None:
+    """A small compressed message can be a large one."""
+    client = await web.connect()
+    await client.send(HANDSHAKE + b"sec-websocket-extensions: permessage-deflate; client_max_window_bits\r\n\r\n")
+    async with asyncio.timeout(60):
+        head = await client.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101")
+    assert b"sec-websocket-extensions" not in head.lower()
+    client.close()
+
+
 async def test_message_of_very_many_frames_is_refused(web: Target) -> None:
     client = await socket(web)
     await client.send(frame(TEXT, b"", final=False) + frame(CONTINUATION, b"", final=False) * 5000)
