@@ -95,6 +95,30 @@ async def test_retried_attempt_ends_before_the_pause_and_counts_its_waits(
     assert told["notes"] == []
 
 
+async def test_release_of_an_attempt_is_hidden_from_clients(settings: Settings, database: Database) -> None:
+    """It is in the log for the timeline only."""
+    catalog = catalog_of(graph=line(first, Flaky(ConnectionError("refused"), 1)))
+    async with answering(settings, catalog) as client, running_worker(settings, catalog):
+        thread = uuid4()
+        run_id = await post(client, thread, assistant_id="graph", input=GO)
+        await run_ended(database, UUID(run_id))
+        seen = [(await client.get(f"/threads/{thread}/runs/{run_id}/stream")).text, ""]
+        whole = {"last-event-id": "-"}
+        async with (
+            asyncio.timeout(60),
+            client.stream("GET", f"/threads/{thread}/stream", headers=whole) as answer,
+        ):
+            async for text in answer.aiter_text():
+                seen[1] += text
+                if "run_done" in seen[1]:
+                    break
+    [released] = await query(database, "SELECT seq FROM event WHERE kind = 'released'")
+    for text in seen:
+        assert '"attempt":2' in text
+        assert "released" not in text
+        assert f"id: {released['seq']}\r" not in text
+
+
 @pytest.mark.parametrize("columns", ["80", "200"])
 async def test_run_says_that_the_same_worker_retried_it(settings: Settings, database: Database, columns: str) -> None:
     flaky = Flaky(ConnectionError("refused"), 1)
