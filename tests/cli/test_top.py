@@ -150,6 +150,7 @@ def test_graph_names_leave_room_for_all_other_columns(width: int, host: str) -> 
     assert [shown[0], shown[1], *shown[3:8]] == ["00000000cafe", "online", "4194303", "10/10", "30", "27.5", "s"]
     assert shown[2][:5] == host[:5]
     assert "quart" in lines[header + 1]
+    assert not lines[header + 2].strip(), "a worker takes one line"
     [line] = [line for line in lines if str(RUN["run_id"]) in line]
     assert line.split()[2:] == ["2", "1.5", "min", "00000000cafe"], "the name of the graph is shortened, nothing else"
     assert any("3 failed/min" in line and "median" in line for line in lines), "the figures are on one line"
