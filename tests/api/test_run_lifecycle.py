@@ -175,6 +175,8 @@ async def test_goto(client: httpx.AsyncClient) -> None:
     ways: list[tuple[Any, list[str] | None]] = [
         ("s3", ["s3"]),
         ({"node": "s3", "input": AT_ONCE}, ["s3"]),
+        # As JavaScript's LangGraph writes a Send.
+        ({"lg_name": "Send", "node": "s3", "args": AT_ONCE}, ["s3"]),
         ({"node": "s3"}, None),
         (["s2", "s3"], ["s2", "s3", "s3"]),
         ([{"node": "s3", "input": AT_ONCE}, "s3"], ["s3", "s3"]),
