@@ -228,7 +228,14 @@ async def test_assistants_are_filtered(alice: httpx.AsyncClient, bob: httpx.Asyn
 
 async def test_new_assistant_is_returned_although_the_filter_does_not_fit_it(database: Database) -> None:
     """A handler that returns a filter and does not write it into the metadata: 409 would hide what was created."""
-    content = {"graph_id": "g", "name": "n", "description": None, "config": {}, "context": {}, "metadata": {}}
+    content: dict[str, Any] = {
+        "graph_id": "g",
+        "name": "n",
+        "description": None,
+        "config": {},
+        "context": {},
+        "metadata": {},
+    }
     visible, identity = Visibility({"owner": "alice"}), uuid4()
     async with database.connection() as connection:
         row = await create_assistant(connection, identity, content, keep_existing=True, visible=visible)
