@@ -269,6 +269,23 @@ def test_migrate_says_what_it_applied_and_leaves_nothing_running(project: Path) 
     assert not processes_naming(str(project))
 
 
+@pytest.mark.parametrize("arguments", [["keys", "list"], ["tenants", "list"], ["doctor"]], ids=" ".join)
+def test_lines_fit_a_terminal_of_80_columns(database_url: str, tmp_path: Path, arguments: list[str]) -> None:
+    environ = {"DATABASE_URL": database_url, "TERM": "xterm", "NO_COLOR": "1"}
+    made = command("keys", "create", "--tenant", "a-tenant-with-a-long-name", "--name", "ci", environ=environ)
+    assert made.returncode == ExitCode.OK, made.stderr
+    wide = command(*arguments, environ=environ, cwd=tmp_path).stdout
+    assert any(len(line) > 80 for line in wide.splitlines())
+    # FORCE_COLOR makes rich write as it does to a terminal.
+    narrow = command(*arguments, environ={**environ, "FORCE_COLOR": "1", "COLUMNS": "80"}, cwd=tmp_path).stdout
+    narrow = re.sub(r"\x1b\[[0-9;]*m", "", narrow)
+    assert max(map(len, narrow.splitlines())) <= 80
+    # Nothing is cut off or shortened.
+    words = set(re.findall(r"[a-z-]{3,}|[0-9a-f-]{36}|hf_\w+", wide)) - {"ahead", "behind"}
+    assert len(words) > 8
+    assert {word for word in words if word not in narrow} == set()
+
+
 def test_flags_reach_the_children_before_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_PORT", "1")
     monkeypatch.setenv("DATABASE_URI", "postgresql://old")

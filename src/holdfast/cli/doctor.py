@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import textwrap
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,8 @@ EPILOG = examples(
     "holdfast doctor --json | jq 'select(.verdict == \"fail\")'",
     "DATABASE_URL=postgresql://db/holdfast holdfast doctor --config project/langgraph.json",
 )
+# Columns before the texts of findings.
+INDENT = 21
 MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("-", "dim")}
 
 
@@ -119,6 +122,16 @@ def _show(finding: Finding, *, as_json: bool) -> None:
         print(json.dumps(told, ensure_ascii=False), flush=True)
         return
     mark, style = MARKS[verdict]
-    out.print(Text.assemble((f"{mark} {verdict:4}  ", style), (f"{finding.check:12} ", "bold"), finding.found))
+    out.print(
+        Text.assemble((f"{mark} {verdict:4}  ", style), (f"{finding.check:12} ", "bold"), _wrapped(finding.found))
+    )
     if finding.fix and verdict != "pass":
-        out.print(Text.assemble(" " * 21, ("fix: ", "cyan"), finding.fix))
+        out.print(Text.assemble(" " * INDENT, ("fix: ", "cyan"), _wrapped(f"fix: {finding.fix}").removeprefix("fix: ")))
+
+
+def _wrapped(text: str) -> str:
+    """The text as it is, or on lines that a terminal does not break in the middle of words."""
+    if not out.is_terminal or out.width < 2 * INDENT:
+        return text
+    lines = textwrap.wrap(text, out.width - INDENT, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * INDENT}".join(lines)

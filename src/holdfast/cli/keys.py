@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, show_table
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
@@ -101,21 +100,21 @@ def list_all(tenant: Tenant = None, as_json: AsJson = False, config: Config = DE
     if not rows:
         say("No keys: every request is let in." if tenant is None else f"No keys of tenant {tenant}.")
         return
-    layout = "{:36}  {:10}  {:20}  {:16}  {:17}  {:17}  {:8}  {}"
-    out.print(layout.format("id", "begins", "tenant", "scopes", "last used", "expires", "state", "name"), style="bold")
-    for row in rows:
-        state = _state(row)
-        line = layout.format(
+    shown = [
+        (
             str(row["key_id"]),
             row["prefix"],
             row["tenant_id"],
             ",".join(row["scopes"]),
             _when(row["last_used_at"]),
             _when(row["expires_at"]),
-            state,
+            _state(row),
             row["name"],
         )
-        out.print(Text(line, style="" if state == "open" else "dim"))
+        for row in rows
+    ]
+    titles = ("id", "begins", "tenant", "scopes", "last used", "expires", "state", "name")
+    show_table(titles, shown, styles=["" if _state(row) == "open" else "dim" for row in rows])
 
 
 @app.command(epilog=examples("holdfast keys revoke hf_x7Qp2a", "holdfast keys revoke KEY_ID --forget"))

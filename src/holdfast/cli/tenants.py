@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, show_table
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
@@ -54,22 +54,20 @@ def list_all(as_json: AsJson = False, config: Config = DEFAULT_CONFIG) -> None:
     if not rows:
         say("No tenants. `holdfast keys create --tenant NAME` makes one.")
         return
-    layout = "{:24}  {:>5}  {:>6}  {:>15}  {:>15}  {:>12}  {:>19}"
-    titles = ("tenant", "keys", "weight", "queued", "running", "requests/s", "spent today, $")
-    out.print(layout.format(*titles), style="bold")
-    for row in rows:
-        out.print(
-            layout.format(
-                row["tenant_id"],
-                row["keys"],
-                row["weight"],
-                f"{row['queued']} of {_shown(row['max_queued'])}",
-                f"{row['running']} of {_shown(row['max_running'])}",
-                _shown(row["requests_per_second"]),
-                f"{row['spent_today_usd']:.2f} of {_shown(row['spend_per_day_usd'])}",
-            ),
-            markup=False,
+    shown = [
+        (
+            row["tenant_id"],
+            str(row["keys"]),
+            str(row["weight"]),
+            f"{row['queued']} of {_shown(row['max_queued'])}",
+            f"{row['running']} of {_shown(row['max_running'])}",
+            str(_shown(row["requests_per_second"])),
+            f"{row['spent_today_usd']:.2f} of {_shown(row['spend_per_day_usd'])}",
         )
+        for row in rows
+    ]
+    titles = ("tenant", "keys", "weight", "queued", "running", "requests/s", "spent today, $")
+    show_table(titles, shown, right=titles[1:])
 
 
 @app.command("set", epilog=examples("holdfast tenants set acme --max-running 20 --spend-per-day-usd 100"))
