@@ -278,7 +278,9 @@ def test_taken_health_port_is_refused_before_anything_starts(server_url: str) ->
         command = holdfast("serve", "--workers", "2", "--port", "0")
         done = subprocess.run(command, env=told, cwd=project, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.CONFIG, done.stderr
-    [*_, last] = [json.loads(line) for line in done.stderr.splitlines()]
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {line["role"] for line in lines} == {"supervisor"}, "no other process has started"
+    last = lines[-1]
     assert last["event"] == "process.refused"
     assert f"HOLDFAST_HEALTH_PORT={port}" in last["error"]
 
