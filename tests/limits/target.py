@@ -30,6 +30,7 @@ graph = StateGraph(State).add_node(reply).set_entry_point("reply").compile()
 """
 
 APP = """
+import asyncio
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -45,7 +46,18 @@ async def large_message(socket):
     await socket.send_bytes(bytes(32 * 1024 * 1024))
     Path(__file__).with_suffix(".sent").touch()
 
-app = Starlette(routes=[Route("/hello", hello), WebSocketRoute("/large-message", large_message)])
+async def late_accept(socket):
+    Path(__file__).with_suffix(".asked").touch()
+    while not Path(__file__).with_suffix(".accept").exists():
+        await asyncio.sleep(0.01)
+    await socket.accept()
+
+routes = [
+    Route("/hello", hello),
+    WebSocketRoute("/large-message", large_message),
+    WebSocketRoute("/late-accept", late_accept),
+]
+app = Starlette(routes=routes)
 """
 
 

@@ -16,7 +16,7 @@ from holdfast.resources.api_keys import create_key
 from tests.conformance.server import own_database
 from tests.limits.target import MEGABYTE, Attack, Target, target
 from tests.limits.test_requests import HANDSHAKE
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -173,6 +173,27 @@ async def test_pings_of_a_client_that_takes_no_pongs_take_no_memory(web: Target)
     assert web.memory - before < 12 * MEGABYTE
     assert await web.is_well()
     client.writer.transport.abort()
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_socket_that_is_not_accepted_yet_holds_nothing(database_url: str, tmp_path: Path) -> None:
+    """A client that is not authenticated yet, for one."""
+    asked, accept = (tmp_path / "project" / f"webapp.{name}" for name in ("asked", "accept"))
+    handshake = HANDSHAKE.replace(HANDSHAKE.split()[1], b"/late-accept")
+    async with target(database_url, tmp_path, LIMITS, custom_app=True) as web:
+        client = await web.connect()
+        await client.send(handshake + b"\r\n")
+        await until_true(asked.exists, "the application has the handshake")
+        before = web.memory
+        web.forget_peak()
+        sending = asyncio.create_task(client.send(frame(TEXT, b"x" * 11 * MEGABYTE)))
+        for _ in range(30):
+            assert await web.is_well()
+        assert web.peak_memory - before < 5 * MEGABYTE
+        accept.touch()
+        assert await client.status() == 101
+        await sending
+        client.close()
 
 
 async def test_client_without_a_key_holds_nothing(web: Target) -> None:
