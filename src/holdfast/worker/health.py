@@ -72,8 +72,8 @@ class HealthServer:
             self._server = _BoundedServer((host, port), handler, listener)
         except OSError as error:
             raise SettingsError(
-                f"HOLDFAST_HEALTH_PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Each worker on a "
-                "machine needs a port of its own."
+                f"HOLDFAST_HEALTH_PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Each worker, "
+                "`dev` and `serve` on a machine needs a port of its own."
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 
