@@ -110,7 +110,7 @@ async def test_a_process_listens_with_one_session_and_to_its_own_schema(database
         sessions = await query(
             database,
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
-            "AND application_name = 'holdfast signals'",
+            "AND application_name LIKE 'holdfast signals%%'",
         )
         assert len(sessions) == 2
         one.signals.publish("work", "mine")
