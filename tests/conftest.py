@@ -9,7 +9,7 @@ os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,6 +24,8 @@ from holdfast.settings import Settings, load_settings
 
 SERVER = "HOLDFAST_TEST_SERVER"
 TEMPLATE = "holdfast_template"
+# How much of a server's log is shown with a test that fails.
+LOG_TAIL_CHARACTERS = 6_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +45,19 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
     config.add_cleanup(stop)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the log of each server that a failed test has used: of each fixture with a method `log_tail`."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if callable(log_tail := getattr(value, "log_tail", None)):
+                report.sections.append((f"log of {name}", log_tail()))
+    return report
 
 
 @pytest.fixture(scope="session")

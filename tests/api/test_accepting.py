@@ -82,7 +82,7 @@ async def test_who_watches_the_thread_elsewhere_is_told_at_once(web: httpx.Async
             assert (await anext(frames(watching))).data == {"run_id": run_id, "attempt": 1}
 
 
-async def test_nobody_is_told_of_a_run_whose_transaction_fails(
+async def test_run_whose_transaction_fails_is_not_announced(
     web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a key more is committed than the run."""

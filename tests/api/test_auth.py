@@ -76,7 +76,7 @@ async def new_thread(client: httpx.AsyncClient, **body: Any) -> str:
     return thread_id
 
 
-async def test_nobody_is_let_in_without_a_word_about_the_request(url: str) -> None:
+async def test_stranger_is_refused_before_the_request_is_checked(url: str) -> None:
     async with client_of(url, None) as stranger:
         answer = await stranger.post("/threads", content=b"{not json")
         assert (answer.status_code, answer.json()) == (401, {"detail": "Who are you?"})

@@ -96,7 +96,7 @@ class TestRuns:
             # Whoever may read a run need not be whoever's header it was.
             assert all("acme" not in str(run) for run in runs)
 
-    async def test_nobody_but_the_graph_sees_them(self, settings: Settings) -> None:
+    async def test_forwarded_headers_are_seen_by_the_graph_only(self, settings: Settings) -> None:
         config = project({"configurable_headers": {"includes": ["x-tenant"]}})
         async with serving(settings, config) as web, working(settings, config):
             thread_id = (await web.post("/threads", json={})).json()["thread_id"]
@@ -145,7 +145,7 @@ class TestRuns:
             assert run["metadata"]["assistant_id"] == run["assistant_id"]
             assert run["langsmith_session_name"] == "parent project"
 
-    async def test_somebody_elses_trace_is_no_reason_to_refuse_a_run(self, settings: Settings) -> None:
+    async def test_malformed_trace_header_does_not_refuse_a_run(self, settings: Settings) -> None:
         strange = (
             "=",
             "langsmith-metadata=%7B",
@@ -183,7 +183,7 @@ class TestRequestIds:
         assert len({UUID(one) for one in made}) == 2
 
     @pytest.mark.parametrize("strange", ["a b", "x" * 201, ""], ids=["space", "long", "empty"])
-    async def test_that_are_none_are_replaced(self, strange: str) -> None:
+    async def test_malformed_request_id_is_replaced(self, strange: str) -> None:
         async with calling() as client:
             answer = await client.get("/ok", headers={"x-request-id": strange})
         UUID(answer.headers["x-request-id"])

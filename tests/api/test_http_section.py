@@ -142,7 +142,7 @@ class TestPrefix:
                 assert "/api/v1" in missing.json()["detail"]
                 assert missing.headers["access-control-allow-origin"] == PAGE["origin"]
 
-    async def test_it_is_described(self) -> None:
+    async def test_mount_prefix_is_in_the_description(self) -> None:
         async with calling({}, {"MOUNT_PREFIX": "/api"}) as client:
             assert (await client.get("/api/openapi.json")).json()["servers"] == [{"url": "/api"}]
             assert "'/api/openapi.json'" in (await client.get("/api/docs")).text

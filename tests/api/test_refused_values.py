@@ -216,7 +216,7 @@ async def test_a_nul_character(intruder: Intruder, method: str, path: str, body:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), REFUSED, ids=_ids(REFUSED))
-async def test_what_is_refused(intruder: Intruder, method: str, path: str, body: Any, status: int) -> None:
+async def test_hostile_value_is_refused(intruder: Intruder, method: str, path: str, body: Any, status: int) -> None:
     answer = await _nothing_changes(intruder, method, path, body)
     assert answer.status_code == status, answer.text
 

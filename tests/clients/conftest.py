@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from langgraph_sdk import get_client
@@ -32,14 +32,3 @@ async def client(server: Server) -> AsyncIterator[LangGraphClient]:
     opened = get_client(url=server.url)
     yield opened
     await opened.aclose()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    server = getattr(item, "funcargs", {}).get("server")
-    if report.failed and isinstance(server, Server):
-        report.sections.append(("log of the server", server.program.output[-6000:]))
-    return report

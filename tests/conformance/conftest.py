@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -65,15 +65,3 @@ async def thread_id(client: httpx.AsyncClient) -> AsyncIterator[str]:
     identity: str = (await client.post("/threads", json={})).json()["thread_id"]
     yield identity
     await client.delete(f"/threads/{identity}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        for name, server in getattr(item, "funcargs", {}).items():
-            if isinstance(server, Server):
-                report.sections.append((f"log of {name}", server.program.output[-6000:]))
-    return report

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from tests.cli.processes import Program, holdfast
-from tests.conftest import TEMPLATE
+from tests.conftest import LOG_TAIL_CHARACTERS, TEMPLATE
 
 PROJECTS = Path(__file__).parents[1] / "support"
 STARTING = 150.0
@@ -31,6 +31,9 @@ class Server:
     @property
     def socket_url(self) -> str:
         return self.url.replace("http://", "ws://", 1)
+
+    def log_tail(self) -> str:
+        return self.program.output[-LOG_TAIL_CHARACTERS:]
 
 
 @contextmanager

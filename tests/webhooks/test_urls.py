@@ -279,7 +279,7 @@ def test_path_is_admitted_where_own_routes_can_be_called(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["//example.com/hook", "//127.0.0.1/", "/\\example.com", "/a b", "/a\r\nx: y", "/\u00e4", "/a#b", "/" * 3000]
 )
-def test_what_is_no_path_to_call(url: str) -> None:
+def test_url_that_is_no_path_of_the_project_is_refused(url: str) -> None:
     with pytest.raises(RefusedUrl, match=r"\.$"):
         OWN_ROUTES.admit(url)
 

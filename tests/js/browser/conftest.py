@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.conftest import TEMPLATE
+from tests.conftest import LOG_TAIL_CHARACTERS, TEMPLATE
 from tests.js.browser.browser import HERE, Browser, Page, bundle, served
 from tests.support.node import node_modules
 from tests.support.servers import free_port, required
@@ -34,6 +34,9 @@ class Server:
     @property
     def log(self) -> Path:
         return self._directory / "server.log"
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
 
     def allow(self, thread_id: str, words: int) -> None:
         """Let the slow answer of a thread go on up to that word."""
@@ -127,14 +130,3 @@ def open_page(browser: Browser, server: Server, site: str) -> Iterator[OpenPage]
     for page in pages:
         page.close()
     assert not problems, reports
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    server = getattr(item, "funcargs", {}).get("server")
-    if report.failed and isinstance(server, Server):
-        report.sections.append(("log of the server", server.log.read_text(errors="replace")[-6000:]))
-    return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,3 @@ def server(server_url: str) -> Iterator[Server]:
     node_modules(HERE)  # Before the server: without Node there is nothing to start it for.
     with serving(str(HERE / "project"), server_url, {"STREAM_HEARTBEAT_SECONDS": "0.2"}) as server:
         yield server
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    server = getattr(item, "funcargs", {}).get("server")
-    if report.failed and isinstance(server, Server):
-        report.sections.append(("log of the server", server.program.output[-6000:]))
-    return report
