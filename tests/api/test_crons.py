@@ -9,8 +9,10 @@ from zoneinfo import ZoneInfo
 
 import httpx
 
+from holdfast.db.connect import Database
 from holdfast.graphs.assistants import assistant_id
 from tests.support.json_body import JSON
+from tests.support.records import query
 
 ECHO = str(assistant_id("echo"))
 DAILY: dict[str, Any] = {"assistant_id": "echo", "schedule": "0 9 * * *"}
@@ -112,6 +114,22 @@ async def test_the_schedule_is_read_in_its_timezone(web: httpx.AsyncClient) -> N
     # The seconds come last.
     cron = await create(web, schedule="30 2 * * * 5", enabled=False)
     assert cron["next_run_date"].endswith("T02:30:05+00:00")
+
+
+async def test_changing_a_cron_with_a_priority_from_before_is_refused(
+    web: httpx.AsyncClient, database: Database
+) -> None:
+    """One that the migration could not bring into range, because its input holds a NUL character."""
+    cron = await create(web, input={"text": "a\0b"})
+    await query(
+        database,
+        "UPDATE cron SET payload = regexp_replace(payload::text, '}$', ', \"priority\": 5000}')::json "
+        "WHERE cron_id = %s RETURNING 1",
+        cron["cron_id"],
+    )
+    refused = await web.patch(f"/runs/crons/{cron['cron_id']}", json={"schedule": "0 10 * * *"})
+    assert (refused.status_code, refused.json()["detail"].partition(":")[0]) == (422, "priority"), refused.text
+    await patched(web, cron, schedule="0 10 * * *", priority=5)
 
 
 async def test_C61_patching(web: httpx.AsyncClient) -> None:

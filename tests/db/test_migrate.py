@@ -85,7 +85,7 @@ def test_numbers_are_unique_and_in_order() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_priorities_of_crons_come_into_the_range(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priorities_of_crons_come_into_range(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     everything = migrations()
     with monkeypatch.context() as before:
@@ -101,8 +101,20 @@ def test_priorities_of_crons_come_into_the_range(empty_url: str, monkeypatch: py
                 "SELECT gen_random_uuid(), assistant_id, '@daily', 'keep', %s, %s FROM assistant",
                 (Jsonb({"priority": priority} if priority != 7 else {}), Jsonb({"priority": priority, "kwargs": {}})),
             )
+        unreadable = ['{"priority": 5000, "input": "\\u0000"}', '{"priority": 5000, "input": "\\ud800"}']
+        for stored in unreadable:
+            connection.execute(
+                "INSERT INTO cron (cron_id, assistant_id, schedule, on_run_completed, payload, template) "
+                "SELECT gen_random_uuid(), assistant_id, '@daily', 'delete', %(stored)s::json, %(stored)s::json "
+                "FROM assistant",
+                {"stored": stored},
+            )
         migrate(settings)
-        rows = connection.execute("SELECT template ->> 'priority', payload ->> 'priority' FROM cron").fetchall()
+        kept = connection.execute("SELECT template::text FROM cron WHERE on_run_completed = 'delete'").fetchall()
+        rows = connection.execute(
+            "SELECT template ->> 'priority', payload ->> 'priority' FROM cron WHERE on_run_completed = 'keep'"
+        ).fetchall()
+    assert sorted(text for (text,) in kept) == unreadable
     assert sorted(rows, key=str) == sorted(
         [("-100", "-100"), ("-100", "-100"), ("0", "0"), ("7", None), ("100", "100")], key=str
     )

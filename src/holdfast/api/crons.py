@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Response
 from fastapi import Body as FromBody
 from psycopg.rows import DictRow
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, RunCreate
@@ -338,7 +338,13 @@ def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
     elif configurable and "config" in changes and "context" not in changes:
         merged.pop("context", None)
     merged["config"] = {**config, **({"configurable": configurable} if configurable else {})}
-    return CronCreate.model_validate(merged)
+    try:
+        return CronCreate.model_validate(merged)
+    except ValidationError as error:
+        # An earlier version has accepted it.
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise InvalidRequest(f"{where}: {problem['msg']}. The cron has it from before: send another value.") from None
 
 
 def _given(body: RunCreate) -> dict[str, Any]:
