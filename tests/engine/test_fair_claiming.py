@@ -183,6 +183,17 @@ async def test_weight_does_not_keep_slots_empty(database: Database) -> None:
     assert tenants(rows) == {"heavy": 3, "zeta": 7}
 
 
+async def test_large_weights_do_not_leave_due_runs_behind(database: Database) -> None:
+    """Each look offers all slots to one tenant, which has one run."""
+    worker = await online_worker(database)
+    names = [f"tenant{number}" for number in range(8)]
+    for name in names:
+        await query(database, WEIGHT, name, MAX_WEIGHT)
+        await flood(database, name, 1)
+    rows = await take(database, worker, 10)
+    assert tenants(rows) == dict.fromkeys(names, 1)
+
+
 async def test_weight_does_not_exceed_the_limit_of_running_runs(database: Database) -> None:
     worker = await online_worker(database)
     await query(database, LIMIT, "heavy", 2)

@@ -254,9 +254,10 @@ WITH company AS MATERIALIZED (
 SELECT claimed.*, outcome.more, outcome.fairly FROM outcome LEFT JOIN claimed ON true ORDER BY claimed.position
 """
 
-# How far to look in each tenant past the runs that other workers are claiming at this moment: further with every look,
-# when others were in the way or a tenant had less than its share.
 BOOKKEEPING = ("position", "more", "fairly")
+# How far to look in each tenant past the runs that other workers are claiming at this moment: further with every look
+# that finds nothing although there is something. A look that finds less than there are slots is repeated as it is: a
+# tenant with a large weight may have been offered slots that it has no runs for.
 MARGINS = (20, 20, 200, 2_000, 20_000)
 
 # A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
@@ -370,7 +371,8 @@ async def claim(
         if not more or len(claimed) >= slots:
             break
         turn = turn.after(found)
-        margin = next(looks, None)
+        if not found:
+            margin = next(looks, None)
     return claimed
 
 
