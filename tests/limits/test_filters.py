@@ -47,6 +47,14 @@ def filter_fields(document: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.parametrize(
+    "filter", ['{"a": "%s"}' % ("x" * MAX_FILTER_BYTES), '{"a":' * 300 + "1" + "}" * 300], ids=["large", "deep"]
+)
+async def test_filter_in_a_query_is_refused(web: httpx.AsyncClient, filter: str) -> None:
+    answer = await web.get("/dead-letters", params={"metadata": filter})
+    assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (422, "metadata"), answer.text
+
+
 async def test_large_filters_are_refused(web: httpx.AsyncClient) -> None:
     filters = filter_fields((await web.get("/openapi.json")).json())
     assert len(filters) >= 10

@@ -42,14 +42,18 @@ MAX_IDS = 1000
 MAX_FILTER_BYTES = 16 * 1024
 
 
-def _small(value: dict[str, Any]) -> dict[str, Any]:
-    size = len(orjson.dumps(value, default=str))
+def check_filter(value: dict[str, Any]) -> dict[str, Any]:
+    """The filter as it is. Raises ValueError for one that is too large or too deep."""
+    try:
+        size = len(orjson.dumps(value, default=str))
+    except TypeError:
+        raise ValueError("a filter may not be nested this deeply") from None
     if size > MAX_FILTER_BYTES:
         raise ValueError(f"a filter may have {MAX_FILTER_BYTES:,} bytes of JSON at most, and this one has {size:,}")
     return value
 
 
-Contained = Annotated[dict[str, Any], AfterValidator(_small)]
+Contained = Annotated[dict[str, Any], AfterValidator(check_filter)]
 """A filter: what the JSON of a row must contain."""
 
 Modes = Annotated[list[StreamMode], BeforeValidator(_as_list, json_schema_input_type=StreamMode | list[StreamMode])]

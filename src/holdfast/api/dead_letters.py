@@ -18,7 +18,7 @@ from fastapi import Body as FromBody
 from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.api.bodies import Contained, Flag, Number, Whole
+from holdfast.api.bodies import Contained, Flag, Number, Whole, check_filter
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
@@ -279,7 +279,10 @@ def _object(text: str | None) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise InvalidRequest("metadata: must be a JSON object.")
-    return value
+    try:
+        return check_filter(value)
+    except ValueError as error:
+        raise InvalidRequest(f"metadata: {error}.") from None
 
 
 async def _filters(web: WebContext, body: LetterFilters) -> Filters:
