@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.settings import load_settings
 from holdfast.telemetry import metrics as declared
-from holdfast.telemetry.exposition import as_json, as_text, wanted_format
+from holdfast.telemetry.exposition import as_json, as_text, families_as_json, merged_families, wanted_format
 from holdfast.telemetry.instruments import Declared, Histogram, Role
 from holdfast.telemetry.metrics import DECLARED, Metrics
 from holdfast.telemetry.reference import reference
@@ -149,3 +149,9 @@ def test_prometheus_own_tool_has_nothing_to_object_to() -> None:
         text = as_text(metrics, role, gauges)
         said = subprocess.run(tool, input=text, capture_output=True, timeout=30, check=False)
         assert (said.returncode, (said.stdout + said.stderr).decode()) == (0, "")
+
+
+def test_answer_that_cannot_be_read_leaves_the_other_processes_metrics() -> None:
+    good = "# TYPE runs gauge\nruns 3.0\n"
+    merged = families_as_json(merged_families({"1": good, "2": "runs three\n"}, "worker"))
+    assert merged == {"runs": [{"labels": {"worker": "1"}, "value": 3.0}]}

@@ -16,7 +16,7 @@ from holdfast.errors import SettingsError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings
-from holdfast.worker.health import HealthServer, Verdict
+from holdfast.worker.health import MAX_PROBES, HealthServer, Verdict
 from holdfast.worker.main import Worker
 from tests.support import waiting
 from tests.support.servers import free_port
@@ -80,6 +80,27 @@ async def test_probes_that_trickle_are_disconnected(monkeypatch: pytest.MonkeyPa
 
         await waiting.until(well, "the next probe is answered")
     finally:
+        await asyncio.to_thread(server.close)
+
+
+async def test_probe_is_answered_while_all_others_are_held_open() -> None:
+    server = HealthServer(Well(), "127.0.0.1", 0)
+    server.start()
+    writers = []
+    try:
+        for _ in range(MAX_PROBES):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writers.append(writer)
+            writer.write(b"G")
+
+        async def all_begun() -> bool:
+            return len(server._server._begun) == MAX_PROBES
+
+        await waiting.until(all_begun, "the server reads all of them")
+        assert await probe(server.port, "/ready") == (200, "ok\n")
+    finally:
+        for writer in writers:
+            writer.close()
         await asyncio.to_thread(server.close)
 
 

@@ -59,7 +59,7 @@ class FleetHealth:
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found = list(pool.map(lambda state: self._ask(state, "/metrics?format=prometheus"), workers))
         texts = {
-            str(number): answer[1].decode()
+            str(number): answer[1].decode(errors="replace")
             for number, answer in enumerate(found, 1)
             if answer is not None and answer[0] == http.client.OK
         }
@@ -67,6 +67,8 @@ class FleetHealth:
 
     def _of_all(self, problem: Callable[[ChildState, str], str | None]) -> Verdict:
         states = self._supervisor.states()
+        # Pids are used again.
+        self._answered &= {state.pid for state in states if state.pid is not None}
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             problems = [one for one in pool.map(problem, states, _names(states)) if one is not None]
         return Verdict(False, "; ".join(problems)) if problems else Verdict(True)
@@ -102,11 +104,13 @@ class FleetHealth:
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
-            body = answer.read(LARGEST_ANSWER_BYTES)
+            body = answer.read(LARGEST_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException):
             return None
         finally:
             connection.close()
+        if len(body) > LARGEST_ANSWER_BYTES:
+            return None
         self._answered.add(state.pid)
         return answer.status, body
 

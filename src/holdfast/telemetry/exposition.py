@@ -40,10 +40,14 @@ def as_json(metrics: Metrics, role: Role, readings: Readings) -> dict[str, list[
 
 def merged_families(texts: Mapping[str, str], label: str) -> list[Metric]:
     """The metrics of several processes as one: each family once, each sample with `label` set to the key of its
-    process in `texts`, which are answers of `/metrics`."""
+    process in `texts`, which are answers of `/metrics`. An answer that cannot be read is left out."""
     merged: dict[str, Metric] = {}
     for key, text in texts.items():
-        for family in text_string_to_metric_families(text):
+        try:
+            families = list(text_string_to_metric_families(text))
+        except ValueError:
+            continue  # What one process answers does not take the others' metrics away.
+        for family in families:
             known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             known.samples += [sample._replace(labels={label: key, **sample.labels}) for sample in family.samples]
     return list(merged.values())

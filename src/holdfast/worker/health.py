@@ -26,7 +26,7 @@ from holdfast.telemetry.exposition import CONTENT_TYPE, wanted_format
 
 log = structlog.get_logger(__name__)
 
-# Probes that are answered at once, each in a thread. Further ones are disconnected.
+# Probes that are answered at once, each in a thread. One more disconnects the oldest.
 MAX_PROBES = 32
 # Seconds that one probe may take in all. A client that sends a byte now and then would keep its thread otherwise.
 PROBE_SECONDS = 10.0
@@ -110,9 +110,12 @@ class _BoundedServer(ThreadingHTTPServer):
             self.server_activate()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._begun) >= MAX_PROBES:
-            self.shutdown_request(request)
-            return
+        while len(self._begun) >= MAX_PROBES:
+            # The oldest: a new one may be the orchestrator's, which restarts a process that does not answer.
+            oldest = next(iter(self._begun))
+            del self._begun[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
         self._begun[request] = time.monotonic()
         super().process_request(request, client_address)
 
