@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from holdfast.streams.log import PORTION_BYTES, LogEvent
-from holdfast.streams.recent import RECENT, AllRecent, Recent
+from holdfast.streams.recent import EVENT_OVERHEAD_BYTES, RECENT, AllRecent, Recent
 
 NOW = datetime.now(UTC)
 RUN = uuid4()
@@ -36,7 +36,7 @@ def test_bytes_of_a_threads_events_are_bounded() -> None:
     recent = Recent(everything)
     recent.extend(events(1, 5, size=PORTION_BYTES // 4))
     assert kept(recent, 5) == [2, 3, 4, 5]
-    assert everything.bytes == PORTION_BYTES
+    assert everything.bytes == PORTION_BYTES + 4 * EVENT_OVERHEAD_BYTES
 
 
 def test_event_larger_than_the_bound_is_kept_alone() -> None:
@@ -50,7 +50,7 @@ def test_event_larger_than_the_bound_is_kept_alone() -> None:
 
 def test_bytes_of_all_threads_are_bounded() -> None:
     """The thread whose last event is the oldest keeps nothing, and its watchers read the log."""
-    everything = AllRecent(max_bytes=1000)
+    everything = AllRecent(max_bytes=1000 + 4 * EVENT_OVERHEAD_BYTES)
     first, second, third = (Recent(everything) for _ in range(3))
     first.extend(events(1, 1, size=400))
     second.extend(events(1, 1, size=400))
@@ -58,7 +58,7 @@ def test_bytes_of_all_threads_are_bounded() -> None:
     third.extend(events(1, 1, size=400))
     assert second.after(0) is None
     assert (kept(first, 2), kept(third, 1)) == ([1, 2], [1])
-    assert everything.bytes == 900
+    assert everything.bytes == 900 + 3 * EVENT_OVERHEAD_BYTES
     first.clear()
     third.clear()
     assert everything.bytes == 0

@@ -10,7 +10,9 @@ from holdfast.streams.log import PORTION_BYTES, LogEvent
 
 # Events kept of one thread. Their bytes are those of one portion of the log, so that what was read is kept whole.
 RECENT = 1000
-# Bytes kept of all threads together.
+# Bytes that Python takes for an event beside its data: objects for the number, the run, the time and the names.
+EVENT_OVERHEAD_BYTES = 400
+# Bytes kept of all threads together, with that overhead.
 MAX_RECENT_BYTES = 64 * 1024 * 1024
 
 
@@ -48,13 +50,13 @@ class Recent:
 
     def extend(self, events: Sequence[LogEvent]) -> None:
         """Keep events that follow on those that are kept."""
-        before, kept = self._bytes, self._events
+        before, kept = self._taken(), self._events
         for event in events:
             kept.append(event)
             self._bytes += len(event.data)
         while len(kept) > RECENT or (self._bytes > PORTION_BYTES and len(kept) > 1):
             self._bytes -= len(kept.popleft().data)
-        self._everything.grown(self, self._bytes - before)
+        self._everything.grown(self, self._taken() - before)
 
     def after(self, cursor: int) -> list[LogEvent] | None:
         """The events after a cursor; None when the first of them is not kept."""
@@ -65,6 +67,9 @@ class Recent:
 
     def clear(self) -> None:
         """Keep nothing."""
-        self._everything.gone(self, self._bytes)
+        self._everything.gone(self, self._taken())
         self._events.clear()
         self._bytes = 0
+
+    def _taken(self) -> int:
+        return self._bytes + EVENT_OVERHEAD_BYTES * len(self._events)
