@@ -14,13 +14,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.context import CALLER, identify, web_of
+from holdfast.api.context import CALLER, identify, process_context
 from holdfast.api.destructive import destroys, refuse_unknown
 from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 from holdfast.api.traces import SERVED
 from holdfast.auth.custom import CustomAuth
+from holdfast.auth.keys import KeyAuth
 from holdfast.errors import Denied
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -43,8 +44,8 @@ class JsonRequest(Request):
         if not hasattr(self, "_body"):
             await super().body()
             try:
-                if CALLER in self.scope:
-                    web_of(self).require_admitted()
+                if CALLER in self.scope and isinstance(auth := process_context(self).auth, KeyAuth):
+                    auth.require_accepted(self.scope[CALLER])
             except Denied as refusal:
                 # FastAPI answers 400 to every other exception that is raised here.
                 raise HTTPException(refusal.status, str(refusal), dict(refusal.headers)) from None
@@ -116,7 +117,7 @@ class JsonRoute(APIRoute):
 
     async def _refuse_unknown(self, request: Request) -> None:
         parameters = [field.alias for field in self.dependant.query_params]
-        auth = web_of(request).auth
+        auth = process_context(request).auth
         any_query = isinstance(auth, CustomAuth) and auth.reads_query
         await refuse_unknown(request, parameters, takes_body=self.body_field is not None, any_query=any_query)
 

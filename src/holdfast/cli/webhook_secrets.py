@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,9 @@ from holdfast.cli.console import say
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config
+from holdfast.cli.project import read_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from psycopg import AsyncConnection
     from psycopg.rows import DictRow
 
@@ -43,7 +41,7 @@ def secret(
             "have the new one.",
             ExitCode.USAGE,
         )
-    operator_secrets = _operator_secrets(config)
+    operator_secrets = read_settings(config).signing_secrets
     if not operator_secrets:
         raise CommandError(
             "HOLDFAST_WEBHOOK_SECRETS is not set here. Without it webhooks are not signed and tenants have no secrets; "
@@ -63,11 +61,3 @@ def secret(
         print(each)
     if len(found) > 1:
         say("Deliveries are signed with each of these. Give receivers the first one.")
-
-
-def _operator_secrets(config: Path) -> list[str]:
-    from holdfast.graphs.config import load_config
-    from holdfast.settings import load_settings
-
-    project_env = load_config(config, os.environ).env if config.exists() else {}
-    return load_settings({**project_env, **os.environ}).signing_secrets

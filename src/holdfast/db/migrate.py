@@ -64,7 +64,7 @@ def _missing_rights(connection: Connection, schema: str, error: psycopg.Error) -
     problems, grants = [], []
     if found is None:
         problems.append(f"The schema {schema} (DATABASE_SCHEMA) does not exist, and the role {role} may not create it.")
-        grants.append(f"CREATE SCHEMA {rights.identifier(schema)} AUTHORIZATION {rights.identifier(role)};")
+        grants.append(rights.create_schema(schema, role))
     elif found["lacking"]:
         problems.append(f"The role {role} lacks {' and '.join(found['lacking'])} on the schema {schema}.")
         grants.append(rights.schema_grant(schema, role))

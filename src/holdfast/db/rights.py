@@ -71,6 +71,10 @@ def identifier(name: str) -> str:
     return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string(None)
 
 
+def create_schema(schema: str, role: str) -> str:
+    return f"CREATE SCHEMA {identifier(schema)} AUTHORIZATION {identifier(role)};"
+
+
 def schema_grant(schema: str, role: str) -> str:
     return f"GRANT USAGE, CREATE ON SCHEMA {identifier(schema)} TO {identifier(role)};"
 

@@ -76,7 +76,7 @@ async def check_rights(installation: Installation) -> Finding:
                 return passed(f"{about['role']} may create the schema {name}")
             return failed(
                 f"the schema {name} does not exist, and {about['role']} may not create it",
-                f"CREATE SCHEMA {name} AUTHORIZATION {about['role']};",
+                rights.create_schema(name, about["role"]),
             )
         found_rights = await (await connection.execute(rights.SCHEMA_RIGHTS, rights.parameters(name))).fetchone()
         tables = await (await connection.execute(rights.TABLE_RIGHTS, rights.parameters(name))).fetchall()

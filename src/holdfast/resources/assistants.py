@@ -17,7 +17,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
-from holdfast.db.visibility import EVERYTHING, Visibility, is_visible
+from holdfast.db.visibility import EVERYTHING, Visibility, is_visible, only_visible
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
@@ -305,9 +305,8 @@ def _exactly(assistant: DictRow) -> dict[str, Any]:
 
 async def threads_of_assistant(connection: AsyncConnection[DictRow], identity: UUID, visible: Visibility) -> list[UUID]:
     """The visible threads that last ran this assistant."""
-    condition, parameters = visible.condition()
-    statement = THREADS.format(visible=condition)
-    cursor = await connection.execute(statement.encode(), {**parameters, "assistant_id": identity})
+    statement, owner = only_visible(THREADS, visible)
+    cursor = await connection.execute(statement, {**owner, "assistant_id": identity})
     return [row["thread_id"] for row in await cursor.fetchall()]
 
 

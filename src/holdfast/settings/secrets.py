@@ -20,7 +20,7 @@ def shown_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         return NOT_SHOWN
-    # The query may have passwords too. A password with a ? in it is cut here, and its begin is not a host with a port.
+    # The query may have passwords too. A password with a ? in it is cut here, whose beginning is no host with a port.
     place = re.split(r"[?#]", rest, maxsplit=1)[0]
     _, at, address = place.rpartition("@")
     hosts, slash, path = address.partition("/")
