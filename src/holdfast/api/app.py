@@ -125,7 +125,7 @@ class Application:
         """Why the custom app did not start, once it has tried."""
         self.mount_prefix = section.mount_prefix
         self.state: dict[str, Any] = {}
-        """What the custom app's lifespan lends to its requests."""
+        """The lifespan state that requests see as `request.state`."""
         self.background: Callable[[], Coroutine[Any, Any, None]] | None = None
         """What runs while the custom app is up: from the end of its startup to the beginning of its shutdown."""
         self._running: asyncio.Task[None] | None = None

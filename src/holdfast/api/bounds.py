@@ -277,7 +277,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(*(self._refusal or (400, msg)))
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer and close. Without an answer in the middle of another one."""
+        """Answer and close. If a response has already started, only close."""
         self._done = True
         self._stop_deadline()
         self._unset_keepalive_if_required()
@@ -427,8 +427,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 class UnsentBytes:
     """Closes connections whose clients take nothing, while the process holds more for its clients than it may.
 
-    Who is closed: of those that have taken nothing since the last look, the one with the most bytes first. Clients of
-    streams resume where they were. A client that reads slowly, but reads, is left alone.
+    A connection counts as stalled when its buffer has not shrunk since the last look, so a client that reads may be
+    among them if it has been sent as much meanwhile. Clients of streams resume where they were.
     """
 
     def __init__(self, connections: set[Any], limits: Limits) -> None:
@@ -442,7 +442,7 @@ class UnsentBytes:
             self.look()
 
     def look(self) -> None:
-        """Close what has to be closed."""
+        """Abort stalled connections, the largest buffer first, until the total fits."""
         held: dict[Any, int] = {}
         for connection in self._connections:
             transport = connection.transport

@@ -141,7 +141,7 @@ async def readable(
             except RequestError as reason:
                 raise NoLongerReadable(reason) from None
             except (psycopg.Error, PoolTimeout, OSError) as error:
-                raise HubClosed from error  # The client comes back, and is told.
+                raise HubClosed from error  # The client reconnects and gets the error then.
             run_id = events[-1].run_id
         yield events
 

@@ -17,7 +17,7 @@ def make_private(data_dir: Path) -> None:
     mode = data_dir.stat().st_mode
     ours = {path.name for path in data_dir.iterdir()} <= OURS
     if ours and not mode & stat.S_ISVTX:
-        with suppress(PermissionError):  # Somebody else's, who has let us in.
+        with suppress(PermissionError):  # Owned by another user: its mode cannot be changed.
             data_dir.chmod(0o700)
 
 

@@ -230,7 +230,8 @@ class Server:
             for directory in leaf.parents:
                 mode = directory.stat().st_mode
                 if directory == self.data_dir and not mode & 0o077:
-                    self._give(directory)  # Private: then it is private to that account. Root is not asked.
+                    # A private directory is given to the Postgres account; root can read it anyway.
+                    self._give(directory)
                     continue
                 if not mode & stat.S_IXOTH:
                     directory.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
