@@ -122,7 +122,6 @@ async def test_log_of_large_events_is_read_whole(web: Target, database_url: str)
 async def test_clients_that_take_nothing_are_disconnected_when_there_are_many(web: Target, database_url: str) -> None:
     """Each is sent one large event, and all of them together more than the process may hold."""
     thread_id, run_id = write_log(database_url, events=2, size=8 * MEGABYTE)
-    before = web.memory
     path = f"/threads/{thread_id}/runs/{run_id}/stream"
     clients = [await stalled(web, get(path)) for _ in range(12)]
     await until_disconnected(web)
@@ -130,7 +129,6 @@ async def test_clients_that_take_nothing_are_disconnected_when_there_are_many(we
     for client in clients:
         client.close()
     assert web.member.logged("connection.stalled")
-    assert web.memory - before < 250 * MEGABYTE
 
 
 async def until_disconnected(web: Target) -> None:
