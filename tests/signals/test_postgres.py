@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psycopg
 import pytest
+import uvloop
 from psycopg_pool import PoolTimeout
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
+from holdfast.signals.postgres import PostgresSignals
 from tests.signals.rig import Process, hears_itself, process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
@@ -28,6 +37,48 @@ async def test_a_terminated_session_is_replaced(database: Database, database_url
             await until_true(lambda: one.hints("work") == ["after"], "hints come again")
     told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
     assert told == ["signals.degraded", "signals.restored"]
+
+
+class ClosingSession:
+    """Does what libpq does when the server is gone: closes its socket, then raises.
+
+    At once the number of its descriptor belongs to a connection of the same event loop, as that of an HTTP client.
+    """
+
+    def __init__(self) -> None:
+        self._own, self._server = socket.socketpair()
+        self.socket = self._own.fileno()
+        self.successor: asyncio.Task[Any] | None = None
+
+    def consume_input(self) -> None:
+        self._own.close()
+        client, _ = socket.socketpair()
+        if client.fileno() != self.socket:
+            os.dup2(client.fileno(), self.socket)
+            client.close()
+            client = socket.socket(fileno=self.socket)
+        connect = asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=client)
+        self.successor = asyncio.ensure_future(connect)
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    def hang_up(self) -> None:
+        self._server.close()
+
+
+def test_descriptor_that_another_connection_got_does_not_end_the_process(database_url: str) -> None:
+    async def listen() -> None:
+        signals = PostgresSignals(Database(signal_settings(database_url), "test"))
+        session = ClosingSession()
+        hearing = asyncio.ensure_future(signals._hear(cast(Any, SimpleNamespace(pgconn=session)), {}))
+        await asyncio.sleep(0)
+        session.hang_up()
+        with pytest.raises(psycopg.OperationalError):
+            await hearing
+        assert session.successor is not None
+        transport, _ = await session.successor
+        transport.close()
+
+    uvloop.run(listen())
 
 
 KEPT = """

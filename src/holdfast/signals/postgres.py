@@ -116,12 +116,15 @@ class PostgresSignals(Carrier):
                 if self.deaf:
                     over.set_result(None)
 
-        descriptor = received.socket
+        # libpq closes its descriptor as soon as the server is gone, and the process may give the number to another
+        # socket before this task runs again. The duplicate is closed here alone.
+        descriptor = os.dup(received.socket)
         loop.add_reader(descriptor, take_in)
         try:
             await over
         finally:
             loop.remove_reader(descriptor)
+            os.close(descriptor)
 
     def _hang_up(self) -> None:
         # Cancelling would ask the server first, and it does not answer. This is as if it had hung up.
