@@ -123,7 +123,8 @@ class Steps(RuleBasedStateMachine):
         now = self.fleet.now()
         due = sorted(self.heads(), key=lambda row: (-row["priority"], row["ready_at"]))
         due = [row for row in due if row["ready_at"] <= now][:slots]
-        if self.now.workers[worker.worker_id]["status"] != "online":
+        registered = self.now.workers[worker.worker_id]
+        if registered["status"] != "online" or registered["lease_until"] <= now:
             due = []
         claimed = self.fleet.claim(worker, slots)
         assert {holding.run_id for holding in claimed} == {row["run_id"] for row in due}

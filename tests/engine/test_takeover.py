@@ -46,11 +46,21 @@ async def test_a_worker_that_is_not_online_claims_nothing(database: Database) ->
     assert len(await claim_runs(database, await online_worker(database))) == 1
 
 
+@pytest.mark.parametrize("tenant_id", ["", "acme"], ids=["without tenants", "with tenants"])
+async def test_worker_with_an_expired_lease_claims_nothing(database: Database, tenant_id: str) -> None:
+    worker_id = await online_worker(database)
+    await create(database, uuid4(), tenant_id=tenant_id)
+    await query(database, "UPDATE worker SET lease_until = now() - interval '1 s' RETURNING worker_id")
+    assert await claim_runs(database, worker_id) == []
+    assert len(await claim_runs(database, await online_worker(database))) == 1
+
+
 async def test_a_claim_in_the_moment_of_being_declared_lost_is_found(database: Database) -> None:
     worker_id = await online_worker(database)
     created = await create(database, uuid4())
-    await query(database, "UPDATE worker SET lease_until = now() - interval '1 s' RETURNING worker_id")
     async with database.transaction() as marking:
+        # Not committed: the claim still sees a lease.
+        await marking.execute("UPDATE worker SET lease_until = now() - interval '1 s'")
         await marking.execute(MARK_LOST, {"worker_id": worker_id, "grace": 1.0})
         assert await release_orphans(database, max_crashes=3) == []
         claimed = await claim_runs(database, worker_id)

@@ -69,7 +69,10 @@ _REACH = "offered.share + (SELECT %(margin)s::bigint)"
 _CANDIDATES = _DUE.format(tenant="offered.tenant_id", part=f"LIMIT {_REACH}")
 _BEYOND = _DUE.format(tenant="offered.tenant_id", part=f"OFFSET {_REACH} - 1 LIMIT 1")
 
-_ONLINE = "EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online')"
+# A worker whose lease has expired takes nothing: its runs are about to be given to others, as a crash of its own.
+_ONLINE = """
+    EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online' AND lease_until > now())
+"""
 # Rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
 _TAKEN = """
     SELECT run.run_id, run.thread_id, run.updated_at FROM run

@@ -211,6 +211,9 @@ class Worker:
             pause = self._settings.degraded_poll if self.signals.degraded else self._settings.poll_interval
             if time.monotonic() >= self._strays_due:
                 await self._return_strays(worker_id)
+                if worker_id != self._worker_id:
+                    # The lease was lost while this waited for a connection: the deadline is another identity's.
+                    continue
             if free > 0 and time.monotonic() < self._heartbeat.deadline:
                 try:
                     pause = min(pause, await self._claim(worker_id, free))
