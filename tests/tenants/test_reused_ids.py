@@ -120,6 +120,63 @@ async def test_open_streams_do_not_show_the_next_thread_with_the_same_id(pair: P
         assert socket.close_code == 4404
 
 
+DELETE_UNNOTICED = [
+    f"DELETE FROM {table} WHERE thread_id::text = %s RETURNING 1" for table in ("run", "event", "checkpoints", "thread")
+]
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_thread_does_not_show_events_of_the_earlier_thread_with_its_id(pair: Pair, noticed: bool) -> None:
+    """The process still keeps them, because the earlier owner watches. Not noticed: the deletion sends no hint."""
+    thread = str(uuid4())
+    await ok(pair.acme, "POST", "/threads", {"thread_id": thread})
+    events = (f"/threads/{thread}/stream/events", {"channels": sorted(CHANNELS)})
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_worker(pair.house.settings, pair.house.catalog))
+        watching = await stack.enter_async_context(pair.acme.stream("POST", events[0], json=events[1]))
+        secret = {"assistant_id": "echo", "input": {"value": "acme's secret"}}
+        for _ in range(3):
+            await ok(pair.acme, "POST", f"/threads/{thread}/runs/wait", secret)
+        shown = b""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            async for chunk in watching.aiter_raw():
+                shown += chunk
+                if shown.count(b'"completed"') >= 3:
+                    break
+        assert b"acme's secret" in shown
+        if noticed:
+            await ok(pair.acme, "DELETE", f"/threads/{thread}")
+        else:
+            for statement in DELETE_UNNOTICED:
+                await pair.house.query(statement, thread)
+        await ok(pair.zeta, "POST", "/threads", {"thread_id": thread})
+        seen = b""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            begun = asyncio.Event()
+
+            async def run() -> None:
+                await begun.wait()
+                own = {"assistant_id": "echo", "input": {"value": "zeta's own"}}
+                assert "zeta's own" in str(await ok(pair.zeta, "POST", f"/threads/{thread}/runs/wait", own))
+
+            running = asyncio.create_task(run())
+            while b"zeta's own" not in seen:
+                # One that is broken off goes on when the client comes back.
+                with suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                    async with pair.zeta.stream("POST", events[0], json=events[1]) as stream:
+                        async for chunk in stream.aiter_raw():
+                            begun.set()
+                            seen += chunk
+                            assert b"acme's secret" not in seen
+                            if b"zeta's own" in seen:
+                                break
+            await running
+        # The numbers begin anew, and a run is streamed from its first event on.
+        again = {"assistant_id": "echo", "input": {"value": "zeta's second"}}
+        streamed = await pair.zeta.post(f"/threads/{thread}/runs/stream", json=again)
+        assert streamed.text.count("zeta's second") >= 1
+
+
 @pytest.mark.parametrize("pair", ["keys"], indirect=True)
 async def test_thread_is_not_read_with_the_config_of_the_next_assistant_with_the_same_id(pair: Pair) -> None:
     assistant, config = str(uuid4()), {"configurable": {"secret": "acme's"}}

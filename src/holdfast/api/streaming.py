@@ -20,7 +20,7 @@ from holdfast.errors import Gone, NotFound, RequestError
 from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.following import Chain
-from holdfast.streams.hub import HubClosed
+from holdfast.streams.hub import Expired, HubClosed
 from holdfast.streams.log import LogEvent, first_after_gap, last_output
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
@@ -133,15 +133,19 @@ async def readable(
     """Events of a thread, for as long as the caller may read it. Raises NoLongerReadable.
 
     Access is checked again whenever a run begins that is not `run_id`: the id of a thread that was deleted can be given
-    to a thread of another caller."""
+    to a thread of another caller. Whoever may read the later thread may not read the earlier one, of which the hub may
+    still keep events: so the events must be in the log, too. Raises Expired."""
     async for events in followed:
         if any(event.run_id != run_id for event in events):
             try:
                 await web.may_thread(thread_id, "read")
+                logged = web.auth is None or await web.hub.still_logged(thread_id, events[0])
             except RequestError as reason:
                 raise NoLongerReadable(reason) from None
             except (psycopg.Error, PoolTimeout, OSError) as error:
                 raise HubClosed from error  # The client reconnects and gets the error then.
+            if not logged:
+                raise Expired(f"Events of thread {thread_id} have expired. Subscribe anew, and read the state.")
             run_id = events[-1].run_id
         yield events
 

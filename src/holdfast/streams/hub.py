@@ -16,12 +16,14 @@ from uuid import UUID
 
 import psycopg
 import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.signals import Signals
 from holdfast.streams.changes import Alarms, Change
 from holdfast.streams.hints import EventHint, Touched, understand
-from holdfast.streams.log import PORTION_BYTES, LogEvent, ended_runs, heads, read_after
+from holdfast.streams.log import PORTION_BYTES, LogEvent, ended_runs, has_event, heads, read_after
 from holdfast.streams.pulse import Pulse
 from holdfast.streams.recent import RECENT, AllRecent, Recent
 from holdfast.telemetry.backoff import Backoff
@@ -67,6 +69,8 @@ class Feed:
         self._early_bytes = 0
         # Whether `head` is not known from the log.
         self._unseen = False
+        # Whether the events that are kept have to be compared with the log before they are used.
+        self._doubtful = False
         self._database = database
         self._recent = Recent(everything or AllRecent())
         self._changed = Change()
@@ -122,6 +126,12 @@ class Feed:
     def touch(self) -> None:
         """The thread's state has been updated, or the thread deleted."""
         self.touches += 1
+        self.compare()
+
+    def compare(self) -> None:
+        """Compare what is kept with the log before it is used again. The thread may have been deleted, and its id be
+        that of another thread, whose log begins anew."""
+        self._doubtful = self.stale = True
         self.wake()
 
     def _append(self, events: Sequence[LogEvent]) -> None:
@@ -155,12 +165,16 @@ class Feed:
             return (await read_after(connection, self.thread_id, after)).events
 
     async def _refill(self) -> None:
-        self.stale = self._unseen = False
+        doubtful = self._doubtful
+        self.stale = self._unseen = self._doubtful = False
         try:
             async with self._database.connection() as connection:
+                if doubtful:
+                    await self._drop_deleted(connection)
                 events, more = await read_after(connection, self.thread_id, self.head, RECENT)
         except BaseException:
             self.stale = True
+            self._doubtful = self._doubtful or doubtful
             raise
         if more:
             self.stale = True
@@ -168,6 +182,14 @@ class Feed:
             # Hints may have brought some of them meanwhile, or more.
             self._append(events)
             self.wake()
+
+    async def _drop_deleted(self, connection: AsyncConnection[DictRow]) -> None:
+        """Keep nothing of a thread that was deleted. Its events come before those of the thread that has its id now, so
+        the oldest tells."""
+        first = self._recent.first
+        if first is not None and not await has_event(connection, self.thread_id, first):
+            self._recent.clear()
+            self.head = (await heads(connection, {self.thread_id: 0})).get(self.thread_id, 0)
 
 
 class Hub:
@@ -328,6 +350,16 @@ class Hub:
             elif touches and feed.touches != touched:
                 touched = feed.touches
                 yield []
+
+    async def still_logged(self, thread_id: UUID, event: LogEvent) -> bool:
+        """Whether an event that a watcher was given is in the thread's log. If it is not, the thread was deleted or the
+        event has expired: what is kept of the thread is then compared with the log before anybody is given more."""
+        async with self._database.connection() as connection:
+            if await has_event(connection, thread_id, event):
+                return True
+        if (feed := self._feeds.get(thread_id)) is not None:
+            feed.compare()
+        return False
 
     def _count(self, events: list[LogEvent], eager: Eagerness) -> None:
         """Events are about to be sent."""

@@ -72,6 +72,8 @@ JOIN event ON event.thread_id = %(thread_id)s AND event.seq >= told.first_seq AN
 WHERE event.kind IN ('metadata', 'lifecycle', 'end') ORDER BY event.seq
 """
 
+HAS_EVENT = "SELECT 1 FROM event WHERE thread_id = %(thread_id)s AND seq = %(seq)s AND run_id = %(run_id)s"
+
 # `next` is the first event after a cursor that the log still has; `last` the highest number ever given out.
 GAP = """
 SELECT (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s AND seq > %(since)s ORDER BY seq LIMIT 1) AS next,
@@ -111,6 +113,13 @@ async def read_after(connection: AsyncConnection[DictRow], thread_id: UUID, afte
         more = row.pop("more")
         events.append(LogEvent(**row))
     return Portion(events, more)
+
+
+async def has_event(connection: AsyncConnection[DictRow], thread_id: UUID, event: LogEvent) -> bool:
+    """Whether a thread's log has this event. It has not when the event has expired, and when the thread was deleted:
+    then another thread may have its id."""
+    parameters = {"thread_id": thread_id, "seq": event.seq, "run_id": event.run_id}
+    return await (await connection.execute(HAS_EVENT, parameters)).fetchone() is not None
 
 
 async def heads(connection: AsyncConnection[DictRow], known: Mapping[UUID, int]) -> dict[UUID, int]:

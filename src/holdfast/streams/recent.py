@@ -65,6 +65,11 @@ class Recent:
         # From the end: a thousand watchers that are one event behind must not look through them all.
         return list(takewhile(lambda event: event.seq > cursor, reversed(self._events)))[::-1]
 
+    @property
+    def first(self) -> LogEvent | None:
+        """The oldest event that is kept."""
+        return self._events[0] if self._events else None
+
     def clear(self) -> None:
         """Keep nothing."""
         self._everything.gone(self, self._taken())
