@@ -18,13 +18,11 @@ from structlog.testing import capture_logs
 
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
-from holdfast.db.visibility import Visibility
-from holdfast.errors import ConfigError, Conflict, Denied
+from holdfast.errors import ConfigError, Denied
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.check import main as check
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.loading import load_object
-from holdfast.resources.assistants import create_assistant
 from holdfast.settings import Settings
 from tests.support import waiting
 from tests.support.http_project import project as http_project
@@ -226,22 +224,37 @@ async def test_assistants_are_filtered(alice: httpx.AsyncClient, bob: httpx.Asyn
     assert (await alice.patch(f"/assistants/{mine}", json={"name": "New"})).json()["metadata"] == {"owner": "alice"}
 
 
-async def test_new_assistant_is_returned_although_the_filter_does_not_fit_it(database: Database) -> None:
+async def test_new_assistant_is_returned_although_the_filter_does_not_fit_it(settings: Settings) -> None:
     """A handler that returns a filter and does not write it into the metadata: 409 would hide what was created."""
-    content: dict[str, Any] = {
-        "graph_id": "g",
-        "name": "n",
-        "description": None,
-        "config": {},
-        "context": {},
-        "metadata": {},
-    }
-    visible, identity = Visibility({"owner": "alice"}), uuid4()
-    async with database.connection() as connection:
-        row = await create_assistant(connection, identity, content, keep_existing=True, visible=visible)
-        assert row["assistant_id"] == identity
-        with pytest.raises(Conflict, match="exists already"):
-            await create_assistant(connection, identity, content, keep_existing=True, visible=visible)
+    config = http_project({}, auth={"path": "./auth.py:unstamping"})
+    body = {"graph_id": "seen", "assistant_id": str(uuid4()), "if_exists": "do_nothing"}
+    async with answering(settings, GraphCatalog.load(config)) as client:
+        client.headers["authorization"] = "Bearer anna"
+        made = await client.post("/assistants", json=body)
+        assert (made.status_code, made.json()["assistant_id"]) == (200, body["assistant_id"])
+        assert (await client.post("/assistants", json=body)).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/threads", "thread_id"),
+        ("/assistants", "assistant_id"),
+    ],
+)
+async def test_what_exists_is_shown_only_to_a_creator_who_may_read_it(settings: Settings, path: str, name: str) -> None:
+    """A handler for `create` that writes the owner and returns no filter does not say that everything may be read."""
+    config = http_project({}, auth={"path": "./auth.py:stamping"})
+    body = {"graph_id": "seen", name: str(uuid4()), "if_exists": "do_nothing"}
+    async with answering(settings, GraphCatalog.load(config)) as client:
+        anna, albert = {"authorization": "Bearer anna"}, {"authorization": "Bearer albert"}
+        secret = {**body, "metadata": {"secret": "anna's"}}
+        made = await client.post(path, json=secret, headers=anna)
+        assert made.status_code == 200
+        again = await client.post(path, json=body, headers=anna)
+        assert (again.status_code, again.json()) == (200, made.json())
+        other = await client.post(path, json=body, headers=albert)
+        assert (other.status_code, "anna's" in other.text) == (409, False)
 
 
 async def test_a_cron_runs_as_its_creator(alice: httpx.AsyncClient, bob: httpx.AsyncClient, database: Database) -> None:

@@ -125,6 +125,12 @@ WRITE_BY_OPTION: list[tuple[str, str, Any]] = [
     ("GET", "/store/items?namespace=a&key=k&refresh_ttl=true", None),
     ("POST", "/store/items/search", {"refresh_ttl": True}),
 ]
+# Requests that write by their path, and are answered with what they have neither created nor changed.
+READ_BY_OPTION: list[tuple[str, str, Any]] = [
+    ("POST", "/threads", {"thread_id": "{thread_id}", "if_exists": "do_nothing"}),
+    ("POST", "/assistants", {"assistant_id": "{assistant_id}", "if_exists": "do_nothing", "graph_id": "echo"}),
+    ("POST", f"{THREAD}/copy", None),
+]
 # Options of reads that change something when they are set. A new one is to be listed, and tried above.
 CHANGING_OPTIONS = {"cancel_on_disconnect", "on_disconnect", "refresh_ttl"}
 # Options of reads that say what is to be shown, or how.
@@ -175,7 +181,9 @@ class Keys:
 
     async def ask(self, client: httpx.AsyncClient, method: str, template: str, body: Any) -> tuple[int, str]:
         """Status and text of an answer; of one that lasts, its status."""
-        said = orjson.dumps(body).decode().replace("{thread_id}", self.ids["thread_id"])
+        said = orjson.dumps(body).decode()
+        for name in ("thread_id", "assistant_id"):
+            said = said.replace(f"{{{name}}}", self.ids[name])
         async with client.stream(method, template.format_map(self.ids), json=orjson.loads(said)) as answer:
             lasts = answer.status_code == 200 and template.partition("?")[0].endswith(("/join", "/wait", "/stream"))
             lasts = lasts or "event-stream" in answer.headers.get("content-type", "")
@@ -247,8 +255,8 @@ async def test_every_option_of_a_read_is_listed(keys: Keys) -> None:
 
 @pytest.mark.parametrize(
     ("needed", "requests"),
-    [("read", READ), ("write", WRITE), ("admin", ADMIN), ("write", WRITE_BY_OPTION)],
-    ids=["reads", "writes", "fleet", "reads that can change something"],
+    [("read", READ), ("write", WRITE), ("admin", ADMIN), ("write", WRITE_BY_OPTION), ("read", READ_BY_OPTION)],
+    ids=["reads", "writes", "fleet", "reads that can change something", "writes that can show something"],
 )
 async def test_key_without_the_scope_is_refused(keys: Keys, needed: str, requests: list[tuple[str, str, Any]]) -> None:
     """With all other scopes. Nothing is done then."""

@@ -36,7 +36,7 @@ from holdfast.api.shapes import (
     pages,
     refusals,
 )
-from holdfast.db.visibility import EVERYBODY, Visibility
+from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog
@@ -48,6 +48,7 @@ from holdfast.resources.assistants import (
     count_assistants,
     create_assistant,
     delete_assistant,
+    get_assistant,
     list_versions,
     resolve_assistant_row,
     search_assistants,
@@ -141,9 +142,16 @@ async def create(web: Web, body: AssistantCreate) -> Response:
     content = {key: asked[key] for key in content}
     owner = web.caller.tenant or ""
     async with web.database.connection() as connection:
-        row = await create_assistant(
-            connection, identity, content, keep_existing=keep, visible=visible, tenant_id=owner
-        )
+        row = await create_assistant(connection, identity, content, tenant_id=owner)
+    if row is None:
+        if not keep:
+            raise Conflict(f"Assistant {identity} exists already; if_exists 'do_nothing' returns it instead.")
+        shown = await web.may_show_existing("assistants", {"assistant_id": identity, "metadata": {}})
+        async with web.database.connection() as connection:
+            for seen in (visible, shown):
+                if not await is_visible(connection, "assistant", identity, seen):
+                    raise Conflict(f"Assistant {identity} exists already.")
+            row = await get_assistant(connection, identity)
     row.pop("tenant_id", None)
     return Json(present(row))
 

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 
 from holdfast.api.connections import WhileConnected
 from holdfast.api.limited_body import LimitedBody
-from holdfast.auth.custom import ANYONE, Authenticator, Caller
+from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
@@ -28,7 +28,7 @@ from holdfast.engine.children import cancel_children
 from holdfast.engine.intake import Intake
 from holdfast.engine.quota import Quota
 from holdfast.engine.states import CancelAction
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
@@ -164,6 +164,14 @@ class WebContext:
         visible = await self.caller.may("threads", access, value)
         await self.require("thread", thread_id, visible)
         return value
+
+    async def may_show_existing(self, resource: Resource, value: dict[str, Any]) -> Visibility:
+        """Have it decided what a caller sees who creates something under an id that is taken, and asks for what has
+        the id. To be shown it is to read it: the right to create is not enough. Raises Denied."""
+        try:
+            return await self.caller.may(resource, "read", value)
+        except Denied as refusal:
+            raise Denied(refusal.status, f"if_exists 'do_nothing': {refusal}", refusal.headers) from None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run something to its end although the request that began it is over."""

@@ -29,7 +29,6 @@ from holdfast.api.thread_bodies import (
     ThreadSearch,
     Update,
 )
-from holdfast.db.visibility import is_visible
 from holdfast.engine.create import THREAD_COLUMNS, NewThread, create_thread
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.resources.pruning import keep_latest
@@ -76,10 +75,15 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     if thread is None:
         async with web.database.connection() as connection:
             await note_lone_checkpoints(connection, new)
-            if body.if_exists == "raise" or not await is_visible(connection, "thread", thread_id, visible):
-                hint = "; if_exists 'do_nothing' returns it instead" if body.if_exists == "raise" else ""
-                raise Conflict(f"Thread {thread_id} exists already{hint}.")
-            thread = await get_thread(connection, thread_id)
+        if body.if_exists == "raise":
+            raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
+        shown = await web.may_show_existing("threads", {"thread_id": thread_id})
+        async with web.database.connection() as connection:
+            try:
+                await get_thread(connection, thread_id, visible)
+                thread = await get_thread(connection, thread_id, shown)
+            except NotFound:
+                raise Conflict(f"Thread {thread_id} exists already.") from None
     elif supersteps:
         try:
             await update_state(web.database, web.catalog, thread_id, supersteps, {})

@@ -17,8 +17,8 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
-from holdfast.db.visibility import EVERYTHING, Visibility, is_visible, only_visible
-from holdfast.errors import Conflict, InvalidRequest, NotFound
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
+from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.client_config import client_config, client_options, stored_config
@@ -199,23 +199,10 @@ def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str
 
 
 async def create_assistant(
-    connection: AsyncConnection[DictRow],
-    identity: UUID,
-    content: Mapping[str, Any],
-    *,
-    keep_existing: bool,
-    visible: Visibility,
-    tenant_id: str = "",
-) -> DictRow:
-    """Create an assistant. When there is one with that id: return it as it is if it is visible, or raise Conflict."""
-    row = await _one(connection, CREATE, {"assistant_id": identity, "tenant_id": tenant_id, **_stored(content)})
-    if row is not None:
-        return row
-    if not keep_existing:
-        raise Conflict(f"Assistant {identity} exists already; if_exists 'do_nothing' returns it instead.")
-    if not await is_visible(connection, "assistant", identity, visible):
-        raise Conflict(f"Assistant {identity} exists already.")
-    return await get_assistant(connection, identity)
+    connection: AsyncConnection[DictRow], identity: UUID, content: Mapping[str, Any], *, tenant_id: str = ""
+) -> DictRow | None:
+    """Create an assistant; None when there is one with that id."""
+    return await _one(connection, CREATE, {"assistant_id": identity, "tenant_id": tenant_id, **_stored(content)})
 
 
 async def get_assistant(connection: AsyncConnection[DictRow], identity: UUID) -> DictRow:

@@ -11,6 +11,8 @@ auth = Auth()
 nosy = Auth()
 nosy_by_request = Auth()
 owning = Auth()
+stamping = Auth()
+unstamping = Auth()
 
 
 @auth.authenticate
@@ -45,3 +47,30 @@ async def filter_by_owner(ctx: Auth.types.AuthContext, value: dict[str, Any]) ->
     owner = {"owner": ctx.user.identity}
     value.setdefault("metadata", {}).update(owner)
     return owner
+
+
+@stamping.authenticate
+async def authenticate_stamped(authorization: str | None) -> str:
+    return await authenticate(authorization)
+
+
+@stamping.on(resources=["threads", "assistants"], actions=["create"])
+async def stamp_owner(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> None:
+    """As the reference of `langgraph_sdk.Auth` has it: what is created gets an owner, and there is no filter."""
+    value.setdefault("metadata", {})["owner"] = ctx.user.identity
+
+
+@stamping.on(resources=["threads", "assistants"], actions=["read"])
+async def read_own(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> dict[str, Any]:
+    return {"owner": ctx.user.identity}
+
+
+@unstamping.authenticate
+async def authenticate_unstamped(authorization: str | None) -> str:
+    return await authenticate(authorization)
+
+
+@unstamping.on
+async def filter_only(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a filter, and does not write into the metadata what it asks for."""
+    return {"owner": ctx.user.identity}
