@@ -353,6 +353,28 @@ async def test_keys_stored_by_an_earlier_version_do_not_change_identity(
         await database.close()
 
 
+@pytest.mark.parametrize("table", ["thread", "assistant"])
+async def test_metadata_stored_by_an_earlier_version_does_not_reach_the_graph(
+    settings: Settings, mallory: httpx.AsyncClient, table: str
+) -> None:
+    """A run has the metadata of its thread and its assistant, where clients could once store what names a user."""
+    forged = orjson.dumps(dict.fromkeys(sorted(USER_KEYS_OF_SERVER), MARK)).decode()
+    assistant_id = (await mallory.post("/assistants", json={"graph_id": "identity"})).json()["assistant_id"]
+    thread_id = (await mallory.post("/threads", json={})).json()["thread_id"]
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        async with database.connection() as connection:
+            statement = f"UPDATE {table} SET metadata = metadata || %s::jsonb WHERE {table}_id = %s"
+            row_id = UUID(thread_id if table == "thread" else assistant_id)
+            await connection.execute(statement.encode(), (forged, row_id))
+    finally:
+        await database.close()
+    body = {"assistant_id": assistant_id, "input": {}}
+    values = (await mallory.post(f"/threads/{thread_id}/runs/wait", json=body)).json()
+    assert values["seen"]["smuggled"] == []
+
+
 async def test_checkpoint_of_another_thread_is_not_reached(victim: Victim, mallory: httpx.AsyncClient) -> None:
     thread_id = (await mallory.post("/threads", json={})).json()["thread_id"]
     place = {"thread_id": victim.thread_id, "checkpoint_id": victim.checkpoint_id, "checkpoint_ns": ""}

@@ -69,6 +69,12 @@ def client_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in RESERVED_METADATA}
 
 
+def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's metadata without the keys that name a user. It includes the metadata of the run's thread and assistant,
+    and clients could once store these keys there. The server itself writes the other reserved keys."""
+    return {name: value for name, value in metadata.items() if name not in USER_KEYS}
+
+
 def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """A client's config with the fields that a client may set, and nothing else. Leaves out a field of a wrong type."""
     if not config:

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from holdfast.auth.users import configurable_of
 from holdfast.graphs.catalog import Graph
-from holdfast.graphs.client_config import client_options, stored_config
+from holdfast.graphs.client_config import client_options, stored_config, stored_metadata
 from holdfast.graphs.context_schema import graph_context
 from holdfast.streams.hints import Flush
 from holdfast.worker.batch import EventEntry
@@ -93,7 +93,7 @@ def run_config(run: Claimed) -> RunnableConfig:
     config: dict[str, Any] = {
         **given,
         "configurable": configurable,
-        "metadata": {**given.get("metadata", {}), **run.metadata, **identity},
+        "metadata": {**given.get("metadata", {}), **stored_metadata(run.metadata), **identity},
         "run_id": run.run_id,
         "run_name": given.get("run_name") or run.graph_id,
     }
