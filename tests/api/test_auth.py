@@ -257,6 +257,28 @@ async def test_what_exists_is_shown_only_to_a_creator_who_may_read_it(settings: 
         assert (other.status_code, "anna's" in other.text) == (409, False)
 
 
+async def test_handler_that_decides_by_the_id_is_asked_for_each_thread(settings: Settings) -> None:
+    """Requests for many threads at once ask it without an id first, which it allows."""
+    config = http_project({}, auth={"path": "./auth.py:holding"})
+    async with answering(settings, GraphCatalog.load(config)) as client:
+        client.headers["authorization"] = "Bearer anna"
+        assistant = (await client.post("/assistants", json={"graph_id": "seen"})).json()["assistant_id"]
+        later = {"assistant_id": assistant, "after_seconds": 3600, "if_not_exists": "create"}
+        held, other = f"00000000{str(uuid4())[8:]}", f"11111111{str(uuid4())[8:]}"
+
+        async def statuses() -> list[str]:
+            found = [(await client.get(f"/threads/{thread}/runs")).json() for thread in (held, other)]
+            return ["gone" if isinstance(runs, dict) else runs[0]["status"] for runs in found]
+
+        for thread in (held, other):
+            assert (await client.post(f"/threads/{thread}/runs", json=later)).status_code == 200
+        assert (await client.delete(f"/threads/{held}")).status_code == 403
+        assert (await client.post("/runs/cancel", json={"status": "all"})).status_code == 204
+        assert await statuses() == ["pending", "interrupted"]
+        assert (await client.delete(f"/assistants/{assistant}?delete_threads=true")).status_code == 204
+        assert await statuses() == ["pending", "gone"]
+
+
 async def test_a_cron_runs_as_its_creator(alice: httpx.AsyncClient, bob: httpx.AsyncClient, database: Database) -> None:
     begin = {"assistant_id": "whoami", "input": {}, "on_run_completed": "keep"}
     made = (await alice.post("/runs/crons", json={**begin, "schedule": "* * * * *", "enabled": False})).json()

@@ -365,14 +365,14 @@ async def _cancel_runs(web: WebContext, identity: UUID) -> None:
         return
     async with web.database.connection() as connection:
         found = await unfinished_by_thread(connection, "all", visible, identity)
-    for thread_id, run_ids in found.items():
-        await web.cancel(thread_id, run_ids, "interrupt")
+    for thread_id in await web.may_each(found, "update", visible, action="interrupt"):
+        await web.cancel(thread_id, found[thread_id], "interrupt")
 
 
 async def _delete_threads(web: WebContext, identity: UUID, visible: Visibility) -> None:
     async with web.database.connection() as connection:
         found = await threads_of_assistant(connection, identity, visible)
-    for thread_id in found:
+    for thread_id in await web.may_each(found, "delete", visible):
         with suppress(NotFound):  # Another request has deleted it.
             await web.delete_thread(thread_id, visible)
 

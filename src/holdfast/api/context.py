@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -164,6 +164,19 @@ class WebContext:
         visible = await self.caller.may("threads", access, value)
         await self.require("thread", thread_id, visible)
         return value
+
+    async def may_each(self, thread_ids: Iterable[UUID], access: str, visible: Visibility, **value: Any) -> list[UUID]:
+        """Of threads that were selected by `visible`, those with which the caller may do something. `visible` is the
+        handler's answer for all threads at once; a handler may also decide by the thread's id, so it is asked for each
+        thread as well."""
+        allowed = []
+        for thread_id in thread_ids:
+            with suppress(Denied, NotFound):
+                own = await self.caller.may("threads", access, {"thread_id": thread_id, **value})
+                if own != visible:
+                    await self.require("thread", thread_id, own)
+                allowed.append(thread_id)
+        return allowed
 
     async def may_show_existing(self, resource: Resource, value: dict[str, Any]) -> Visibility:
         """Have it decided what a caller sees who creates something under an id that is taken, and asks for what has

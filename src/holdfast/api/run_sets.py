@@ -68,7 +68,8 @@ async def cancel_many(
     else:
         visible = await web.caller.may("threads", "update", {"thread_id": None, "action": action})
         async with web.database.connection() as connection:
-            wanted = await unfinished_by_thread(connection, body.status or "all", visible)
+            found_runs = await unfinished_by_thread(connection, body.status or "all", visible)
+        wanted = {one: found_runs[one] for one in await web.may_each(found_runs, "update", visible, action=action)}
     found = 0
     for thread_id, run_ids in wanted.items():
         cancelled = await web.cancel(thread_id, run_ids, action)

@@ -13,6 +13,7 @@ nosy_by_request = Auth()
 owning = Auth()
 stamping = Auth()
 unstamping = Auth()
+holding = Auth()
 
 
 @auth.authenticate
@@ -74,3 +75,14 @@ async def authenticate_unstamped(authorization: str | None) -> str:
 async def filter_only(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> dict[str, Any]:
     """Returns a filter, and does not write into the metadata what it asks for."""
     return {"owner": ctx.user.identity}
+
+
+@holding.authenticate
+async def authenticate_held(authorization: str | None) -> str:
+    return await authenticate(authorization)
+
+
+@holding.on(resources="threads", actions=["update", "delete"])
+async def hold(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> bool:
+    """Decides by the thread's id, not by a filter."""
+    return not str(value["thread_id"]).startswith("00000000")
