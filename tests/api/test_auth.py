@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from holdfast.auth.custom import CustomAuth
 from holdfast.db.connect import Database
 from holdfast.errors import ConfigError, Denied
+from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.check import main as check
 from holdfast.graphs.config import ProjectConfig, load_config
@@ -255,6 +256,25 @@ async def test_what_exists_is_shown_only_to_a_creator_who_may_read_it(settings: 
         assert (again.status_code, again.json()) == (200, made.json())
         other = await client.post(path, json=body, headers=albert)
         assert (other.status_code, "anna's" in other.text) == (409, False)
+
+
+async def test_assistant_with_the_id_of_a_later_graph_does_not_stand_for_it(
+    alice: httpx.AsyncClient, bob: httpx.AsyncClient, database: Database
+) -> None:
+    """The id follows from the graph's name, so whoever knows the name can create an assistant before the graph is
+    there."""
+    identity = str(assistant_id("made"))
+    # As it is before the first start with the graph.
+    async with database.connection() as connection:
+        await connection.execute("DELETE FROM assistant WHERE assistant_id = %s", (identity,))
+    squatter = {"assistant_id": identity, "graph_id": "whoami", "config": {"tags": ["bob's"]}}
+    assert (await bob.post("/assistants", json=squatter)).status_code == 200
+    run = {"assistant_id": "made", "input": {}}
+    assert (await alice.post("/runs/wait", json=run)).status_code == 409
+    assert (await alice.post("/runs/wait", json={**run, "assistant_id": identity})).status_code == 404
+    assert (await alice.get("/assistants/made/schemas")).status_code == 409
+    assert (await bob.delete(f"/assistants/{identity}")).status_code == 204
+    assert (await alice.post("/runs/wait", json=run)).json()["seen"]["identity"] == "alice"
 
 
 async def test_handler_that_decides_by_the_id_is_asked_for_each_thread(settings: Settings) -> None:

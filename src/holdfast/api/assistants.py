@@ -322,8 +322,10 @@ def _known_graph(catalog: GraphCatalog, graph_id: str) -> None:
 
 
 def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:
-    """Whether a graph of the project owns this assistant. One left behind by a graph that is gone is like any other."""
-    return row["assistant_id"] in map(system.assistant_id, catalog.graph_ids)
+    """Whether a graph of the project owns this assistant. One left behind by a graph that is gone is like any other. So
+    is one for another graph, which a client has created with the id of this graph's own."""
+    graph_id: str = row["graph_id"]
+    return graph_id in catalog.graph_ids and row["assistant_id"] == system.assistant_id(graph_id)
 
 
 async def _assistant(

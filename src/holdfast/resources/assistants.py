@@ -18,7 +18,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.client_config import client_config, client_options, stored_config
@@ -157,7 +157,8 @@ async def _ensure_system(connection: AsyncConnection[DictRow], catalog: GraphCat
 async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: GraphCatalog, assistant: str) -> DictRow:
     """The assistant that a UUID or a graph's name means.
 
-    Raises NotFound for a UUID that nobody has, InvalidRequest for what is neither a UUID nor a graph of the project.
+    Raises NotFound for a UUID that nobody has, InvalidRequest for what is neither a UUID nor a graph of the project,
+    Conflict for a graph whose id was given to an assistant of another graph.
     """
     own = assistant in catalog.graph_ids
     try:
@@ -172,6 +173,12 @@ async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: G
         row = await _one(connection, GET, {"assistant_id": identity})
     if row is None:
         raise _missing(identity)
+    if own and row["graph_id"] != assistant:
+        # A client that knew the graph's name before the graph was there would have all runs of it be of its own making.
+        raise Conflict(
+            f"Assistant {identity} has the id of graph '{assistant}', but was created for graph '{row['graph_id']}'. "
+            "Delete it by its id, and the graph gets an assistant of its own."
+        )
     return row
 
 
