@@ -195,3 +195,39 @@ def test_a_server_that_is_not_there(arguments: list[str]) -> None:
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "http://127.0.0.1:9 cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "shown"),
+    [
+        ("http://ann:TOPSECRET@127.0.0.1:9", ExitCode.UNAVAILABLE, "http://***@127.0.0.1:9 cannot be reached"),
+        ("ftp://ann:TOPSECRET@127.0.0.1:9", ExitCode.USAGE, "--url ftp://***@127.0.0.1:9: must begin with"),
+        ("ann:TOPSECRET@127.0.0.1:9", ExitCode.USAGE, "must begin with"),
+        ("http://ann:TOPSECRET/1@127.0.0.1:9", ExitCode.USAGE, "percent-encode"),
+        ("localhost:9", ExitCode.USAGE, "--url localhost:9: must begin with"),
+    ],
+)
+def test_password_of_the_url_is_not_printed(url: str, code: ExitCode, shown: str) -> None:
+    for arguments in (["runs", "list"], ["top", "--once"]):
+        done = command(url, *arguments)
+        assert done.returncode == code, done.stderr
+        assert "TOPSECRET" not in done.stdout + done.stderr
+        assert shown in done.stderr or arguments[0] == "top"
+
+
+@pytest.mark.parametrize("key", ["hf_TOP\nSECRET", "hf_TOP SECRET", "hf_TOP\u20acSECRET"])
+def test_key_that_no_header_can_hold_is_not_printed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_API_KEY", key)
+    done = command("http://127.0.0.1:9", "runs", "list")
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert "HOLDFAST_API_KEY: a key has only printable ASCII characters" in done.stderr
+    assert "TOP" not in done.stdout + done.stderr
+    assert "SECRET" not in done.stdout + done.stderr
+
+
+def test_line_break_after_the_key_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_API_KEY", "hf_key\n")
+    script = Script([METADATA])
+    with serving(script) as url:
+        assert command(url, "runs", "list").returncode == ExitCode.OK
+    assert script.seen[0][2]["x-api-key"] == "hf_key"

@@ -15,6 +15,7 @@ import httpx
 
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.sse import ServerEvent, read_events
+from holdfast.settings.secrets import RULE_FOR_PASSWORDS, shown_url
 
 FINAL = frozenset({"success", "error", "timeout", "interrupted"})
 # A stream that is alive says something at least every 15 seconds.
@@ -30,19 +31,29 @@ _Opening = Callable[[], AbstractContextManager[httpx.Response]]
 MAX_PAGE = 1000
 
 
+def url_for_messages(url: str) -> str:
+    """The URL of a server as it may be printed: without the user and the password that it may have for a proxy."""
+    return shown_url(url) if "@" in url else url
+
+
 class Client:
     """A server's runs. Every method raises CommandError with what went wrong."""
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
-        if not self.url.startswith(("http://", "https://")):
-            raise CommandError(f"--url {url}: must begin with http:// or https://", ExitCode.USAGE)
+        self.url = url_for_messages(url.rstrip("/"))
+        if not url.startswith(("http://", "https://")):
+            raise CommandError(f"--url {self.url}: must begin with http:// or https://", ExitCode.USAGE)
+        # A key that is read from a file often has a line break at its end.
+        key = os.environ.get(API_KEY, "").strip()
+        if not re.fullmatch(r"[\x21-\x7e]*", key):
+            raise CommandError(f"{API_KEY}: a key has only printable ASCII characters, and no spaces", ExitCode.USAGE)
+        headers = {"x-api-key": key} if key else {}
         try:
-            key = os.environ.get(API_KEY)
-            headers = {"x-api-key": key} if key else {}
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport)
+            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT, transport=transport)
         except httpx.InvalidURL as error:
-            raise CommandError(f"--url {url}: {error}", ExitCode.USAGE) from None
+            # What httpx says repeats parts of the URL.
+            why = f"{error}" if "@" not in url else f"it is not a URL; {RULE_FOR_PASSWORDS}"
+            raise CommandError(f"--url {self.url}: {why}", ExitCode.USAGE) from None
 
     def __enter__(self) -> Self:
         return self

@@ -73,7 +73,7 @@ def run(
     with Client(url) as client:
         thread_id = thread or client.request("POST", "/threads", json={})["thread_id"]
         stream = client.start_run(thread_id, body, notice=say)
-        sys.exit(watch(client, stream, as_json=as_json, url=url))
+        sys.exit(watch(client, stream, as_json=as_json, url=client.url))
 
 
 def read_json(given: str, option: str) -> Any:

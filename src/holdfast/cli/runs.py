@@ -99,7 +99,7 @@ def tail(
         run = _existing(client, run_id)
         stream = client.follow_run(run_id, notice=say, after=after)
         stream.thread_id = run["thread_id"]
-        sys.exit(watch(client, stream, as_json=as_json, url=url))
+        sys.exit(watch(client, stream, as_json=as_json, url=client.url))
 
 
 @app.command(epilog=examples("holdfast runs children RUN_ID", "holdfast runs children RUN_ID --json | jq .status"))

@@ -42,7 +42,7 @@ def top(url: Url = DEFAULT_URL, every: Every = 1.0, once: Once = False, as_json:
     While the server cannot be reached the screen says so, and keeps the last figures.
     """
     with Client(url) as client:
-        screen = Screen(url)
+        screen = Screen(client.url)
         if once:
             screen.look(client)
             if screen.problem is not None:
