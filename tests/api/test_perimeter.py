@@ -17,7 +17,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
 from tests.conformance.server import own_database
-from tests.support.http_project import APP, calling
+from tests.support.http_project import APP, calling, project
 from tests.support.intruder import Intruder, operations
 from tests.support.servers import free_port
 from tests.support.serving import answering
@@ -241,6 +241,38 @@ class TestWithALogin:
                     local = {"origin": "http://localhost:3000", **studio}
                     answer = await client.post("/threads/search", json={}, headers=local)
                     assert answer.status_code == (200 if allowed else 401)
+
+    @pytest.mark.parametrize(
+        ("http", "page", "admitted"),
+        [
+            ({}, EVIL, False),
+            ({"cors": {"allow_origins": ["*"]}}, EVIL, False),
+            ({"cors": {"allow_origins": ["https://evil.example"], "allow_credentials": False}}, EVIL, False),
+            ({"cors": {"allow_origins": ["https://evil.example"]}}, EVIL, True),
+            ({}, {"origin": "https://api.example.com", "host": "api.example.com"}, True),
+            ({}, {"origin": "https://api.example.com", "sec-fetch-site": "same-origin"}, True),
+            ({}, {}, True),
+        ],
+    )
+    async def test_cookies_are_for_named_origins_and_the_servers_own(
+        self, server_url: str, http: dict[str, Any], page: dict[str, str], admitted: bool
+    ) -> None:
+        """A browser sends cookies with requests that need no preflight, and with WebSockets, whatever CORS says."""
+        config = project(http, auth={"path": "./auth.py:by_cookie"})
+        headers = {**page, "cookie": "session=ann"}
+        with own_database(server_url) as database_url:
+            settings = load_settings({}, database_url=database_url, port=free_port())
+            async with answering(settings, GraphCatalog.load(config)) as client:
+                answer = await client.post("/threads", headers=headers)
+                assert answer.status_code == (200 if admitted else 401)
+                url = f"ws://127.0.0.1:{settings.port}/threads/{uuid4()}/stream/events"
+                async with websockets.connect(url, additional_headers=headers) as socket:
+                    if admitted:
+                        await socket.send("{}")
+                        assert "error" in str(await socket.recv())
+                    else:
+                        await socket.wait_closed()
+                        assert socket.close_code == 4401
 
     async def test_named_origins_are_the_only_ones(self) -> None:
         http = {"cors": {"allow_origins": ["https://app.example.com"]}}

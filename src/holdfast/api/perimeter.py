@@ -52,6 +52,8 @@ class Perimeter:
       origin as the server, in the eyes of the browser, but it cannot change the name that it calls.
     * `Sec-Fetch-Site`: browsers send no `Origin` with images, scripts and frames, but they say so here.
 
+    A page may send cookies if its origin is named, or that of the server itself; those of other pages are dropped.
+
     Requests without these headers come from programs. It is around everything that answers, so that a page that may
     call can read errors too.
     """
@@ -86,25 +88,32 @@ class Perimeter:
         if not guarded and host and not self._hosts.admits(host):
             await self._refuse_host(host, scope, receive, send)
         elif origin is not None:
-            await self._answer_page(origin, host, guarded, scope, receive, send)
+            await self._answer_page(origin, headers, guarded, scope, receive, send)
         elif not guarded and headers.get(b"sec-fetch-site") == b"cross-site" and not _is_link(headers):
             await refuse(Denied(403, EMBEDDED), scope, receive, send)
         else:
             await self._app(scope, receive, _Varying(send) if scope["type"] == "http" else send)
 
     async def _answer_page(
-        self, origin: bytes, host: bytes, guarded: bool, scope: Scope, receive: Receive, send: Send
+        self, origin: bytes, headers: dict[bytes, bytes], guarded: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
         text = origin.decode("latin-1").lower()
+        same = _is_same(text, headers.get(b"host", b""))
         if text in self._named or (self._regex is not None and self._regex.fullmatch(text)):
             answering = self._with_credentials
         elif "*" in self._named or (guarded and self._names_none):
             answering = self._every
-        elif _is_same(text, host) or (not guarded and LOOPBACK_ORIGIN.fullmatch(text)):
+        elif same or (not guarded and LOOPBACK_ORIGIN.fullmatch(text)):
             answering = self._one
         else:
             await self._refuse_page(text[:LONGEST_SHOWN], scope, receive, send)
             return
+        if b"cookie" in headers and not (
+            answering.sends_credentials or same or headers.get(b"sec-fetch-site") == b"same-origin"
+        ):
+            # CORS keeps a page from reading an answer, not from causing it, and does not apply to WebSockets: with
+            # the cookie of somebody who is logged in, the page would act as them.
+            scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"]
         await (answering if scope["type"] == "http" else self._app)(scope, receive, send)
 
     async def _refuse_page(self, origin: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,6 +189,8 @@ class _Answering(CORSMiddleware):
             allow_private_network=True,
             **options,
         )
+        self.sends_credentials = bool(options.get("allow_credentials", False))
+        """Whether pages may send cookies."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         answer = super().preflight_response(request_headers)

@@ -14,6 +14,7 @@ owning = Auth()
 stamping = Auth()
 unstamping = Auth()
 holding = Auth()
+by_cookie = Auth()
 
 
 @auth.authenticate
@@ -35,6 +36,12 @@ async def read_the_request(authorization: str | None, request: Request) -> str:
     """The same, by itself."""
     await request.body()
     return await authenticate(authorization)
+
+
+@by_cookie.authenticate
+async def read_the_cookie(headers: dict[bytes, bytes]) -> str:
+    """By what a browser sends by itself, whichever page asks it to."""
+    return await authenticate(headers.get(b"cookie", b"").decode().replace("session=", "Bearer "))
 
 
 @owning.authenticate
