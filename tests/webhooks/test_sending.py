@@ -16,8 +16,8 @@ from holdfast.resources.webhook_urls import Target
 from holdfast.resources.webhooks import Delivery
 from holdfast.settings import load_settings
 from holdfast.upkeep.webhook_sender import WebhookSender
-from holdfast.upkeep.webhooks import PAUSES, pause_after
-from tests.support.receiver import Receiver
+from holdfast.upkeep.webhooks import CONCURRENT, PAUSES, pause_after
+from tests.support.receiver import Receiver, receiving
 
 RUN: dict[str, Any] = {
     "run_id": "r",
@@ -160,6 +160,18 @@ async def test_a_receiver_that_does_not_answer(receiver: Receiver) -> None:
     answer = await sender(private=True, timeout=0.3).send(delivery(receiver.url))
     assert (answer.status, answer.final) == (None, False)
     assert "0.3 seconds" in (answer.error or "")
+
+
+async def test_receivers_that_do_not_answer_do_not_hold_up_another(receiver: Receiver) -> None:
+    """As many as are called at once, but one."""
+    receiver.hold = asyncio.Event()
+    calling = sender(private=True, timeout=60)
+    calls = [asyncio.create_task(calling.send(delivery(receiver.url))) for _ in range(CONCURRENT - 1)]
+    await receiver.get(CONCURRENT - 1)
+    async with receiving() as another:
+        assert (await calling.send(delivery(another.url))).status == 200
+    receiver.hold.set()
+    assert {(await call).status for call in calls} == {200}
 
 
 async def failed(url: str) -> str:

@@ -127,6 +127,9 @@ class WebhookSender:
         # by itself.
         return httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(),
+            # As many as there are calls. With httpcore's limit of ten, ten receivers that do not answer would hold up
+            # all other calls until these time out, too.
+            max_connections=None,
             max_keepalive_connections=0,
             network_backend=CheckedNetwork(self._policy),
         )
