@@ -51,11 +51,11 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     """Have every name resolved to these. Returns the names that were asked for."""
     asked: list[str] = []
 
-    async def getaddrinfo(self: Any, host: str, port: int, **_: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
-    monkeypatch.setattr(type(asyncio.get_running_loop()), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked
 
 

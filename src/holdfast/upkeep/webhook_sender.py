@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from holdfast.resources.webhooks import Delivery
 from holdfast.settings import Settings
 from holdfast.settings.signing_secrets import secrets_of_tenant
 from holdfast.telemetry.tracing import outgoing_headers
+from holdfast.upkeep.name_lookups import NameLookups
 
 # Posts headers and a body to a path of the project's own app, and returns the status of the answer.
 CallOwnRoute = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
@@ -59,6 +59,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, policy: UrlPolicy) -> None:
         self._policy = policy
         self._network = httpcore.AnyIOBackend()
+        self._lookups = NameLookups()
 
     async def connect_tcp(
         self,
@@ -86,7 +87,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await self._lookups.getaddrinfo(host, port)
         except (OSError, UnicodeError) as error:
             raise UnresolvedHost(f"{host} cannot be resolved: {error}") from None
         return list(dict.fromkeys(ipaddress.ip_address(place[0]) for *_, place in found))

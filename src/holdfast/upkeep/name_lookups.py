@@ -1,0 +1,54 @@
+"""Resolves the hosts of webhooks in threads of their own.
+
+The owner of a name decides how long its lookup takes, and a lookup cannot be cancelled. The event loop has few threads
+for lookups, two with uvloop: a few webhooks to names whose server does not answer would keep the process from
+connecting to its own database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+# Lookups at once. One whose caller gave up counts until it ends.
+MAX_LOOKUPS = 50
+
+
+class NameLookups:
+    def __init__(self, limit: int = MAX_LOOKUPS) -> None:
+        self._free = asyncio.Semaphore(limit)
+
+    async def getaddrinfo(self, host: str, port: int) -> list[Any]:
+        """As `socket.getaddrinfo` answers, for TCP. Raises what that raises."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[Any]] = loop.create_future()
+
+        def finish(outcome: list[Any] | Exception) -> None:
+            self._free.release()
+            if found.done():
+                return
+            if isinstance(outcome, Exception):
+                found.set_exception(outcome)
+            else:
+                found.set_result(outcome)
+
+        def look_up() -> None:
+            outcome: list[Any] | Exception
+            try:
+                outcome = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except Exception as error:
+                outcome = error
+            with suppress(RuntimeError):  # The loop is closed: the process is stopping.
+                loop.call_soon_threadsafe(finish, outcome)
+
+        await self._free.acquire()
+        try:
+            # A daemon, so that a process that stops does not wait for it.
+            threading.Thread(target=look_up, name=f"lookup {host}", daemon=True).start()
+        except RuntimeError as error:
+            self._free.release()
+            raise OSError(f"no thread for the lookup: {error}") from None
+        return await found
