@@ -100,3 +100,19 @@ def test_uncaught_exception_of_a_server_is_a_line_of_json(project: Path, server_
     assert done.returncode == ExitCode.SOFTWARE
     [*_, last] = [json.loads(line) for line in done.stderr.splitlines()]
     assert (last["event"], last["exception"]["type"]) == ("process.failed", "ZeroDivisionError")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("role", ["web", "worker"])
+def test_role_exits_with_0_when_the_signal_comes_within_exec(
+    project: Path, server_url: str, role: str, number: signal.Signals
+) -> None:
+    # As named tuples, data classes and many libraries call it when they are imported.
+    (project / "graph.py").write_text(
+        f"{GRAPH}\nimport os, sys, time\nif sys.argv[1:] == ['{role}']:\n"
+        f"    exec('os.kill(os.getpid(), {int(number)}); time.sleep(60)')\n"
+    )
+    with own_database(server_url) as database_url:
+        environ = {"DATABASE_URL": database_url, "HOLDFAST_LOG_FORMAT": "json", "HOLDFAST_PORT": "0"}
+        done = command(role, environ=environ, cwd=project)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")

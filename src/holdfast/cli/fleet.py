@@ -17,7 +17,7 @@ import structlog
 from holdfast.auth.exposure import needs_login, refuse_open_server
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.probes import FleetHealth, worker_children
-from holdfast.cli.project import STOP_MARGIN, load_problem, prepare, require_graphs
+from holdfast.cli.project import STOP_MARGIN, load_problem, prepare, raise_stopped, require_graphs
 from holdfast.cli.readiness import local_url, usable_port, when_ready
 from holdfast.cli.reload import ProjectWatch
 from holdfast.cli.supervisor import Child, Supervisor
@@ -58,7 +58,7 @@ def run_fleet(
     CommandError.
     """
     # Process 1 of a container would ignore a signal it has no handler for.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, raise_stopped)
     settings, project = prepare(config, "supervisor", **overrides)
     for name, value in (defaults or {}).items():
         variables = environment_names(Settings.model_fields[name])

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -28,13 +28,28 @@ STOP_MARGIN = 15.0
 """Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal has come while a server starts.
+
+    Not KeyboardInterrupt itself. When that is raised within `exec()`, which many modules call while they are imported,
+    `python -m` ends by SIGINT although the exception was handled.
+    """
+
+
+def raise_stopped(*_: object) -> NoReturn:
+    """The handler of signals until the server has handlers of its own."""
+    raise Stopped
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
     """What a server command runs in: SIGTERM and SIGINT end it with exit code 0 while it starts, too.
 
     Once the server runs it has handlers of its own. Process 1 of a container would ignore a signal without a handler.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, raise_stopped)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, raise_stopped)
     try:
         yield
     except KeyboardInterrupt:
