@@ -58,7 +58,12 @@ class DatabaseError(OperatorError):
 
 
 class DataDirectoryInUse(DatabaseError):
-    """Another process has the data directory of the embedded Postgres."""
+    """Another process has the data directory of the embedded Postgres. `by_command`: it is a command such as `sweep`,
+    which stops Postgres when it has ended, and no server."""
+
+    def __init__(self, message: str, *, by_command: bool = False) -> None:
+        super().__init__(message)
+        self.by_command = by_command
 
 
 class RequestError(HoldfastError):

@@ -86,3 +86,13 @@ def test_the_embedded_postgres_running_or_not(tmp_path: Path) -> None:
     assert not postmaster(data_dir)
     assert not processes_in(tmp_path)
     assert not processes_naming(str(data_dir))
+
+
+def test_embedded_postgres_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "data" / "postgres").mkdir(parents=True)
+    (tmp_path / "data" / "postgres" / "PG_VERSION").write_text("16\n")
+    done = command("--json", cwd=tmp_path, environ={"HOLDFAST_DATA_DIR": str(tmp_path / "data")})
+    assert done.returncode == ExitCode.FAILURE
+    [database] = [line for line in map(json.loads, done.stdout.splitlines()) if line["check"] == "database"]
+    assert database["verdict"] == "fail"
+    assert "written by PostgreSQL 16" in database["found"]

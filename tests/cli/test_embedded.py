@@ -6,13 +6,16 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from holdfast.cli.operating import embedded_url, project_database
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.embedded_server import log_path
 from holdfast.errors import DatabaseError
@@ -175,6 +178,49 @@ def test_a_second_one_in_the_same_directory_is_refused(postgres: EmbeddedPostgre
     with pytest.raises(DatabaseError, match=rf"in use by another Holdfast \(process {os.getpid()}\)"):
         EmbeddedPostgres(postgres.data_dir).start()
     assert works(url)
+
+
+def test_server_waits_for_a_command(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with EmbeddedPostgres(tmp_path, for_command=True) as command:
+            command.start()
+            starting = pool.submit(server.start)
+            with pytest.raises(TimeoutError):
+                starting.result(0.5)
+        with server:
+            assert works(starting.result(60))
+
+
+def test_command_waits_for_the_postgres_of_another_command(tmp_path: Path) -> None:
+    # It stops with the other command, and the second one would lose its database.
+    found, ended = threading.Event(), threading.Event()
+
+    def second() -> bool:
+        with embedded_url(tmp_path) as url:
+            found.set()
+            return ended.wait(60) and works(url)
+
+    with ThreadPoolExecutor(1) as pool:
+        with embedded_url(tmp_path):
+            waiting = pool.submit(second)
+            assert not found.wait(0.5)
+        ended.set()
+        assert waiting.result(60)
+
+
+def test_command_uses_the_postgres_of_a_server(postgres: EmbeddedPostgres) -> None:
+    url = postgres.start()
+    with embedded_url(postgres.data_dir) as found:
+        assert found == url
+    assert works(url)
+
+
+def test_command_that_loses_its_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://db/holdfast")
+    lost = pytest.raises(DatabaseError, match="did not carry out the command: terminating connection")
+    with lost, project_database(tmp_path / "langgraph.json"):
+        raise psycopg.errors.AdminShutdown("terminating connection due to administrator command")
 
 
 def test_a_successor_waits_for_the_end_of_its_predecessor(tmp_path: Path) -> None:

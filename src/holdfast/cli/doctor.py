@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,6 @@ from holdfast.errors import ConfigError, DatabaseError, OperatorError
 if TYPE_CHECKING:
     from holdfast.diagnosis.findings import Finding
     from holdfast.diagnosis.installation import Installation
-    from holdfast.settings import Settings
 
 EPILOG = examples(
     "holdfast doctor",
@@ -91,28 +91,24 @@ def _installation(config: Path, timeout: float, stack: ExitStack) -> Installatio
         except ConfigError as error:
             # The check of the graphs says so, too; the rest can be examined without it.
             say(str(error))
-    settings = load_settings(environ)
-    absent = ""
-    if settings.database_url is None:
-        settings, absent = _embedded(settings, stack)
-    return Installation(settings, config=config if config.exists() else None, absent=absent, patience=timeout)
+    found = Installation(load_settings(environ), config=config if config.exists() else None, patience=timeout)
+    return found if found.settings.database_url is not None else _embedded(found, stack)
 
 
-def _embedded(settings: Settings, stack: ExitStack) -> tuple[Settings, str]:
-    """The private Postgres of `dev` and `serve`: the one that is running, or else started for the moment."""
-    from holdfast.db.embedded import EmbeddedPostgres
-    from holdfast.db.embedded_server import running_url
+def _embedded(installation: Installation, stack: ExitStack) -> Installation:
+    """With the private Postgres of `dev` and `serve`: the one that is running, or else started for the moment."""
+    from holdfast.cli.operating import embedded_url, with_embedded
 
+    settings = installation.settings
     directory = settings.data_dir.expanduser().absolute()
     if not (directory / "postgres").exists():
-        return settings, (f"there is no database yet: DATABASE_URL is not set, and {directory} has none")
-    url = running_url(directory)
-    if url is None:
-        try:
-            url = stack.enter_context(EmbeddedPostgres(directory, say=say)).start()
-        except DatabaseError as error:
-            return settings, str(error)
-    return settings.model_copy(update={"database_url": url, "direct_database_url": None, "pgbouncer": False}), ""
+        absent = f"there is no database yet: DATABASE_URL is not set, and {directory} has none"
+        return replace(installation, absent=absent)
+    try:
+        url = stack.enter_context(embedded_url(directory))
+    except DatabaseError as error:
+        return replace(installation, unusable=str(error))
+    return replace(installation, settings=with_embedded(settings, url))
 
 
 def _show(finding: Finding, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from holdfast.cli.console import say
 from holdfast.cli.exit_codes import CommandError
 from holdfast.cli.project import read_settings
-from holdfast.errors import DataDirectoryInUse, RequestError, SettingsError
+from holdfast.errors import DatabaseError, DataDirectoryInUse, RequestError, SettingsError
 from holdfast.graphs.config import GRAPHS_VARIABLE
 from holdfast.settings import Settings
 
@@ -61,38 +61,53 @@ def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]]
 def project_database(config: Path) -> Iterator[Settings]:
     """The project's settings, with a database that answers: the one of DATABASE_URL, or the embedded one.
 
-    The embedded Postgres is used where another Holdfast runs it (`dev`, `serve`), and started for this command
-    otherwise. A new one is made only in a project: elsewhere the command runs in the wrong directory. Raises
-    OperatorError.
+    A new embedded one is made only in a project: elsewhere the command runs in the wrong directory. Raises
+    OperatorError, also when the database goes away meanwhile.
     """
+    import psycopg
+
     # One command needs one connection, however many a server keeps open.
     settings = read_settings(config, pool_min=1)
-    if settings.database_url is not None:
-        yield settings
-        return
+    try:
+        if settings.database_url is not None:
+            yield settings
+            return
+        data_dir = settings.data_dir.expanduser().absolute()
+        _require_project(config, data_dir)
+        with embedded_url(data_dir) as url:
+            yield with_embedded(settings, url)
+    except psycopg.OperationalError as error:
+        reason = " ".join(str(error).split())
+        raise DatabaseError(f"The database did not carry out the command: {reason}") from None
+
+
+@contextmanager
+def embedded_url(data_dir: Path) -> Iterator[str]:
+    """The URL of the embedded Postgres: of the one that `dev` or `serve` runs, or else of one that is started for this
+    command. Raises DatabaseError.
+
+    The Postgres of another command is waited for and not used: it stops when that command has ended.
+    """
     from holdfast.db.embedded import EmbeddedPostgres
 
-    data_dir = settings.data_dir.expanduser().absolute()
-    _require_project(config, data_dir)
     deadline = time.monotonic() + STARTING_TIMEOUT_SECONDS
-    while True:
-        if (url := _running(data_dir)) is not None:
-            yield _embedded(settings, url)
-            return
-        with EmbeddedPostgres(data_dir, say=say) as postgres:
+    url = None
+    with EmbeddedPostgres(data_dir, say=say, for_command=True) as postgres:
+        while url is None:
             try:
                 postgres.claim()
-            except DataDirectoryInUse:
-                # It is starting its Postgres, or stopping it.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(PROBE_INTERVAL_SECONDS)
-                continue
-            yield _embedded(settings, postgres.start())
-            return
+                url = postgres.start()
+            except DataDirectoryInUse as error:
+                # If a server has it and its Postgres does not answer, that is starting or stopping.
+                url = None if error.by_command else _running(data_dir)
+                if url is None:
+                    if error.by_command or time.monotonic() > deadline:
+                        raise
+                    time.sleep(PROBE_INTERVAL_SECONDS)
+        yield url
 
 
-def _embedded(settings: Settings, url: str) -> Settings:
+def with_embedded(settings: Settings, url: str) -> Settings:
     # PgBouncer and a direct connection belong to the database of DATABASE_URL.
     return settings.model_copy(update={"database_url": url, "direct_database_url": None, "pgbouncer": False})
 

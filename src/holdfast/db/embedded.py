@@ -56,9 +56,12 @@ class EmbeddedPostgres:
         *,
         say: Callable[[str], None] = lambda _: None,
         environ: Mapping[str, str] | None = None,
+        for_command: bool = False,
     ) -> None:
-        """`environ` is the guard's, which logs as its variables say."""
+        """`environ` is the guard's, which logs as its variables say. `for_command`: Postgres is needed for a moment, so
+        that others wait for the directory instead of being refused."""
         self._environ = environ
+        self._for_command = for_command
         self.data_dir = data_dir.expanduser().absolute()
         self._say = say
         self._fds: dict[str, int] = {}
@@ -80,7 +83,7 @@ class EmbeddedPostgres:
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             make_private(self.data_dir)
-            self._fds["lock"] = _lock(self.data_dir)
+            self._fds["lock"] = _lock(self.data_dir, for_command=self._for_command)
         except OSError as error:
             raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
 
@@ -162,10 +165,15 @@ class EmbeddedPostgres:
         self.close()
 
 
-def _lock(data_dir: Path) -> int:
+# Follows the process id in the lock file of a command.
+COMMAND = "command"
+
+
+def _lock(data_dir: Path, *, for_command: bool) -> int:
     """Take the directory for this process, and return the fd that holds the lock.
 
-    A predecessor that has ended may have left a guard that is just stopping Postgres: that one is waited for.
+    A predecessor that has ended may have left a guard that is just stopping Postgres: that one is waited for, and so is
+    a command.
     """
     fd = open_private(data_dir / "lock", os.O_RDWR)
     deadline = time.monotonic() + TAKEOVER_TIMEOUT
@@ -173,18 +181,20 @@ def _lock(data_dir: Path) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(fd, 32, 0).decode().strip()
+            owner, _, kind = os.pread(fd, 32, 0).decode().strip().partition(" ")
             alive = owner.isdigit() and psutil.pid_exists(int(owner))
-            if not alive and time.monotonic() < deadline:
+            by_command = kind == COMMAND
+            if (by_command or not alive) and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
             os.close(fd)
             raise DataDirectoryInUse(
                 f"{data_dir} is in use by another Holdfast (process {owner or 'unknown'}). Stop that one "
-                "first, or give this one a directory of its own with HOLDFAST_DATA_DIR."
+                "first, or give this one a directory of its own with HOLDFAST_DATA_DIR.",
+                by_command=by_command,
             ) from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {COMMAND if for_command else ''}".strip().encode(), 0)
         return fd
 
 

@@ -32,6 +32,8 @@ async def check_database(installation: Installation) -> Finding:
     """Whether it answers, and whether it is a version that Holdfast runs on."""
     if installation.absent:
         return warned(installation.absent, "Set DATABASE_URL, or start `holdfast dev` or `holdfast serve` here.")
+    if installation.unusable:
+        return failed(installation.unusable, "Correct this first: `holdfast dev` and `holdfast serve` need it, too.")
     try:
         async with await installation.connect() as connection:
             number = connection.info.server_version

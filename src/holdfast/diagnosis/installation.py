@@ -30,7 +30,9 @@ class Installation:
     config: Path | None = None
     """The project's langgraph.json; None when there is none here."""
     absent: str = ""
-    """Why there is no database to look at, if there is none."""
+    """Why there is no database to look at, if there is none yet."""
+    unusable: str = ""
+    """Why the embedded Postgres cannot be looked at, if it does not start."""
     patience: float = 10.0
     """Seconds that a check may take."""
     clock: Callable[[], float] = time.time
