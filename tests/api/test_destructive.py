@@ -138,6 +138,15 @@ async def test_misplaced_strategy_deletes_no_thread(web: httpx.AsyncClient) -> N
     assert (await web.get(f"/threads/{thread_id}")).status_code == 200
 
 
+async def test_mistyped_strategy_of_a_time_to_live_deletes_no_thread(web: httpx.AsyncClient) -> None:
+    thread_id = await thread(web)
+    wrong = {"ttl": {"ttl": 5, "stratgy": "keep_latest"}}
+    for answer in (await web.patch(f"/threads/{thread_id}", json=wrong), await web.post("/threads", json=wrong)):
+        assert answer.status_code == 422
+        assert "'stratgy' (did you mean 'strategy'?)" in answer.json()["detail"]
+    assert (await web.get(f"/threads/{thread_id}?include=ttl")).json()["ttl"] is None
+
+
 AUTH = """
 from langgraph_sdk import Auth
 

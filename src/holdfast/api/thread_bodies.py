@@ -42,7 +42,9 @@ def _minutes(value: Any) -> Any:
     return {"ttl": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-class Ttl(NullsAreAbsent):
+class Ttl(Destructive):
+    """Unknown fields are refused: a mistyped `strategy` would delete the thread whose latest state was to be kept."""
+
     ttl: Number = Field(gt=0, le=CENTURY, allow_inf_nan=False, description="Minutes without activity.")
     strategy: TtlStrategy = "delete"
 
