@@ -35,9 +35,15 @@ async def test_a_healthy_installation(installation: Installation) -> None:
     assert told == {"workers": "warn"}, "there is none here"
 
 
-async def test_without_a_database_the_others_are_made(installation: Installation) -> None:
-    settings = installation.settings.model_copy(update={"database_url": "postgresql://127.0.0.1:9/nowhere"})
-    findings = await examined(replace(installation, settings=settings, config=EXAMPLES))
+@pytest.mark.parametrize(
+    ("url", "unusable"),
+    [("postgresql://127.0.0.1:9/nowhere", ""), ("mysql://127.0.0.1/nowhere", ""), (None, "Postgres did not start")],
+)
+async def test_without_a_database_the_others_are_made(
+    installation: Installation, url: str | None, unusable: str
+) -> None:
+    settings = installation.settings.model_copy(update={"database_url": url})
+    findings = await examined(replace(installation, settings=settings, config=EXAMPLES, unusable=unusable))
     verdicts = {name: str(found.verdict) for name, found in findings.items()}
     assert verdicts.pop("database") == "fail"
     assert verdicts.pop("redis") == verdicts.pop("graphs") == "pass"

@@ -10,7 +10,7 @@ import psycopg
 
 from holdfast.diagnosis.findings import Finding, failed, passed, skipped, warned
 from holdfast.diagnosis.installation import Installation
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DatabaseError
 from holdfast.graphs.config import load_config
 
 ONLINE = "SELECT worker_id, unnest(graphs) AS graph FROM worker WHERE status = 'online'"
@@ -55,11 +55,9 @@ async def check_graphs(installation: Installation) -> Finding:
 
 async def _served(installation: Installation) -> set[str]:
     """The graphs that some online worker has; none when that cannot be told."""
-    if installation.absent:
-        return set()
     try:
         async with installation.reading() as connection:
             rows = await (await connection.execute(ONLINE)).fetchall()
-    except (psycopg.Error, OSError):
+    except (psycopg.Error, DatabaseError, OSError):
         return set()
     return {row["graph"] for row in rows}
