@@ -52,3 +52,25 @@ def test_the_command_ends_though_user_code_left_a_thread_running(project: Projec
     assert done.returncode == 78
     assert done.stdout == "unfinished line"
     assert "graphs.a: ./agent.py:target is an int" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({"store": {"ttl": 5}}, "store.ttl"),
+        ({"store": {"index": {"dims": "x", "embed": "y"}}}, "store.index.dims"),
+        ({"store": {"index": {"dims": 3, "embed": "./agent.py:gone"}}}, "store.index.embed"),
+        ({"checkpointer": {"ttl": 5}}, "checkpointer.ttl"),
+        ({"webhooks": {"url": 5}}, "webhooks.url"),
+        ({"http": {"cors": 5}}, "http.cors"),
+        ({"auth": {"path": "./agent.py:gone"}}, "auth.path"),
+    ],
+)
+def test_every_section_is_checked(
+    project: Project, capsys: pytest.CaptureFixture[str], section: dict[str, object], key: str
+) -> None:
+    # What is not refused here is refused by each process of a fleet, and the supervisor starts it again and again.
+    project.module("target = build()")
+    project.path.write_text(json.dumps({"graphs": {"a": "./agent.py:target"}, **section}))
+    assert main([str(project.path)], {}) == 78
+    assert f": {key}: " in capsys.readouterr().err

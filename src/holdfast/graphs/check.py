@@ -1,4 +1,4 @@
-"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether every graph and the auth load, as an exit status.
+"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether all that a project names loads, as an exit status.
 
 Silent and 0 when everything does; otherwise the reason on stderr and 78 (EX_CONFIG). Run in a process of its
 own before a server starts, so that broken user code cannot leave half-imported modules behind in it.
@@ -18,6 +18,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import load_config
 from holdfast.graphs.http import load_app
+from holdfast.graphs.store import load_embeddings, store_section
 from holdfast.graphs.webhooks import webhooks_section
 
 EX_CONFIG = 78
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         load_app(project)
         checkpointer_section(project)
         webhooks_section(project)
+        if (index := store_section(project).index) is not None:
+            load_embeddings(project, index.embed)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EX_CONFIG
