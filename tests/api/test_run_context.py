@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import httpx
@@ -11,7 +11,8 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypedDict
 
 from holdfast.settings import Settings
@@ -31,6 +32,22 @@ class DataclassContext:
 
 class ModelContext(BaseModel):
     model: str = Field("default", alias="llm")
+
+
+class OtherNames(BaseModel):
+    model: str = Field("default", validation_alias=AliasChoices("llm", AliasPath("models", 0)))
+
+
+@pydantic_dataclass
+class ValidatedContext:
+    model: str = Field("default", alias="llm")
+
+
+@dataclass
+class EmptyContext:
+    """What it has is not given by a run."""
+
+    model: str = field(default="default", init=False)
 
 
 class DictContext(TypedDict, total=False):
@@ -57,6 +74,9 @@ async def server(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     graphs = {
         "dataclass": graph_with(DataclassContext),
         "model": graph_with(ModelContext),
+        "names": graph_with(OtherNames),
+        "validated": graph_with(ValidatedContext),
+        "empty": graph_with(EmptyContext),
         "dict": graph_with(DictContext),
         "required": graph_with(RequiredContext),
         "free": graph_with(None),
@@ -78,6 +98,11 @@ CONTEXT = {"context": {"model": "B", "other": 1}}
         ("dataclass", {"context": {}}, {"model": "default"}, None),
         ("model", {}, {"model": "default"}, None),
         ("model", {"context": {"llm": "C"}}, {"model": "C"}, None),
+        ("names", {"context": {"llm": "C"}}, {"model": "C"}, None),
+        ("names", {"config": {"configurable": {"models": ["C", "D"]}}}, {"model": "C"}, None),
+        ("validated", {"context": {"llm": "C"}}, {"model": "C"}, None),
+        ("empty", {}, {"model": "default"}, None),
+        ("empty", CONFIGURABLE, {"model": "default"}, "A"),
         # A TypedDict has no defaults, and LangGraph takes an empty context for none.
         ("dict", {}, None, None),
         ("dict", CONFIGURABLE, {"model": "A"}, "A"),

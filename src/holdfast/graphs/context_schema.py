@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import AliasChoices, AliasPath, BaseModel
+from pydantic.fields import FieldInfo
 
 from holdfast.graphs.client_config import client_options
 
@@ -21,18 +22,28 @@ def graph_context(
     the `user_id` of an authenticated user. A graph with a schema gets the values that the schema has a field for, and
     always gets a context, so that the schema's defaults apply.
     """
-    if schema is not None and (names := _field_names(schema)):
+    if schema is not None and (names := _field_names(schema)) is not None:
         return {name: configurable[name] for name in names if name in configurable}
     given: dict[str, Any] = (kwargs.get("config") or {}).get("configurable") or {}
     options = {**client_options(given), **client_options(kwargs.get("context") or {})}
     return {name: configurable[name] for name in options if name in configurable} or None
 
 
-def _field_names(schema: type[Any]) -> list[str]:
-    """The names of the values that a context of this schema can have."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        fields = schema.model_fields.items()
-        return [name for key, field in fields for name in (key, field.alias) if name is not None]
+def _field_names(schema: type[Any]) -> list[str] | None:
+    """The names of the values that a context of this schema can have; None if it can have any, as a dict can."""
+    is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
+    place = "model_fields" if is_model else "__pydantic_fields__"  # The latter is that of a dataclass of pydantic's.
+    fields: Mapping[str, FieldInfo] | None = getattr(schema, place, None)
+    if fields is not None:
+        return [name for key, field in fields.items() if field.init is not False for name in (key, *_aliases(field))]
     if dataclasses.is_dataclass(schema):
         return [field.name for field in dataclasses.fields(schema) if field.init]
-    return list(getattr(schema, "__annotations__", ()))
+    return list(getattr(schema, "__annotations__", ())) or None
+
+
+def _aliases(field: FieldInfo) -> list[str]:
+    """The other names by which pydantic takes the value of a field. Of a path into a value it is the first part."""
+    alias = field.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    first = [choice.path[0] if isinstance(choice, AliasPath) else choice for choice in choices]
+    return [name for name in first if isinstance(name, str)]
