@@ -11,6 +11,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
+from langgraph_sdk.runtime import ServerRuntime
 from pydantic import AliasChoices, AliasPath, BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypedDict
@@ -69,6 +70,20 @@ def graph_with(schema: Any) -> Any:
     return StateGraph(Seen, context_schema=schema).add_node("look", cast(Any, look)).add_edge(START, "look").compile()
 
 
+def typed_factory(runtime: ServerRuntime[DataclassContext]) -> Any:
+    running = runtime.execution_runtime
+    return graph_naming(running.context.model if running is not None else None)
+
+
+def untyped_factory(runtime: ServerRuntime[Any]) -> Any:
+    running = runtime.execution_runtime
+    return graph_naming(running.context.get("model") if running is not None else None)
+
+
+def graph_naming(model: str | None) -> Any:
+    return StateGraph(Seen).add_node("say", cast(Any, lambda state: {"model": model})).add_edge(START, "say").compile()
+
+
 @pytest.fixture
 async def server(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     graphs = {
@@ -80,6 +95,8 @@ async def server(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
         "dict": graph_with(DictContext),
         "required": graph_with(RequiredContext),
         "free": graph_with(None),
+        "typed": cast(Any, typed_factory),
+        "untyped": cast(Any, untyped_factory),
     }
     async with serving(settings, catalog_of(**graphs)) as client:
         yield client
@@ -130,3 +147,21 @@ async def test_context_of_request_wins_over_context_of_assistant(server: httpx.A
     for sent, model in (({}, "assistant"), (CONFIGURABLE, "A"), (CONTEXT, "B")):
         answer = await server.post("/runs/wait", json={"assistant_id": assistant, "input": {}, **sent})
         assert answer.json() == {"context": {"model": model}, "model": model}
+
+
+@pytest.mark.parametrize(
+    ("factory", "sent", "model"),
+    [
+        ("typed", {}, "default"),
+        ("typed", CONFIGURABLE, "A"),
+        ("typed", CONTEXT, "B"),
+        ("untyped", {}, None),
+        ("untyped", CONFIGURABLE, "A"),
+        ("untyped", CONTEXT, "B"),
+    ],
+)
+async def test_factory_is_given_context(
+    server: httpx.AsyncClient, factory: str, sent: dict[str, Any], model: str | None
+) -> None:
+    answer = await server.post("/runs/wait", json={"assistant_id": factory, "input": {}, **sent})
+    assert answer.json() == {"model": model}

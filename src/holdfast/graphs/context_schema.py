@@ -29,6 +29,12 @@ def graph_context(
     return {name: configurable[name] for name in options if name in configurable} or None
 
 
+def known_values(schema: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the schema has a field for."""
+    names = _field_names(schema)
+    return {name: value for name, value in options.items() if names is None or name in names}
+
+
 def _field_names(schema: type[Any]) -> list[str] | None:
     """The names of the values that a context of this schema can have; None if it can have any, as a dict can."""
     is_model = isinstance(schema, type) and issubclass(schema, BaseModel)

@@ -26,6 +26,7 @@ from langgraph_sdk.runtime import (
 from pydantic import BaseModel
 
 from holdfast.errors import RunSignal
+from holdfast.graphs.context_schema import known_values
 from holdfast.telemetry.exceptions import kind_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -67,13 +68,14 @@ class Factory:
     ) -> object:
         """The ServerRuntime for one call; `context` is seen only by `threads.create_run`.
 
-        A mapping becomes the dataclass or pydantic model of ServerRuntime[Ctx], as it does for nodes.
+        A mapping becomes the dataclass or pydantic model of ServerRuntime[Ctx], as it does for nodes: of the values
+        that the model has a field for, with its defaults for the rest.
         """
         if access_context != "threads.create_run":
             read: _ReadRuntime[Any] = _ReadRuntime(access_context=access_context, user=user, store=store)
             return read
         if self.context_type is not None and isinstance(context, Mapping):
-            context = self.context_type(**context)
+            context = self.context_type(**known_values(self.context_type, context))
         return _ExecutionRuntime(access_context=access_context, user=user, store=store, context=context)
 
 

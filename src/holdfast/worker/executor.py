@@ -182,7 +182,7 @@ class Executor:
                 checkpointer=saver,
                 store=store_of(self.store, run.tenant_id),
                 user=config["configurable"].get("langgraph_auth_user"),
-                context=graph_context(None, run.kwargs, config["configurable"]),
+                context=graph_context(None, run.kwargs, config["configurable"]) or {},
             )
         )
         return graph, config
