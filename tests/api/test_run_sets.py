@@ -7,11 +7,22 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.runnables import RunnableLambda
+from langgraph.constants import START, TAG_HIDDEN
+from langgraph.graph import StateGraph
+from typing_extensions import TypedDict
 
+from holdfast.settings import Settings
 from tests.api.test_runs import STEPS, stream, thread, until
+from tests.support.catalogs import catalog_of
+from tests.support.serving import serving
 
 SLOW = {"assistant_id": "steps", "input": {"seconds": 3600}}
 QUICK = {"assistant_id": "steps", "input": {"seconds": 0}}
+
+
+class Said(TypedDict, total=False):
+    said: str
 
 
 async def test_C60_a_batch_is_that_many_runs(client: httpx.AsyncClient) -> None:
@@ -100,3 +111,18 @@ async def test_the_events_mode_carries_langchains_own(client: httpx.AsyncClient)
     assert all(event["parent_ids"] for event in streamed)
     final = [frame for frame in events if frame.event == "values"][-1]
     assert "hello" in str(final.data["messages"][-1]["content"])
+
+
+async def test_events_mode_leaves_out_hidden_steps(settings: Settings) -> None:
+    """LangGraph tags its own `__start__` as hidden, and with it what decides where a graph begins."""
+
+    def say(state: Said) -> Said:
+        hidden = RunnableLambda(lambda text: text).with_config(run_name="unseen", tags=[TAG_HIDDEN])
+        return {"said": RunnableLambda(hidden.invoke).with_config(run_name="seen").invoke("hello")}
+
+    builder = StateGraph(Said).add_node("say", say).add_conditional_edges(START, lambda state: "say", ["say"])
+    body = {"assistant_id": "graph", "input": {}, "stream_mode": ["events", "values"]}
+    async with serving(settings, catalog_of(graph=builder.compile())) as client:
+        _, events = await stream(client, "POST", "/runs/stream", json=body)
+    assert {frame.data["name"] for frame in events if frame.event == "events"} == {"graph", "say", "seen"}
+    assert [frame.data for frame in events if frame.event == "values"][-1] == {"said": "hello"}

@@ -9,6 +9,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.constants import TAG_HIDDEN
 
 from holdfast.auth.users import configurable_of
 from holdfast.graphs.catalog import Graph
@@ -160,13 +161,14 @@ class LangChainEvent:
 
 def _events_of(graph: Graph, config: RunnableConfig, run: Claimed) -> Callable[..., AsyncIterator[Any]]:
     """The graph's stream with LangChain's events in between. What `astream` would yield comes as the root's
-    `on_chain_stream` events. Those are not sent as events: they would repeat the other modes."""
+    `on_chain_stream` events. Those are not sent as events: they would repeat the other modes. Neither are events of
+    steps that are tagged as hidden, such as LangGraph's own `__start__`."""
 
     async def stream(graph_input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:
         async for event in graph.astream_events(graph_input, config, version="v2", **options):
             if event["event"] == "on_chain_stream" and event["run_id"] == str(run.run_id):
                 yield event["data"]["chunk"]
-            else:
+            elif TAG_HIDDEN not in event.get("tags", ()):
                 yield LangChainEvent(event)
 
     return stream
