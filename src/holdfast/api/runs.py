@@ -326,7 +326,8 @@ def split_list(values: Sequence[str]) -> list[str]:
     return found
 
 
-EVENT_ID = re.compile(r"[0-9]{1,16}")
+# No thread has as many events as there are milliseconds since 1970, which the ids of another server begin with.
+EVENT_ID = re.compile(r"[0-9]{1,12}")
 
 
 def event_cursor(last_event_id: str | None) -> int | None:
