@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
-from pydantic import Field
+from pydantic import FailFast, Field
 from starlette.exceptions import HTTPException
 
 from holdfast.api.bodies import MAX_IDS, RunCreate
@@ -36,7 +36,9 @@ class BulkCancel(Destructive):
 
 
 @router.post("/runs/batch", summary="Create stateless runs", responses=answers(list[Run], 400, 404))
-async def create_batch(web: Web, body: Annotated[list[RunCreate], Body(min_length=1, max_length=1000)]) -> Response:
+async def create_batch(
+    web: Web, body: Annotated[list[RunCreate], FailFast(), Body(min_length=1, max_length=1000)]
+) -> Response:
     """All of them, or none."""
     described: list[NewRun] = []
     left = MAX_BODIES * web.settings.max_body_bytes
