@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
-from holdfast.api.bodies import Body
+from holdfast.api.bodies import MAX_SELECTED, Body
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
@@ -80,3 +81,28 @@ async def test_wrong_items_are_described_once(web: httpx.AsyncClient, path: str,
     assert "1:" not in detail, detail
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/threads/search", "status"),
+        ("/assistants/search", "name"),
+        ("/runs/crons/search", "schedule"),
+        (f"/threads/{uuid4()}/history", "values"),
+    ],
+)
+async def test_many_selected_fields_are_refused(web: httpx.AsyncClient, path: str, field: str) -> None:
+    """They are looked up in each row of a page."""
+    answer = await web.post(path, json={"select": [field] * (MAX_SELECTED + 1)})
+    assert answer.status_code == 422
+    assert str(MAX_SELECTED) in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("query", [{"select": ["values"] * (MAX_SELECTED + 1)}, {"select": "next," * 2 * MAX_SELECTED}])
+@pytest.mark.parametrize("what", ["state", "history"])
+async def test_many_selected_fields_in_a_query_are_refused(
+    web: httpx.AsyncClient, what: str, query: dict[str, Any]
+) -> None:
+    thread_id = (await web.post("/threads", json={})).json()["thread_id"]
+    answer = await web.get(f"/threads/{thread_id}/{what}", params=query)
+    assert answer.status_code == 422
+    assert f"{MAX_SELECTED:,} fields" in answer.json()["detail"]

@@ -20,7 +20,7 @@ from langgraph.pregel.protocol import PregelProtocol
 from psycopg.rows import DictRow
 from pydantic import Field, TypeAdapter, create_model
 
-from holdfast.api.bodies import Contained, NullsAreAbsent, RunConfig, Whole
+from holdfast.api.bodies import Contained, NullsAreAbsent, RunConfig, Selected, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -109,7 +109,7 @@ class AssistantSearch(Search):
     graph_id: str | None = None
     name: str | None = Field(default=None, description="Part of the name, in any case.")
     sort_by: SortBy = "created_at"
-    select: list[Column] | None = None
+    select: Selected[Column] | None = None
 
 
 class Versions(Page):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import orjson
@@ -39,6 +39,8 @@ def _as_list(value: Any) -> Any:
 
 # Ids that one request may name.
 MAX_IDS = 1000
+# Fields that one request may select. They are looked up in every row of a page.
+MAX_SELECTED = 1000
 # Bytes of JSON in a filter. Postgres takes a hundred times as much memory to parse it.
 MAX_FILTER_BYTES = 16 * 1024
 
@@ -56,6 +58,10 @@ def check_filter(value: dict[str, Any]) -> dict[str, Any]:
 
 Contained = Annotated[dict[str, Any], AfterValidator(check_filter)]
 """A filter: what the JSON of a row must contain."""
+
+Name = TypeVar("Name", bound=str)
+Selected = Annotated[list[Name], Field(max_length=MAX_SELECTED)]
+"""The fields to show."""
 
 Modes = Annotated[list[StreamMode], BeforeValidator(_as_list, json_schema_input_type=StreamMode | list[StreamMode])]
 Nodes = Literal["*"] | list[str] | None

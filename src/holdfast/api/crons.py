@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from holdfast.api.assistants import runnable_assistant
-from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, RunCreate
+from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, RunCreate, Selected
 from holdfast.api.budgets import fill_budget, keep_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
@@ -141,7 +141,7 @@ class CronSearch(Search):
     thread_id: UUID | None = None
     enabled: Flag | None = None
     sort_by: SortBy = "created_at"
-    select: list[Column] | None = None
+    select: Selected[Column] | None = None
 
 
 @router.post("/threads/{thread_id}/runs/crons", summary="Create a cron of a thread", responses=answers(Cron, 400, 404))

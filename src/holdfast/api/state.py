@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi import Body as FromBody
 from langgraph.types import PregelTask, StateSnapshot, StateUpdate
 
-from holdfast.api.bodies import Checkpoint
+from holdfast.api.bodies import MAX_SELECTED, Checkpoint
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -115,17 +115,19 @@ async def history(
     select: Select = (),
 ) -> Response:
     earlier = None if before is None else str(before)
-    return await _history(web, thread_id, HistoryRead(limit=limit, select=list(select) or None), earlier)
+    return await _history(web, thread_id, HistoryRead(limit=limit), earlier, select)
 
 
 @router.post("/threads/{thread_id}/history", summary="Search past states", responses=HISTORY)
 async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead | None, FromBody()] = None) -> Response:
     body = body or HistoryRead()
-    return await _history(web, thread_id, body, None if body.before is None else body.before.id)
+    return await _history(web, thread_id, body, None if body.before is None else body.before.id, body.select)
 
 
-async def _history(web: Web, thread_id: UUID, asked: HistoryRead, before: str | None) -> Response:
-    selected = _selection(asked.select)
+async def _history(
+    web: Web, thread_id: UUID, asked: HistoryRead, before: str | None, select: Iterable[str] | None
+) -> Response:
+    selected = _selection(select)
     await web.may_thread(thread_id, "read")
     states, more = await read_history(
         web.database,
@@ -163,6 +165,8 @@ def _selection(given: Iterable[str] | None) -> list[str] | None:
     if given is None:
         return None
     names = [name.strip() for part in given for name in part.split(",") if name.strip()]
+    if len(names) > MAX_SELECTED:
+        raise InvalidRequest(f"select: {MAX_SELECTED:,} fields are possible, and the request has {len(names):,}.")
     for name in names:
         if name not in FIELDS and not name.startswith("values."):
             raise InvalidRequest(f"select: '{name}' is neither values.<key> nor one of {', '.join(FIELDS)}.")

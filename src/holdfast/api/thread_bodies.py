@@ -8,7 +8,18 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.api.bodies import MAX_IDS, Body, Checkpoint, Command, Contained, Flag, NullsAreAbsent, Number, Whole
+from holdfast.api.bodies import (
+    MAX_IDS,
+    Body,
+    Checkpoint,
+    Command,
+    Contained,
+    Flag,
+    NullsAreAbsent,
+    Number,
+    Selected,
+    Whole,
+)
 from holdfast.api.destructive import Destructive
 from holdfast.api.listing import Search
 from holdfast.engine.create import THREAD_COLUMNS
@@ -88,7 +99,7 @@ class ThreadCount(NullsAreAbsent):
 
 class ThreadSearch(ThreadCount, Search):
     sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] | None = None
-    select: list[ThreadField] | None = None
+    select: Selected[ThreadField] | None = None
     extract: dict[str, str] = Field(
         default_factory=dict,
         max_length=MOST_EXTRACTS,
@@ -126,7 +137,7 @@ class ThreadPrune(Destructive):
 class StateRead(NullsAreAbsent):
     checkpoint: Checkpoint
     subgraphs: Flag = False
-    select: list[str] | None = None
+    select: Selected[str] | None = None
 
 
 class StateUpdateBody(NullsAreAbsent):
@@ -165,4 +176,4 @@ class HistoryRead(NullsAreAbsent):
     before: Annotated[Before, BeforeValidator(_named, json_schema_input_type=Before | UUID)] | None = None
     metadata: Contained = Field(default_factory=dict)
     checkpoint: Checkpoint | None = None
-    select: list[str] | None = None
+    select: Selected[str] | None = None
