@@ -110,6 +110,19 @@ async def test_clients_that_stop_reading_hold_a_portion_each(web: Target, databa
     assert most - before < 120 * MEGABYTE, f"grew by {(most - before) // MEGABYTE} MB"
 
 
+async def test_streams_do_not_keep_the_input_of_their_run(web: Target) -> None:
+    """It is as large as a body, and several times as large when it is parsed."""
+    body = {"assistant_id": "reply", "after_seconds": 3600, "input": {"text": ["ab"] * 800_000}}
+    run = (await web.fleet.client.post(f"{web.member.url}/runs", json=body)).json()
+    path = f"/threads/{run['thread_id']}/runs/{run['run_id']}"
+    before = web.memory
+    for what in ("stream", "join", "stream?follow=true"):
+        clients = [await stalled(web, get(f"{path}/{what}")) for _ in range(5)]
+        assert web.memory - before < 150 * MEGABYTE, f"{what}: grew by {(web.memory - before) // MEGABYTE} MB"
+        for client in clients:
+            client.close()
+
+
 async def test_log_of_large_events_is_read_whole(web: Target, database_url: str) -> None:
     """Events that are larger than a portion, and events that are small, by every kind of stream."""
     thread_id, run_id = write_log(database_url, events=6, size=3 * MEGABYTE)

@@ -104,6 +104,12 @@ def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str
     return {"content-location": base, "location": f"{base}/{suffix}"}
 
 
+def _watched(run: DictRow) -> DictRow:
+    """What a stream needs of its run. The rest, such as the input, is as large as a request body, and a stream may be
+    open for days."""
+    return {key: run[key] for key in ("run_id", "thread_id", "status", "attempt", "first_seq")}
+
+
 async def refuse_gap(web: WebContext, thread_id: UUID, after: int) -> None:
     """Raises Gone for a cursor into events of a thread that have expired: what would follow is not known any more.
     From the beginning (0) a stream has whatever is left."""
@@ -167,7 +173,7 @@ def stream_response(
     """
     if not follow:
         _refuse_expired(run, after)
-
+    run = _watched(run)
     chain = _chain(web, run) if follow else None
 
     async def body(tick: float | None) -> AsyncIterator[bytes]:
@@ -209,6 +215,7 @@ def wait_response(
 ) -> StreamingResponse:
     """A run's result as JSON once it has ended; a newline now and then until it has. `follow`: that of the run that
     brings its work to an end."""
+    run = _watched(run)
     chain = _chain(web, run) if follow else None
     heard = _Heard()
 
