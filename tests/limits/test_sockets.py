@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import pytest_asyncio
 from psycopg.rows import dict_row
+from websockets.asyncio.client import connect
 
 from holdfast.resources.api_keys import create_key
 from tests.conformance.server import own_database
@@ -194,6 +197,32 @@ async def test_socket_that_is_not_accepted_yet_holds_nothing(database_url: str, 
         assert await client.status() == 101
         await sending
         client.close()
+
+
+async def test_subscriptions_of_a_socket_are_bounded(web: Target) -> None:
+    """They are kept, and every event is compared with each of them."""
+    thread_id = (await web.fleet.client.post(f"{web.member.url}/threads", json={})).json()["thread_id"]
+    url = web.member.url.replace("http", "ws")
+
+    async with connect(f"{url}/threads/{thread_id}/stream/events") as socket:
+
+        async def subscribe(**params: Any) -> dict[str, Any]:
+            params = {"channels": ["values"], **params}
+            await socket.send(json.dumps({"id": 1, "method": "subscription.subscribe", "params": params}))
+            answer: dict[str, Any] = json.loads(await socket.recv())
+            return answer
+
+        large = [["x" * 100]] * 200
+        assert "65,536 bytes" in (await subscribe(namespaces=large * 4))["message"]
+        assert [(await subscribe(namespaces=large))["type"] for _ in range(4)] == ["success"] * 3 + ["error"]
+        assert (await subscribe(namespaces=large, subscription_id="3"))["type"] == "success"
+        assert (await subscribe())["type"] == "success"
+        await socket.send('{"id": 1, "method": "subscription.unsubscribe", "params": {"subscription_id": "1"}}')
+        await socket.recv()
+        assert (await subscribe(namespaces=large))["type"] == "success"
+    stream = f"{web.member.url}/threads/{thread_id}/stream/events"
+    answer = await web.fleet.client.post(stream, json={"channels": ["values"], "namespaces": large * 4})
+    assert (answer.status_code, "65,536 bytes" in answer.json()["detail"]) == (400, True)
 
 
 async def test_client_without_a_key_holds_nothing(web: Target) -> None:

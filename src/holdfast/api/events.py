@@ -28,6 +28,10 @@ from holdfast.telemetry.cancelling import cancel_all
 
 router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
 
+# Bytes of JSON in a subscription, and in all subscriptions of one WebSocket together. They are kept, and every event is
+# compared with each namespace in them.
+MAX_SUBSCRIPTION_BYTES = 64 * 1024
+
 
 def _whole_number(value: Any, name: str) -> int | None:
     if value is None:
@@ -37,10 +41,19 @@ def _whole_number(value: Any, name: str) -> int | None:
     return value
 
 
+def subscription_size(params: Any) -> int:
+    """Bytes of JSON."""
+    return len(orjson.dumps(params))
+
+
 def read_filter(params: Any) -> tuple[Filter, int]:
     """A subscription's filter and cursor; BadRequest says what is wrong with it."""
     if not isinstance(params, dict):
         raise BadRequest("A subscription is an object with channels.")
+    if (size := subscription_size(params)) > MAX_SUBSCRIPTION_BYTES:
+        raise BadRequest(
+            f"A subscription may have {MAX_SUBSCRIPTION_BYTES:,} bytes of JSON at most, and this one has {size:,}."
+        )
     channels = params.get("channels")
     if not isinstance(channels, list) or not channels:
         raise BadRequest(f"channels must name at least one of: {', '.join(sorted(CHANNELS))}.")
@@ -101,6 +114,8 @@ class Subscription:
     seen: int
     end: int
     caught_up: asyncio.Future[None]
+    size: int
+    """Bytes of JSON that it was asked for with."""
     replayed: int = 0
 
 
@@ -182,9 +197,11 @@ class Socket:
                 if method == "subscription.reconnect" or since:
                     await self._refuse_gap(params.get("since"))
                 identity = str(params.get("subscription_id") or self._next_subscription)
+                size = subscription_size(params)
+                self._refuse_too_many(identity, size)
                 self._next_subscription += 1
                 caught_up = asyncio.get_running_loop().create_future()
-                new = Subscription(wanted, since, await self._head(), caught_up)
+                new = Subscription(wanted, since, await self._head(), caught_up, size)
                 await self._follow(identity, new)
                 return {"subscription_id": identity, "replayed_events": new.replayed}
             case "subscription.unsubscribe":
@@ -193,6 +210,16 @@ class Socket:
                 return {}
             case _:
                 raise CommandFailed("unknown_command", f"There is no command {method}.")
+
+    def _refuse_too_many(self, identity: str, size: int) -> None:
+        """Raise CommandFailed when another subscription would make the filters of this socket too large."""
+        others = sum(one.size for name, one in self._subscriptions.items() if name != identity)
+        if others + size > MAX_SUBSCRIPTION_BYTES:
+            raise CommandFailed(
+                "invalid_argument",
+                f"The subscriptions of a WebSocket may have {MAX_SUBSCRIPTION_BYTES:,} bytes of JSON together. End "
+                "some of them with subscription.unsubscribe, or open another WebSocket.",
+            )
 
     async def _follow(self, identity: str, new: Subscription) -> None:
         """Take a subscription in, and read on from where the one that is furthest behind stands. Returns when it has
@@ -254,7 +281,7 @@ class Socket:
     async def _deliver_one(self, event: LogEvent) -> None:
         shown = envelope(self._thread_id, event)
         waiting = [one for one in self._subscriptions.values() if one.seen < event.seq]
-        takers = [one for one in waiting if shown is not None and _admits(one.wanted, shown)]
+        takers = {one for one in waiting if shown is not None and _admits(one.wanted, shown)}
         if shown is not None and takers:
             await self._send(shown)
         for one in waiting:
