@@ -14,6 +14,7 @@ import websockets
 from structlog.testing import capture_logs
 
 from holdfast.api.main import serve
+from holdfast.auth.bounded_json import MAX_CONTAINERS
 from holdfast.db.connect import Database
 from holdfast.errors import ConfigError
 from holdfast.graphs.catalog import GraphCatalog
@@ -227,6 +228,20 @@ class TestAuth:
                     assert "MAX_BODY_BYTES" in large.json()["detail"]
                 known = await client.request(method, path, content=b"{}", headers={**JSON, **ANNA})
                 assert known.status_code in (200, 404), (method, path, known.text)
+
+    @pytest.mark.parametrize("order", ["middleware_first", "auth_first"])
+    async def test_a_body_of_many_objects_is_not_parsed_for_an_authenticator(
+        self, settings: Settings, order: str
+    ) -> None:
+        """Anybody can send it, and it takes many times its bytes when it is parsed."""
+        http = {"app": APP, "enable_custom_route_auth": True, "middleware_order": order}
+        body = b"[" + b"[]," * MAX_CONTAINERS + b"[]]"
+        roomy = settings.model_copy(update={"max_body_bytes": 2 * len(body)})
+        async with serving(roomy, project(http, auth={"path": "./auth.py:nosy"})) as client:
+            for method, path in (("POST", "/form"), ("POST", "/threads"), ("GET", f"/runs/{uuid4()}")):
+                answer = await client.request(method, path, content=body, headers=JSON)
+                assert answer.status_code == 422, (method, path, answer.text)
+                assert "objects and arrays" in answer.json()["detail"]
 
     async def test_plain_applications_can_be_for_known_users_only_too(self) -> None:
         async with calling({"app": "./webapp.py:plain", "enable_custom_route_auth": True}, auth=AUTH) as client:

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.api import edge
 from holdfast.api.edge import BodyLimit, JsonRequest, read_json
+from holdfast.auth.bounded_json import DEEPEST
 
 
 def request(method: str = "POST", **headers: str) -> Scope:
@@ -75,7 +76,7 @@ async def test_a_body_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nesting(depth: int) -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         body = opening * depth + b"1" + closing * depth
-        if depth <= edge.DEEPEST:
+        if depth <= DEEPEST:
             assert read_json(body)
         else:
             with pytest.raises(HTTPException):

@@ -3,15 +3,16 @@ the bytes of a request to hold an empty object."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import orjson
 import pytest
 
 from holdfast.api.bodies import MAX_FILTER_BYTES, MAX_IDS
-from holdfast.api.edge import MAX_CONTAINERS
+from holdfast.auth.bounded_json import MAX_CONTAINERS
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
@@ -81,9 +82,20 @@ async def test_many_ids_are_refused(web: httpx.AsyncClient, path: str, field: st
     assert str(MAX_IDS) in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "many"}], ids=["plain", "with a key"])
 @pytest.mark.parametrize("path", ["/threads", "/threads/search", "/runs", "/assistants"])
-async def test_body_with_too_many_objects_is_refused(web: httpx.AsyncClient, path: str) -> None:
+async def test_body_with_too_many_objects_is_refused(
+    web: httpx.AsyncClient, path: str, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = b'{"metadata": {"a": [' + b"{}," * MAX_CONTAINERS + b"{}]}}"
-    answer = await web.post(path, content=body, headers=JSON)
+    monkeypatch.setattr("orjson.loads", _refuse_large)
+    answer = await web.post(path, content=body, headers={**JSON, **headers})
+    monkeypatch.undo()
     assert answer.status_code == 422
     assert f"{MAX_CONTAINERS:,} objects and arrays" in answer.json()["detail"]
+
+
+def _refuse_large(text: bytes | str, parse: Callable[[bytes | str], Any] = orjson.loads) -> Any:
+    """`orjson.loads` of a process that fails when it parses a large text."""
+    assert len(text) < MAX_CONTAINERS
+    return parse(text)

@@ -11,11 +11,12 @@ from typing import Any, cast
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted
+from holdfast.api.edge import JsonRequest
 from holdfast.api.perimeter import refuse
 from holdfast.auth.custom import ANYONE
 from holdfast.errors import RequestError
@@ -57,7 +58,7 @@ class Authenticated:
         """Find out who sends a request. Returns what to receive its body from; raises RequestError."""
         if CALLER in scope:
             return receive
-        request = Request(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
+        request = JsonRequest(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
         caller = await admitted(self._web, request)
         scope[CALLER] = caller
         if caller is not ANYONE:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -20,16 +19,12 @@ from holdfast.api.errors import Json
 from holdfast.api.idempotency import HEADER, answer_once, creates, declare
 from holdfast.api.shapes import everywhere
 from holdfast.api.traces import SERVED
+from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.keys import KeyAuth
-from holdfast.errors import Denied
+from holdfast.errors import Denied, InvalidRequest
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Levels of nesting in a request body.
-DEEPEST = 200
-# Objects and arrays in a request body. An empty one takes two bytes on the wire, seventy in Python and two hundred in
-# Postgres. Counted without parsing, so brackets inside of strings count too.
-MAX_CONTAINERS = 500_000
 # `application/json`, and types that are JSON inside, such as `application/merge-patch+json`.
 JSON_TYPE = re.compile(rb"\s*application/([\w!#$&^.+-]+\+)?json\s*(;.*)?", re.IGNORECASE | re.DOTALL)
 # Where a request's scope has what was raised when it was answered the express way.
@@ -58,26 +53,12 @@ class JsonRequest(Request):
 
 
 def read_json(body: bytes) -> Any:
-    """The value that a body or a frame is. Raises JSONDecodeError, and HTTPException when it is nested too deeply."""
-    containers = body.count(b"{") + body.count(b"[")
-    if containers > MAX_CONTAINERS:
-        raise HTTPException(
-            422, f"The request body has more than {MAX_CONTAINERS:,} objects and arrays. Send them in several requests."
-        )
-    value = orjson.loads(body)
-    if containers > DEEPEST:
-        _refuse_too_deep(value)
-    return value
-
-
-def _refuse_too_deep(value: Any) -> None:
-    """orjson reads deeper nesting than it writes (254), and what is read here is written later, inside of something."""
-    for _ in range(254 - DEEPEST):
-        value = [value]
+    """The value that a body or a frame is. Raises JSONDecodeError, and HTTPException when it is beyond the bounds:
+    FastAPI answers 400 to every other exception."""
     try:
-        orjson.dumps(value)
-    except TypeError:
-        raise HTTPException(422, f"The request body is nested deeper than {DEEPEST} levels.") from None
+        return read_bounded(body)
+    except InvalidRequest as refusal:
+        raise HTTPException(refusal.status, str(refusal)) from None
 
 
 class JsonRoute(APIRoute):

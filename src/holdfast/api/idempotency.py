@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.api.context import WEB, WebContext, process_context, web_of
 from holdfast.api.shapes import refusals
 from holdfast.api.streaming import stream_response, wait_response
+from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.custom import Resource
 from holdfast.db.one_transaction import OneTransaction
 from holdfast.db.visibility import EVERYTHING, Table, is_visible
@@ -133,8 +134,8 @@ def given_key(request: Request) -> str:
 def fingerprint(request: Request, body: bytes) -> bytes:
     """What makes it the same request: method, path, query, and a body that says the same."""
     try:
-        said = orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS) if body else b""
-    except (orjson.JSONDecodeError, TypeError):
+        said = orjson.dumps(read_bounded(body), option=orjson.OPT_SORT_KEYS) if body else b""
+    except (orjson.JSONDecodeError, InvalidRequest):
         said = body
     parts = (request.method.encode(), request.scope["path"].encode(), request.url.query.encode(), said)
     return hashlib.sha256(b"\n".join(hashlib.sha256(part).digest() for part in parts)).digest()

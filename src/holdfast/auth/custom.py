@@ -19,6 +19,7 @@ from langgraph_sdk.auth.types import AuthContext, StudioUser
 from starlette.exceptions import HTTPException as BadStatus
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.remembering import Remembered
 from holdfast.auth.users import User, as_user, configurable_of, tenant_of
 from holdfast.db.visibility import EVERYTHING, Visibility
@@ -325,11 +326,12 @@ async def _gift(connection: HTTPConnection, name: str) -> Any:
 
 
 async def _body(connection: HTTPConnection) -> Any:
-    """The request's body as JSON; None where there is none, or it is something else."""
+    """The request's body as JSON; None where there is none, or it is something else. Raises InvalidRequest for JSON
+    beyond the bounds."""
     if not isinstance(connection, Request):
         return None
     body = await connection.body()
     try:
-        return orjson.loads(body) if body else None
+        return read_bounded(body) if body else None
     except orjson.JSONDecodeError:
         return None
