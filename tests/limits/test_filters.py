@@ -51,8 +51,9 @@ def filter_fields(document: dict[str, Any]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "filter", ['{"a": "%s"}' % ("x" * MAX_FILTER_BYTES), '{"a":' * 300 + "1" + "}" * 300], ids=["large", "deep"]
 )
-async def test_filter_in_a_query_is_refused(web: httpx.AsyncClient, filter: str) -> None:
-    answer = await web.get("/dead-letters", params={"metadata": filter})
+@pytest.mark.parametrize("path", ["/dead-letters", "/interrupts"])
+async def test_filter_in_a_query_is_refused(web: httpx.AsyncClient, path: str, filter: str) -> None:
+    answer = await web.get(path, params={"metadata": filter})
     assert (answer.status_code, answer.json()["detail"].partition(":")[0]) == (422, "metadata"), answer.text
 
 

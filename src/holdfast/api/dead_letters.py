@@ -12,18 +12,17 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Query, Response
 from fastapi import Body as FromBody
 from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdfast.api.bodies import Contained, Flag, Number, Whole, check_filter
+from holdfast.api.bodies import Contained, Flag, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import Page, page
+from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.request_context import forward
 from holdfast.api.runs import announce_created
 from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
@@ -170,7 +169,7 @@ async def list_open(
         assistant_id=assistant_id,
         graph_id=graph_id,
         thread_id=thread_id,
-        metadata=_object(metadata),
+        metadata=metadata_filter(metadata),
         older_than=older_than,
         newer_than=newer_than,
     )
@@ -268,21 +267,6 @@ async def discard_one(web: Web, run_id: UUID) -> Response:
 async def delete(web: Web, run_id: UUID) -> Response:
     await _discard(web, run_id)
     return Response(status_code=204)
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidRequest("metadata: must be a JSON object.")
-    try:
-        return check_filter(value)
-    except ValueError as error:
-        raise InvalidRequest(f"metadata: {error}.") from None
 
 
 async def _filters(web: WebContext, body: LetterFilters) -> Filters:

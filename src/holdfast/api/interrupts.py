@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import orjson
 from fastapi import APIRouter, Query, Response
 from psycopg.rows import DictRow
 from pydantic import BaseModel, Field
@@ -16,7 +15,7 @@ from holdfast.api.bodies import Command, RunCreate
 from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.listing import Page, page
+from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.runs import create_from, run_of
 from holdfast.api.shapes import PLACE, Run, answers, pages
 from holdfast.api.streaming import locations
@@ -97,7 +96,7 @@ async def inbox(
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    wanted = _metadata(metadata)
+    wanted = metadata_filter(metadata)
     # A question is seen by whoever sees its thread.
     asked: dict[str, Any] = {"metadata": wanted, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
@@ -119,18 +118,6 @@ async def inbox(
         rows = await search_questions(connection, filters, ascending=order == "asc", part=part.within(web.settings))
     shown, headers = page(rows, part)
     return Json([present(row) for row in shown], headers=headers)
-
-
-def _metadata(given: str | None) -> dict[str, Any]:
-    if not given:
-        return {}
-    try:
-        wanted = orjson.loads(given)
-    except orjson.JSONDecodeError:
-        wanted = None
-    if not isinstance(wanted, dict):
-        raise InvalidRequest('metadata must be a JSON object, like {"team": "support"}.')
-    return wanted
 
 
 @router.post(

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import orjson
 from psycopg.rows import DictRow
 from pydantic import Field
 
-from holdfast.api.bodies import Contained, NullsAreAbsent, Whole
+from holdfast.api.bodies import Contained, NullsAreAbsent, Whole, check_filter
 from holdfast.db.pages import Found, Part
 from holdfast.errors import InvalidRequest
 from holdfast.graphs.client_config import client_metadata, client_options
@@ -57,6 +58,22 @@ def page(found: Found, asked: Page) -> tuple[list[DictRow], dict[str, str]]:
     if not found.more:
         return found.rows, {"x-pagination-total": str(end)}
     return found.rows, {"x-pagination-total": str(end + 1), "x-pagination-next": str(end)}
+
+
+def metadata_filter(text: str | None) -> dict[str, Any]:
+    """The query parameter `metadata`: JSON that the metadata must contain. Raises InvalidRequest."""
+    if not text:
+        return {}
+    try:
+        given = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest('metadata: must be a JSON object, like {"team": "support"}.')
+    try:
+        return check_filter(given)
+    except ValueError as error:
+        raise InvalidRequest(f"metadata: {error}.") from None
 
 
 def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]:
