@@ -7,6 +7,7 @@ import re
 import socket
 import time
 import urllib.request
+from contextlib import suppress
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -101,6 +102,49 @@ async def test_probe_is_answered_while_all_others_are_held_open() -> None:
     finally:
         for writer in writers:
             writer.close()
+        await asyncio.to_thread(server.close)
+
+
+async def test_probes_that_come_at_once_are_connected() -> None:
+    """Before the first of them is accepted: one that is not would be tried again by the kernel after a second."""
+    server = HealthServer(Well(), "127.0.0.1", 0)
+    writers = []
+    try:
+        async with asyncio.timeout(10):
+            for _ in range(MAX_PROBES):
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writers.append(writer)
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.to_thread(server.close)
+
+
+@pytest.mark.parametrize(
+    ("head", "answer"),
+    [
+        (b"GET /ready HTTP/1.1\r\n" + b"a: %s\r\n" % (b"x" * 1000) * 50, b"431"),
+        (b"GET /ready HTTP/1.1\r\na: " + b"x" * 50_000, b"431"),
+        (b"GET /" + b"x" * 50_000, b""),
+    ],
+    ids=["headers", "header", "path"],
+)
+async def test_large_heads_of_probes_are_refused(head: bytes, answer: bytes) -> None:
+    """Without waiting for their end: thirty of the largest that Python takes are 200 MB, and several times as much when
+    they are parsed."""
+    server = HealthServer(Well(), "127.0.0.1", 0)
+    server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head)
+        async with asyncio.timeout(4):
+            received = b""
+            with suppress(ConnectionError):
+                received = await reader.read(12)
+        assert received[9:] == answer
+        writer.close()
+        assert await probe(server.port, "/ready") == (200, "ok\n")
+    finally:
         await asyncio.to_thread(server.close)
 
 

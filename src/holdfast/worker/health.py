@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qs
 
@@ -30,6 +32,8 @@ log = structlog.get_logger(__name__)
 MAX_PROBES = 32
 # Seconds that one probe may take in all. A client that sends a byte now and then would keep its thread otherwise.
 PROBE_SECONDS = 10.0
+# Bytes of a probe's request line and headers. Python's server takes a hundred headers of 64 KiB each.
+MAX_HEAD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ class _BoundedServer(ThreadingHTTPServer):
     """A server with few connections, none of them for long."""
 
     daemon_threads = True
+    # Connections that wait to be accepted. Python's five are soon full, and a probe that comes then is tried again by
+    # the kernel after a second, which is as long as an orchestrator waits.
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], listener: socket.socket | None
@@ -137,10 +144,38 @@ class _BoundedServer(ThreadingHTTPServer):
             log.error("health.failed", exc_info=error)
 
 
+class _Head:
+    """The beginning of what a client sends: lines, of MAX_HEAD_BYTES together."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = MAX_HEAD_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        """Raises LineTooLong."""
+        line = self._file.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("head")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _Probe(BaseHTTPRequestHandler):
     patient: ClassVar[Patient]
     # A probe that sends nothing does not keep a thread.
     timeout = 5
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]
+
+    def handle_one_request(self) -> None:
+        # Python's server answers 431 to headers that are too long, and does not expect as much of the request line.
+        with suppress(http.client.LineTooLong):
+            super().handle_one_request()
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
