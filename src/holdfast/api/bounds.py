@@ -9,17 +9,21 @@ everything behind this point runs only once a request's headers are complete.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import MAX_LINE_LENGTH, Request
 from websockets.protocol import State
 
+from holdfast.api.turns import Turns
 from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -31,6 +35,12 @@ MAX_PIPELINED_REQUESTS = 32
 # Bytes of an unfinished body or message that are not counted against the process's budget. Of a client that is not
 # authenticated yet, less than this is received: its body is not read, and its WebSocket is paused until it is accepted.
 UNCOUNTED_BYTES = 512 * 1024
+# Bytes of a body or message that is handled without being counted.
+SMALL_BYTES = 16 * 1024
+# Of the bytes that the process may hold of bodies, the part that is handled at once.
+HANDLED_PART = 1 / 8
+# Seconds for which a complete body may wait until others are handled.
+TURN_SECONDS = 60.0
 # Frames that one WebSocket message may be cut into. An empty frame is kept too.
 MAX_FRAGMENTS = 1024
 # Seconds for which a refused client can still send, so that it reads the answer instead of a reset connection.
@@ -50,7 +60,20 @@ class Limits:
     header_seconds: float
     body_seconds: float
     buffered_bytes: int
-    unfinished_bytes: int = 0
+    held_bytes: int = 0
+    """Of bodies and messages that are not answered yet."""
+    handled_messages_bytes: int = 0
+    """Of WebSocket messages that are being handled."""
+    turns: Turns = field(init=False)
+    _complete: dict[RequestResponseCycle, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.handled_bytes)
+
+    @property
+    def handled_bytes(self) -> int:
+        """Of bodies that are handled at once, and as many of messages."""
+        return int(self.buffered_bytes * HANDLED_PART)
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -58,9 +81,19 @@ class Limits:
         buffered = max(settings.max_buffered_bytes, settings.max_body_bytes)
         return cls(settings.max_header_bytes, settings.header_timeout, settings.body_timeout, buffered)
 
+    def completed(self, cycle: RequestResponseCycle, share: Share) -> None:
+        """Hold a complete body until its request is answered."""
+        self._complete[cycle] = share.hand_over()
+
+    def answered(self, cycle: RequestResponseCycle) -> None:
+        """The application has begun to answer a request, or it has ended: its body is not needed any more."""
+        if cycle in self._complete:
+            self.held_bytes -= self._complete.pop(cycle)
+            self.turns.end(cycle)
+
 
 class Share:
-    """What one connection holds of its process's budget for unfinished bodies and messages."""
+    """What one connection holds of its process's budget for bodies and messages."""
 
     __slots__ = ("_counted", "_limits", "_received")
 
@@ -76,18 +109,36 @@ class Share:
         if not grown:
             return True
         self._counted += grown
-        self._limits.unfinished_bytes += grown
-        return self._limits.unfinished_bytes <= self._limits.buffered_bytes
+        self._limits.held_bytes += grown
+        return self._limits.held_bytes <= self._limits.buffered_bytes
 
     def replace(self, size: int) -> bool:
         """Count what the connection holds now, in place of what was counted. False: the process holds too much."""
         self.clear()
         return self.add(size)
 
+    @property
+    def received(self) -> int:
+        """Bytes of the body or message."""
+        return self._received
+
+    def hand_over(self) -> int:
+        """The body is complete. Returns what was counted, which the caller counts from now on."""
+        counted, self._received, self._counted = self._counted, 0, 0
+        return counted
+
     def clear(self) -> None:
-        """The body or message is complete, or gone."""
-        self._limits.unfinished_bytes -= self._counted
+        """The message is complete, or the body or message is gone."""
+        self._limits.held_bytes -= self._counted
         self._received = self._counted = 0
+
+
+def _may_be_large(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the body of a request with these headers can be larger than SMALL_BYTES."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and int(value) > SMALL_BYTES):
+            return True
+    return False
 
 
 class Refused(Exception):
@@ -110,6 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._completed = False
         # Until the head has come, or the body.
         self._deadline: asyncio.TimerHandle | None = None
+        # Until a complete body is handled.
+        self._waiting: asyncio.TimerHandle | None = None
         # The request that is being answered; `cycle` is the last that was received.
         self._running: RequestResponseCycle | None = None
         self._refusal: tuple[int, str] | None = None
@@ -122,6 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
+        self._stop_waiting()
         self._share.clear()
         running = self._running
         super().connection_lost(exc)
@@ -147,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 self._deadline = self.loop.call_later(self._limits.header_seconds, self._head_late)
-            elif cycle.more_body:
+            elif cycle.more_body and self._waiting is None:
                 self._deadline = self.loop.call_later(self._limits.body_seconds, self._body_late)
 
     def handle_websocket_upgrade(self) -> None:
@@ -179,8 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._share.add(len(body)):
             self._refusal = (
                 503,
-                f"The server holds MAX_BUFFERED_BYTES={self._limits.buffered_bytes} of unfinished request bodies. "
-                "Try again later.",
+                f"The server holds MAX_BUFFERED_BYTES={self._limits.buffered_bytes} of request bodies that are not "
+                "answered yet. Try again later.",
             )
             raise Refused
         super().on_body(body)
@@ -188,8 +242,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._completed = True
         self._stop_deadline()
-        self._share.clear()
-        super().on_message_complete()
+        cycle = self.cycle
+        if self._share.received <= SMALL_BYTES or cycle.response_started:
+            self._share.clear()
+            super().on_message_complete()
+            return
+        size = self._share.received
+        self._limits.completed(cycle, self._share)
+
+        def start() -> None:
+            self._stop_waiting()
+            cycle.more_body = False
+            cycle.message_event.set()
+
+        if not self._limits.turns.begin(cycle, size, start):
+            self._waiting = self.loop.call_later(TURN_SECONDS, self._turn_late)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -203,7 +270,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if _may_be_large(cycle.scope["headers"]):
+            app = partial(self._answer_large, cycle, app)
         super()._start_asgi_task(cycle, app)
+
+    async def _answer_large(
+        self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Run the application, and count the body until it answers."""
+
+        def answer(message: Message) -> Awaitable[None]:
+            self._limits.answered(cycle)
+            return send(message)
+
+        try:
+            await app(scope, receive, answer)
+        finally:
+            self._limits.answered(cycle)
 
     # --- bounds -------------------------------------------------------------------------------------
 
@@ -260,6 +343,15 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._refuse(408, f"The request's body was not complete within BODY_TIMEOUT_SECONDS={seconds:g}.")
 
+    def _turn_late(self) -> None:
+        self._waiting = None
+        self._refuse(503, f"Others were handled for {TURN_SECONDS:g} s before this request's body. Try again later.")
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
     def _close_unread(self) -> None:
         """Close a connection whose request was answered before its body was complete."""
         self._deadline = None
@@ -280,6 +372,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer and close. If a response has already started, only close."""
         self._done = True
         self._stop_deadline()
+        self._stop_waiting()
         self._unset_keepalive_if_required()
         self._share.clear()
         self.pipeline.clear()
@@ -313,6 +406,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         # Whether all that arrives is dropped.
         self._dropping = False
+        # Bytes of messages that the application has been given and is not done with.
+        self._handled_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
@@ -366,7 +461,30 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._stop_deadline()
+        size = sum(map(len, self.frames))
+        if size > SMALL_BYTES and not self.close_sent:
+            self._handled_bytes += size
+            self._limits.handled_messages_bytes += size
+            if self._limits.handled_messages_bytes > max(self._limits.handled_bytes, self._handled_bytes):
+                self._fail(CloseCode.TRY_AGAIN_LATER, "The server handles too many large messages.")
+                return
         super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        # The application is done with what it was given before, unless there was more in one packet.
+        if self.queue.empty():
+            self._release_handled()
+        return await super().receive()
+
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            self._release_handled()
+
+    def _release_handled(self) -> None:
+        self._limits.handled_messages_bytes -= self._handled_bytes
+        self._handled_bytes = 0
 
     def handle_ping(self) -> None:
         # A client that sends pings and takes no pongs would fill the memory with them.

@@ -120,9 +120,10 @@ class WebSettings(Section):
         256 * 1024**2,
         ge=1024**2,
         validation_alias=names("MAX_BUFFERED_BYTES"),
-        description="The bytes of unfinished request bodies that a web process holds at most, and as many of answers "
-        "that clients have not taken. Above it, further large bodies are answered 503, and clients that take nothing "
-        "are disconnected. It is never less than MAX_BODY_BYTES. More takes more memory under attack.",
+        description="The bytes of request bodies that a web process holds at most until they are answered, and as many "
+        "of answers that clients have not taken. Above it, further large bodies are answered 503, and clients that "
+        "take nothing are disconnected. An eighth of it is parsed and handled at once. It is never less than "
+        "MAX_BODY_BYTES. More takes more memory under attack.",
     )
     max_page_bytes: int = Field(
         8 * 1024**2,

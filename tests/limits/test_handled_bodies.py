@@ -1,0 +1,138 @@
+"""Complete bodies and messages: how many of them are handled at once is bounded by their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from holdfast.api.turns import Turns
+from tests.limits.target import MEGABYTE, Target, target
+from tests.support.json_body import JSON
+
+# An eighth of it is handled at once.
+LIMITS = {"MAX_BUFFERED_BYTES": str(64 * MEGABYTE), "MAX_BODY_BYTES": str(12 * MEGABYTE)}
+
+
+@pytest.fixture
+async def web(database_url: str, tmp_path: Path) -> AsyncIterator[Target]:
+    async with target(database_url, tmp_path, LIMITS) as found:
+        yield found
+
+
+@contextmanager
+def locked(database_url: str, thread_id: str) -> Iterator[None]:
+    """No run is created in a thread for as long as the block lasts: who asks for one has to wait."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SELECT FROM holdfast.thread WHERE thread_id = %s FOR UPDATE", (thread_id,))
+        yield
+
+
+async def new_thread(web: Target) -> str:
+    thread_id: str = (await web.fleet.client.post(f"{web.member.url}/threads", json={})).json()["thread_id"]
+    return thread_id
+
+
+def run(size: int) -> bytes:
+    return json.dumps({"assistant_id": "reply", "input": {"text": "x" * size}}).encode()
+
+
+async def test_large_bodies_are_parsed_one_after_another(web: Target) -> None:
+    """A list of short texts takes almost twenty times its bytes when it is parsed."""
+    body = json.dumps({"metadata": {"a": ["ab"] * 600_000}}, separators=(",", ":")).encode()
+
+    async def send() -> int:
+        return (await web.fleet.client.post(f"{web.member.url}/threads", content=body, headers=JSON)).status_code
+
+    assert await send() == 200
+    before = web.memory
+    web.forget_peak()
+    assert await asyncio.gather(*(send() for _ in range(16))) == [200] * 16
+    grown = web.peak_memory - before
+    assert grown < 350 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
+
+
+async def test_large_body_waits_while_others_are_handled(web: Target, database_url: str) -> None:
+    thread_id, other_id = await new_thread(web), await new_thread(web)
+
+    async def create(thread_id: str, size: int) -> int:
+        url = f"{web.member.url}/threads/{thread_id}/runs"
+        return (await web.fleet.client.post(url, content=run(size), headers=JSON)).status_code
+
+    with locked(database_url, thread_id):
+        first = asyncio.create_task(create(thread_id, 7 * MEGABYTE))
+        await asyncio.sleep(1)
+        second = asyncio.create_task(create(other_id, 7 * MEGABYTE))
+        assert await create(other_id, 1000) == 200
+        done, _ = await asyncio.wait({first, second}, timeout=1)
+        assert not done
+    assert [await first, await second] == [200, 200]
+    assert await create(other_id, 7 * MEGABYTE) == 200
+
+
+async def test_client_that_leaves_gives_its_turn_to_others(web: Target, database_url: str) -> None:
+    thread_id, other_id = await new_thread(web), await new_thread(web)
+    body = run(7 * MEGABYTE)
+    head = (
+        f"POST /threads/{thread_id}/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    with locked(database_url, thread_id):
+        clients = [await web.connect() for _ in range(3)]
+        for client in clients:
+            await client.send(head.encode() + body)
+        await asyncio.sleep(1)
+        for client in clients:
+            client.close()
+    async with asyncio.timeout(30):
+        url = f"{web.member.url}/threads/{other_id}/runs"
+        assert (await web.fleet.client.post(url, content=body, headers=JSON)).status_code == 200
+
+
+async def test_large_messages_that_are_handled_are_bounded(web: Target, database_url: str) -> None:
+    thread_id = await new_thread(web)
+    url = f"{web.member.url.replace('http', 'ws')}/threads/{thread_id}/stream/events"
+    params = {"assistant_id": "reply", "input": {"text": "x" * 5 * MEGABYTE}}
+    start = json.dumps({"id": 1, "method": "run.start", "params": params})
+    async with connect(url) as first, connect(url) as second, connect(url) as third:
+        with locked(database_url, thread_id):
+            await first.send(start)
+            await asyncio.sleep(1)
+            await second.send(start)
+            with pytest.raises(ConnectionClosed) as closed:
+                async with asyncio.timeout(30):
+                    await second.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
+        assert json.loads(await first.recv())["type"] == "success"
+        await third.send(start)
+        assert json.loads(await third.recv())["type"] == "success"
+
+
+def test_turns_come_in_order_and_one_alone_has_any_size() -> None:
+    turns, started = Turns(10), list[str]()
+
+    def begin(name: str, size: int) -> bool:
+        return turns.begin(name, size, lambda: started.append(name))
+
+    assert begin("a", 100)
+    assert not begin("b", 5)
+    assert not begin("c", 6)
+    assert not begin("d", 1)
+    turns.end("a")
+    assert started == ["a", "b"]
+    turns.end("b")
+    assert started == ["a", "b", "c", "d"]
+    assert not begin("e", 9)
+    turns.end("e")
+    assert started[-1] == "e"
+    for name in "cd":
+        turns.end(name)
+    assert begin("f", 10)
