@@ -139,8 +139,8 @@ async def readable(
     """Events of a thread, for as long as the caller may read it. Raises NoLongerReadable.
 
     Access is checked again whenever a run begins that is not `run_id`: the id of a thread that was deleted can be given
-    to a thread of another caller. Whoever may read the later thread may not read the earlier one, of which the hub may
-    still keep events: so the events must be in the log, too. Raises Expired."""
+    to a thread of another caller. A caller who may read the later thread may not read the earlier one, and the hub may
+    still keep events of the earlier one: so the events must be in the log, too. Raises Expired."""
     async for events in followed:
         if any(event.run_id != run_id for event in events):
             try:
