@@ -238,6 +238,13 @@ class CustomAuth:
     ) -> Visibility:
         handler = self._handler(resource, action)
         if handler is None:
+            if resource in FLEET and ADMIN not in user.permissions:
+                # A project that was written for LangGraph's own server has no handler that could refuse this.
+                raise Denied(
+                    403,
+                    f"Forbidden: {resource}.{action}. The fleet is for users with the permission '{ADMIN}', or for "
+                    f"those whom a handler for '{resource}' of the project's auth allows it.",
+                )
             return EVERYTHING
         context = AuthContext(
             permissions=list(user.permissions),
