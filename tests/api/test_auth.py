@@ -261,7 +261,7 @@ async def test_what_exists_is_shown_only_to_a_creator_who_may_read_it(settings: 
 async def test_assistant_with_the_id_of_a_later_graph_does_not_stand_for_it(
     alice: httpx.AsyncClient, bob: httpx.AsyncClient, database: Database
 ) -> None:
-    """The id follows from the graph's name, so whoever knows the name can create an assistant before the graph is
+    """The id follows from the graph's name, so anyone who knows the name can create an assistant before the graph is
     there."""
     identity = str(assistant_id("made"))
     # As it is before the first start with the graph.
