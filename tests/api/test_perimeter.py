@@ -179,6 +179,7 @@ class TestWithoutALogin:
             ({"cors": {"allow_origins": ["https://smith.langchain.com/"]}}, {}, "true"),
             ({"cors": {"allow_origins": ["https://smith.langchain.com"], "allow_credentials": False}}, {}, None),
             ({}, {"CORS_ALLOW_ORIGINS": "https://smith.langchain.com"}, "true"),
+            ({"cors": {"allow_credentials": False}}, {"CORS_ALLOW_ORIGINS": "https://smith.langchain.com"}, None),
             ({"cors": {"allow_origins": ["*"]}}, {}, None),
             ({}, {"CORS_ALLOW_ORIGINS": "*"}, None),
         ],

@@ -97,7 +97,7 @@ def test_credentials_are_for_origins_that_are_named(
     project: Project, cors: Any, origins: tuple[str, ...] | None, credentials: bool
 ) -> None:
     found = http_section(with_http(project, {"cors": cors})).cors
-    assert (found.allow_origins, found.allow_credentials) == (origins, credentials)
+    assert (found.allow_origins, found.credentials) == (origins, credentials)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ class TestTheEnvironment:
         section = http_section(config).under(load_settings(environ))
         assert section.mount_prefix == "/env"
         assert section.cors.allow_origins == ("https://a.example", "https://b.example")
-        assert section.cors.allow_credentials
+        assert section.cors.credentials
 
     def test_leaves_the_file_alone_when_it_is_silent(self, project: Project) -> None:
         section = http_section(with_http(project, {"mount_prefix": "/file"}))

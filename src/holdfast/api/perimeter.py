@@ -69,7 +69,7 @@ class Perimeter:
         self._every = _Answering(app, cors, allow_origins=("*",))
         self._one = _Answering(app, cors, allow_origin_regex=ONE_ORIGIN)
         self._with_credentials = _Answering(
-            app, cors, allow_origin_regex=ONE_ORIGIN, allow_credentials=cors.allow_credentials
+            app, cors, allow_origin_regex=ONE_ORIGIN, allow_credentials=cors.credentials
         )
         self._reported: set[str] = set()
 

@@ -52,10 +52,24 @@ class Cors:
     """None: no origin is named, and `api/perimeter.py` decides by whether the server asks for a login."""
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
+    allow_credentials: bool | None = None
+    """None: langgraph.json does not say. See `credentials`."""
     allow_origin_regex: str | None = None
     expose_headers: tuple[str, ...] = EXPOSED
     max_age: int = 600
+
+    @property
+    def names_some(self) -> bool:
+        """Whether an origin is named; `*` names none."""
+        return self.allow_origin_regex is not None or any(origin != "*" for origin in self.allow_origins or ())
+
+    @property
+    def credentials(self) -> bool:
+        """Whether pages of named origins may send credentials. Unless langgraph.json says so: when every origin that
+        may call is named."""
+        if self.allow_credentials is not None:
+            return self.allow_credentials
+        return self.names_some and "*" not in (self.allow_origins or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +97,7 @@ class HttpSection:
             section = replace(section, mount_prefix=settings.mount_prefix)
         if settings.cors_allow_origins is not None:
             origins = usable_origins(settings.cors_allow_origins.split(","))
-            cors = replace(section.cors, allow_origins=origins, allow_credentials="*" not in origins)
-            section = replace(section, cors=cors)
+            section = replace(section, cors=replace(section.cors, allow_origins=origins))
         return section
 
 
@@ -159,27 +172,26 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
             origins = usable_origins(_strings(project, "http.cors.allow_origins", given_origins, default=()))
         except ValueError as error:
             raise project.error("http.cors.allow_origins", str(error)) from None
-    names_some = regex is not None or any(origin != "*" for origin in origins or ())
-    credentials = _flag(project, "http.cors.allow_credentials", cors, default=names_some and "*" not in (origins or ()))
-    if credentials and not names_some:
+    max_age = cors.get("max_age")
+    if max_age is not None and (not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0):
+        raise project.error("http.cors.max_age", f"must be seconds, a whole number from 0 on, not {max_age!r}")
+    more = _strings(project, "http.cors.expose_headers", cors.get("expose_headers"), default=())
+    read = Cors(
+        allow_origins=origins,
+        allow_methods=_strings(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
+        allow_headers=_strings(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
+        allow_credentials=_flag(project, "http.cors.allow_credentials", cors, default=None),
+        allow_origin_regex=regex,
+        expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
+        max_age=600 if max_age is None else max_age,
+    )
+    if read.allow_credentials and not read.names_some:
         raise project.error(
             "http.cors.allow_credentials",
             "is true, but no origin is named, and credentials are for named origins only: name them in "
             "http.cors.allow_origins, or remove the key",
         )
-    max_age = cors.get("max_age")
-    if max_age is not None and (not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0):
-        raise project.error("http.cors.max_age", f"must be seconds, a whole number from 0 on, not {max_age!r}")
-    more = _strings(project, "http.cors.expose_headers", cors.get("expose_headers"), default=())
-    return Cors(
-        allow_origins=origins,
-        allow_methods=_strings(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
-        allow_headers=_strings(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
-        allow_credentials=credentials,
-        allow_origin_regex=regex,
-        expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
-        max_age=600 if max_age is None else max_age,
-    )
+    return read
 
 
 def _prefix(project: ProjectConfig, given: object) -> str:
