@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langgraph.store.base import GetOp, PutOp
+from langgraph.store.base import GetOp, Op, PutOp, Result
 from langgraph.store.postgres import PostgresStore
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
@@ -57,6 +57,35 @@ async def exercise(store: PooledStore) -> None:
     assert [item.key for item in await store.asearch(("a",), query="wave")] == ["town"]
     assert await store.alist_namespaces() == [("a",)]
     assert await store.aget(("a",), "sea") is None
+
+
+async def test_items_for_several_requests_are_read_one_by_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web process would hold what it has read for the first until it has read the last."""
+    batches: list[list[str]] = []
+    batch = PooledStore.abatch
+
+    async def counted(self: PooledStore, ops: Iterable[Op]) -> list[Result]:
+        ops = list(ops)
+        batches.append([type(op).__name__ for op in ops])
+        return await batch(self, ops)
+
+    monkeypatch.setattr(PooledStore, "abatch", counted)
+    for max_page_bytes, sizes in ((1_000_000, [1, 1, 1, 1, 2]), (None, [6])):
+        database = Database(settings, "test")
+        await database.open()
+        store = PooledStore(database, project(), max_page_bytes)
+        await store.setup()
+        batches.clear()
+        await asyncio.gather(
+            *(store.aget(("a",), key) for key in "bc"),
+            *(store.asearch(("a",), offset=offset) for offset in (0, 1)),
+            *(store.aput(("a",), key, {"text": key}, index=False) for key in "de"),
+        )
+        assert sorted(map(len, batches)) == sizes, batches
+        await store.close()
+        await database.close()
 
 
 async def test_many_processes_set_up_at_once(settings: Settings) -> None:

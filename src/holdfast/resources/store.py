@@ -85,10 +85,12 @@ class FoundItems(list[SearchItem]):
 
 class _Turn:
     """Takes the place of the stock store's queue: what is put in during one turn of the event loop is run together,
-    in a task of its own."""
+    in a task of its own. With `reads_alone`, what reads items is run by itself: the items that are found together are
+    held together, until the last of them is there."""
 
-    def __init__(self, run: Callable[[list[Waiting]], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, run: Callable[[list[Waiting]], Coroutine[Any, Any, None]], *, reads_alone: bool = False) -> None:
         self._run = run
+        self._reads_alone = reads_alone
         self._waiting: list[Waiting] = []
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -99,8 +101,16 @@ class _Turn:
 
     def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for first in range(0, len(waiting), MOST_AT_ONCE):
-            task = asyncio.create_task(self._for_all(waiting[first : first + MOST_AT_ONCE]), name="store")
+        together: list[Waiting] = []
+        groups: list[list[Waiting]] = []
+        for one in waiting:
+            if self._reads_alone and isinstance(one[1], GetOp | SearchOp):
+                groups.append([one])
+            else:
+                together.append(one)
+        groups += [together[first : first + MOST_AT_ONCE] for first in range(0, len(together), MOST_AT_ONCE)]
+        for group in groups:
+            task = asyncio.create_task(self._for_all(group), name="store")
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
@@ -120,7 +130,7 @@ class PooledStore(AsyncPostgresStore):
         self._database = database
         self._project = project
         self._max_page_bytes = max_page_bytes
-        self._turn = _Turn(self._answer)
+        self._turn = _Turn(self._answer, reads_alone=max_page_bytes is not None)
         self._aqueue = cast(Any, self._turn)
         self._search_path: sql.Composed | None = None
 
