@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from typing import Any
 
 import httpx
@@ -10,6 +12,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from holdfast.auth.roster import Roster
+from holdfast.db.connect import Database
+from holdfast.resources.api_keys import create_key
+from holdfast.settings import Settings
 from tests.support.intruder import NOBODY
 from tests.support.waiting import until
 from tests.tenants.conftest import House, open_house
@@ -54,6 +60,26 @@ async def test_the_first_key_closes_the_door_and_the_last_one_forgotten_opens_it
     assert await status(stranger) == 401
     await house.revoke(key, forget=True)
     await becomes(stranger, 200)
+
+
+async def test_many_unknown_keys_at_once_are_looked_up_once(settings: Settings) -> None:
+    """Anybody can send them, and each look reads all keys."""
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        async with database.transaction() as connection:
+            key, _ = await create_key(connection, "acme", "test", ["read"])
+        roster, reads = Roster(database), list[bool]()
+        roster.on_read = lambda: reads.append(True)
+        assert await asyncio.gather(*(roster.find(f"hf_{number}") for number in range(50))) == [None] * 50
+        assert len(reads) == 1
+        assert await roster.find(key) is not None
+        # A server that has no keys looks for one that was made after its last look.
+        asked = time.monotonic()
+        await asyncio.gather(*(roster.read(since=asked) for _ in range(50)))
+        assert len(reads) == 2
+    finally:
+        await database.close()
 
 
 @pytest.mark.parametrize(

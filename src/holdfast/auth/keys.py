@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ class KeyAuth:
         secret = shown_key(connection)
         if secret is not None and not self._roster.guarded:
             # Whoever has a key knows of one that was made since the last look. What they do is their tenant's.
-            await self._roster.read()
+            await self._roster.read(since=time.monotonic())
         if not self._roster.guarded:
             return ANYONE
         if secret is None:

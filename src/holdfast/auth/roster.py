@@ -82,9 +82,11 @@ class Roster:
                 continue
             backoff.succeeded()
 
-    async def read(self) -> None:
-        """Read everything anew."""
+    async def read(self, since: float | None = None) -> None:
+        """Read everything anew. With `since`, not if a read has begun after that moment: many callers share one."""
         async with self._reading:
+            if since is not None and self._read_at >= since:
+                return
             began = time.monotonic()
             async with self._database.connection() as connection:
                 has_keys, tenants = await anything(connection)
@@ -107,8 +109,9 @@ class Roster:
     async def find(self, secret: str) -> Usable | None:
         """The key that somebody shows, None for none that opens. One that was made a moment ago is looked for."""
         digest = hash_of(secret)
-        if digest not in self._keys and time.monotonic() - self._read_at > STRANGERS:
-            await self.read()
+        recently = time.monotonic() - STRANGERS
+        if digest not in self._keys and self._read_at < recently:
+            await self.read(since=recently)
         key, until = self._keys.get(digest, (None, 0.0))
         if key is None or time.monotonic() >= until:
             return None
