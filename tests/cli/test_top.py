@@ -156,6 +156,16 @@ def test_graph_names_leave_room_for_all_other_columns(width: int, host: str) -> 
     assert any("3 failed/min" in line and "median" in line for line in lines), "the figures are on one line"
 
 
+def test_graphs_without_a_worker_leave_room_for_workers_and_runs() -> None:
+    queue = {**ANSWERS["/queue"], "unserved": dict.fromkeys(LONG_GRAPHS, 4)}
+    lines = drawn(seen({**ANSWERS, "/queue": queue}), height=24, width=80).splitlines()
+    assert len(lines) <= 24
+    told = " ".join(line.strip() for line in lines)
+    named = ", ".join(f"{graph} (4)" for graph in LONG_GRAPHS[:3])
+    assert f"no online worker has: {named} and 9 more" in told
+    assert str(RUN["run_id"]) in told
+
+
 def test_one_frame_as_json() -> None:
     with answering(ANSWERS) as port:
         done = command(port, "--once", "--json")

@@ -31,6 +31,8 @@ PATIENCE = 5.0
 WORKER_STYLES = {"online": "green", "draining": "yellow", "offline": "dim", "lost": "red"}
 # What is shown of a fleet of hundreds.
 MOST_WORKERS = 200
+# Graphs without a worker that are named. A dozen of them would take the lines of the workers and the runs.
+MOST_UNSERVED = 3
 
 Once = Annotated[bool, typer.Option("--once", help="Print one frame and end, for scripts.")]
 Every = Annotated[float, typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")]
@@ -161,8 +163,10 @@ class Screen:
         table.add_row(*rates)
         if not queue["unserved"]:
             return table
-        graphs = ", ".join(f"{graph} ({ready})" for graph, ready in queue["unserved"].items())
-        return Group(table, Text(f"no online worker has: {graphs}", style="bold red"))
+        graphs = [f"{graph} ({ready})" for graph, ready in queue["unserved"].items()]
+        more = f" and {len(graphs) - MOST_UNSERVED} more" if len(graphs) > MOST_UNSERVED else ""
+        named = ", ".join(graphs[:MOST_UNSERVED])
+        return Group(table, Text(f"no online worker has: {named}{more}", style="bold red"))
 
     def _workers(self, shown: list[dict[str, Any]], known: int) -> RenderableType:
         if not known:
