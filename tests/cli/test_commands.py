@@ -160,6 +160,27 @@ def test_server_without_its_config_file_writes_one_json_line(
     assert (line["event"], line["level"]) == ("process.refused", "error")
 
 
+@pytest.mark.parametrize(
+    ("role", "option", "says"),
+    [
+        ("serve", "--prot=1", "holdfast serve: No such option: --prot"),
+        ("serve", "--workers=0", "holdfast serve: Invalid value for '--workers'"),
+        ("dev", "--port=x", "holdfast dev: Invalid value for '--port'"),
+        ("web", "extra", "holdfast web: Got unexpected extra argument"),
+        ("worker", "--jobs=x", "holdfast worker: Invalid value for '--jobs'"),
+    ],
+)
+def test_server_with_a_wrong_command_line_writes_one_json_line(role: str, option: str, says: str) -> None:
+    done = command(role, option)
+    assert done.returncode == ExitCode.USAGE
+    [line] = map(json.loads, done.stderr.splitlines())
+    expected = role if role in ("web", "worker") else "supervisor"
+    assert (line["event"], line["level"], line["role"]) == ("process.refused", "error", expected)
+    assert line["error"].startswith(says)
+    assert command(role, "--help").returncode == ExitCode.OK
+    assert "Usage: holdfast" in command(role, option, environ={"HOLDFAST_LOG_FORMAT": "console"}).stderr
+
+
 @pytest.mark.parametrize("arguments", [["serve"], ["keys", "list"]], ids=" ".join)
 def test_missing_config_file_is_a_plain_sentence_for_a_person(tmp_path: Path, arguments: list[str]) -> None:
     log_format = "console" if arguments == ["serve"] else "json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -37,9 +37,12 @@ from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
 from holdfast.errors import OperatorError
-from holdfast.telemetry.logs import configure_logging, logging_settings, logs_json
+from holdfast.telemetry.logs import configure_logging, for_terminal, logging_settings, logs_json
 
 log = structlog.get_logger(__name__)
+
+# What is wrong with a command line. Not by its name: newer versions of Typer bring their own copy of click.
+UsageError: Any = typer.BadParameter.__base__
 
 _EXIT_CODES = "\n".join(
     ["[bold]Exit codes[/bold]", *(f"  {int(code):>3}  {code.name}: {meaning}" for code, meaning in MEANING.items())]
@@ -106,14 +109,18 @@ def main() -> None:
     # bring back these and no others: see graphs/checkpoint_types.py.
     os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
     try:
-        app(prog_name="holdfast")
+        # In standalone mode Typer prints what is wrong with the command line, in a frame of several lines.
+        app(prog_name="holdfast", standalone_mode=not _is_server() or for_terminal(logging_settings(os.environ)))
+    except UsageError as error:
+        _refuse(f"holdfast {sys.argv[1]}: {error.format_message()}")
+        sys.exit(ExitCode.USAGE)
     except OperatorError as error:
         _refuse(str(error))
         sys.exit(ExitCode.CONFIG)
     except CommandError as error:
         _refuse(str(error))
         sys.exit(error.code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.DETACHED)
     except Exception:
         if logs_json():
@@ -130,7 +137,8 @@ def _refuse(message: str) -> None:
     """To a person, a sentence; where a server writes JSON lines, one of them."""
     if _is_server() and not logs_json():
         # The command line was refused before the command set up its logging.
-        configure_logging(logging_settings(os.environ))
+        role = {"web": "web", "worker": "worker"}.get(sys.argv[1], "supervisor")
+        configure_logging(logging_settings(os.environ), role=role, pid=os.getpid())
     if logs_json():
         log.error("process.refused", error=message)
     else:
