@@ -61,13 +61,18 @@ async def socket(web: Target) -> Attack:
 
 async def close_code(client: Attack) -> int:
     """The code with which the server closes the socket."""
+    return (await close_frame(client))[0]
+
+
+async def close_frame(client: Attack) -> tuple[int, str]:
+    """The code with which the server closes the socket, and the reason."""
     async with asyncio.timeout(60):
         while True:
             first, size = await client.reader.readexactly(2)
             length = struct.unpack("!H", await client.reader.readexactly(2))[0] if size == 126 else size
             payload = await client.reader.readexactly(length)
             if first == CLOSE:
-                return int(struct.unpack("!H", payload[:2])[0])
+                return int(struct.unpack("!H", payload[:2])[0]), payload[2:].decode()
 
 
 async def test_message_larger_than_a_body_is_refused(web: Target) -> None:
@@ -98,14 +103,16 @@ async def test_unfinished_messages_share_a_budget(web: Target) -> None:
     clients = [await socket(web) for _ in range(12)]
     for client in clients:
         await client.send(frame(TEXT, b"x" * 8 * MEGABYTE, length=11 * MEGABYTE))
-    codes = [asyncio.create_task(close_code(client)) for client in clients]
-    for _, closing in zip(range(2), asyncio.as_completed(codes), strict=False):
-        assert await closing == 1013
+    closed = [asyncio.create_task(close_frame(client)) for client in clients]
+    for _, closing in zip(range(2), asyncio.as_completed(closed), strict=False):
+        code, reason = await closing
+        assert code == 1013
+        assert "MAX_BUFFERED_BYTES" in reason
     assert await web.is_well()
     assert web.memory - before < 70 * MEGABYTE
     for client in clients:
         client.close()
-    await asyncio.gather(*codes, return_exceptions=True)
+    await asyncio.gather(*closed, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ async def test_a_graph_that_is_missing_for_long_enough_is_gone(database: Databas
     run = await run_row(database, created.run["run_id"])
     assert (run["status"], run["dead_letter"], run["error"]["error"]) == ("error", "graph_gone", "GraphGone")
     assert "'ghost'" in run["error"]["message"]
+    assert "GRAPH_GONE_AFTER_SECONDS" in run["error"]["message"]
     events = await run_events(database, run["thread_id"], run["run_id"])
     assert [event.kind for event in events] == ["error", "end"]
     assert payloads(events, "end") == [{"status": "error", "error": run["error"]}]

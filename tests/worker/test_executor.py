@@ -235,5 +235,6 @@ async def test_a_run_that_takes_its_workers_down_is_poison(settings: Settings, d
             assert (released["crashes"], released["status"]) == (crash, "error" if crash == 3 else "pending")
     run = await run_row(database, created.run["run_id"])
     assert (run["status"], run["dead_letter"], run["error"]["error"]) == ("error", "poison", "PoisonRun")
+    assert "HOLDFAST_MAX_CRASHES" in run["error"]["message"]
     # The next run of the thread gets its turn.
     assert (await run_row(database, queued.run["run_id"]))["ready_at"] is not None

@@ -423,7 +423,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             return
         unfinished = (self.conn.current_size or 0) + len(self.conn.reader.buffer)
         if not self._share.replace(unfinished):
-            self._fail(CloseCode.TRY_AGAIN_LATER, "The server holds too much of unfinished messages.")
+            most = self._limits.buffered_bytes
+            self._fail(CloseCode.TRY_AGAIN_LATER, f"The server holds MAX_BUFFERED_BYTES={most} of unfinished messages.")
         elif not unfinished:
             self._stop_deadline()
         elif self._deadline is None:

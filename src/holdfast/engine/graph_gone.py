@@ -55,7 +55,7 @@ UPDATE run SET
         SELECT greatest(thread.last_seq, (SELECT max(seq) FROM event WHERE event.thread_id = thread.thread_id))
         FROM thread WHERE thread.thread_id = run.thread_id)),
     error = jsonb_build_object('error', 'GraphGone', 'message',
-        format('No worker has had graph ''%%s'' for %%s seconds, so nobody can execute the run.',
+        format('No worker has had graph ''%%s'' for %%s seconds (GRAPH_GONE_AFTER_SECONDS): the run has no worker.',
                run.graph_id, round(%(after)s::numeric, 1)))
 FROM stuck WHERE run.run_id = stuck.run_id
 RETURNING run.run_id, run.thread_id, run.graph_id, run.cancel_action

@@ -78,7 +78,7 @@ UPDATE run SET
     finished_at = CASE WHEN held.poison THEN now() END,
     dead_letter = CASE WHEN held.poison THEN 'poison' END,
     error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
-        format('The run was stopped: %%s workers died while executing it.', held.crashes)) END
+        format('The run was stopped: %%s workers died while executing it (HOLDFAST_MAX_CRASHES).', held.crashes)) END
 FROM held WHERE run.run_id = held.run_id
 RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action,
           run.progress, run.assistant_id, run.tenant_id, run.kwargs -> 'trace' AS trace,
