@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +20,14 @@ from tests.support.json_body import JSON
 
 # An eighth of it is handled at once.
 LIMITS = {"MAX_BUFFERED_BYTES": str(64 * MEGABYTE), "MAX_BODY_BYTES": str(12 * MEGABYTE)}
+
+
+# A thread that a graph has left large values in.
+LARGE_THREAD = """
+UPDATE holdfast.thread SET metadata = '{"graph_id": "reply"}',
+       "values" = jsonb_build_object('text', (SELECT jsonb_agg('ab'::text) FROM generate_series(1, 600000)))
+WHERE thread_id = %s
+"""
 
 
 @pytest.fixture
@@ -114,6 +123,33 @@ async def test_large_messages_that_are_handled_are_bounded(web: Target, database
         assert json.loads(await first.recv())["type"] == "success"
         await third.send(start)
         assert json.loads(await third.recv())["type"] == "success"
+
+
+async def test_requests_do_not_hold_the_values_of_a_thread_that_they_do_not_show(
+    web: Target, database_url: str
+) -> None:
+    """They take almost twenty times their bytes when they are parsed, and a request may wait for the database."""
+    thread_id = await new_thread(web)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(LARGE_THREAD, (thread_id,))
+    thread = f"{web.member.url}/threads/{thread_id}"
+
+    async def send(method: str, **params: Any) -> str:
+        body = {"id": 1, "method": method, "params": params}
+        answer = await web.fleet.client.post(f"{thread}/commands", json=body)
+        assert answer.json().get("error") in (None, "no_such_interrupt", "no_such_run"), answer.text
+        return method
+
+    run = {"assistant_id": "reply", "input": {}}
+    asked = {"interrupt_id": "x", "response": 1}
+    before = web.memory
+    web.forget_peak()
+    for method, params in (("agent.getTree", {}), ("run.start", run), ("input.respond", asked)):
+        await asyncio.gather(*(send(method, **params) for _ in range(20)))
+    answers = await asyncio.gather(*map(web.fleet.client.get, [f"{thread}/state"] * 20))
+    assert {answer.status_code for answer in answers} == {200}
+    grown = web.peak_memory - before
+    assert grown < 150 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
 
 
 def test_turns_come_in_order_and_one_alone_has_any_size() -> None:

@@ -25,7 +25,7 @@ from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolComman
 from holdfast.engine.budget import LIMITS
 from holdfast.errors import AlreadyAnswered, NotFound, RequestError
 from holdfast.resources.runs import get_run, list_runs
-from holdfast.resources.threads import get_thread
+from holdfast.resources.threads import Brief, get_brief
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
 from holdfast.streams.tree import tree_of
 
@@ -158,11 +158,11 @@ def _run(params: dict[str, Any]) -> RunCreate:
         raise CommandFailed("invalid_argument", f"{where}: {problem['msg']}") from None
 
 
-async def _thread(web: WebContext, thread_id: UUID) -> dict[str, Any] | None:
+async def _thread(web: WebContext, thread_id: UUID) -> Brief | None:
     try:
         await web.may_thread(thread_id, "read")
         async with web.database.connection() as connection:
-            return await get_thread(connection, thread_id)
+            return await get_brief(connection, thread_id)
     except NotFound:
         return None
 
@@ -173,7 +173,7 @@ async def _start(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> di
         # The RemoteGraph of JavaScript sends a Command as the input of its events of version three.
         params = {**params, "input": None, "command": given}
     thread = await _thread(web, thread_id)
-    if thread is not None and params.get("input") is not None and await _asks(web, thread, params):
+    if thread is not None and params.get("input") is not None and await _asks(web, thread_id, thread, params):
         # The protocol's rule: input to a thread that waits for an answer is the answer.
         params = {**params, "input": None, "command": {"resume": params["input"]}}
     run = await create_from(web, _run(params), thread_id, protocol=True)
@@ -189,13 +189,13 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
     thread = await _thread(web, thread_id)
     if thread is None:
         raise CommandFailed("no_such_run", f"Thread {thread_id} does not exist.")
-    unknown = await _unknown_interrupt(web, thread, [item["interrupt_id"] for item in responses])
+    unknown = await _unknown_interrupt(web, thread_id, thread, [item["interrupt_id"] for item in responses])
     if unknown is not None:
         raise CommandFailed("no_such_interrupt", f"No interrupt {unknown} is waiting on this thread.")
     command: dict[str, Any] = {"resume": {item["interrupt_id"]: item.get("response") for item in responses}}
     command |= {key: params[key] for key in ("update", "goto") if params.get(key) is not None}
     resumed = {
-        "assistant_id": thread["metadata"].get("assistant_id"),
+        "assistant_id": thread.assistant_id,
         "command": command,
         "config": params.get("config"),
         "metadata": params.get("metadata"),
@@ -206,35 +206,31 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
     return {}
 
 
-async def _asks(web: WebContext, thread: dict[str, Any], params: dict[str, Any]) -> bool:
+async def _asks(web: WebContext, thread_id: UUID, thread: Brief, params: dict[str, Any]) -> bool:
     """Whether the thread waits for an answer, or will when the run that asks has ended: see `_unknown_interrupt`."""
-    if thread["interrupts"] or thread["status"] != "busy":
-        return bool(thread["interrupts"])
+    if thread.interrupt_ids or thread.status != "busy":
+        return bool(thread.interrupt_ids)
     if _strategy(params) != "enqueue":
         return False  # The one that asks is not waited for.
     async with web.database.connection() as connection:
-        if await requested_inputs(connection, thread["thread_id"]):
+        if await requested_inputs(connection, thread_id):
             return True
-        return bool((await get_thread(connection, thread["thread_id"]))["interrupts"])
+        return bool((await get_brief(connection, thread_id)).interrupt_ids)
 
 
-async def _unknown_interrupt(web: WebContext, thread: dict[str, Any], answered: list[str]) -> str | None:
+async def _unknown_interrupt(web: WebContext, thread_id: UUID, thread: Brief, answered: list[str]) -> str | None:
     """The first of the answered interrupts that nobody asked.
 
     A question is seen when it is in the log, a moment before the run that asks it has ended and the thread says that
     it waits. An answer may come in between: its run is queued behind the one that asks.
     """
-    missing = set(answered) - _interrupts_of(thread)
+    missing = set(answered) - thread.interrupt_ids
     if missing:
         async with web.database.connection() as connection:
-            missing -= await requested_inputs(connection, thread["thread_id"])
+            missing -= await requested_inputs(connection, thread_id)
             if missing:  # It may have ended since the thread was read.
-                missing -= _interrupts_of(await get_thread(connection, thread["thread_id"]))
+                missing -= (await get_brief(connection, thread_id)).interrupt_ids
     return next((interrupt_id for interrupt_id in answered if interrupt_id in missing), None)
-
-
-def _interrupts_of(thread: dict[str, Any]) -> set[str]:
-    return {item["id"] for items in thread["interrupts"].values() for item in items}
 
 
 async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +241,7 @@ async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dic
     except ValueError:
         raise CommandFailed("invalid_argument", "run_id must be a UUID.") from None
     thread = await _thread(web, thread_id)
-    if thread is None or not thread["metadata"].get("graph_id"):
+    if thread is None or not thread.graph_id:
         raise CommandFailed("no_such_run", "No run has been started on this thread.")
     async with web.database.connection() as connection:
         if run_id is not None:
@@ -257,6 +253,6 @@ async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dic
         if tree is None and not (await list_runs(connection, thread_id, None, Page(limit=1).within(web.settings))).rows:
             raise CommandFailed("no_such_run", "No run has been started on this thread.")
     if tree is None:
-        status = {"busy": "running", "idle": "completed", "error": "failed"}.get(thread["status"], thread["status"])
-        tree = {"namespace": [], "status": status, "graph_name": thread["metadata"]["graph_id"]}
+        status = {"busy": "running", "idle": "completed", "error": "failed"}.get(thread.status, thread.status)
+        tree = {"namespace": [], "status": status, "graph_name": thread.graph_id}
     return {"tree": tree}

@@ -28,7 +28,7 @@ from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
 from holdfast.graphs.catalog import Graph, GraphCatalog
 from holdfast.graphs.client_config import client_config
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
-from holdfast.resources.threads import get_thread
+from holdfast.resources.threads import get_brief
 from holdfast.streams.serialize import to_json, to_jsonb
 from holdfast.telemetry.exceptions import kind_and_place
 
@@ -229,7 +229,7 @@ async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[
 
 async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> dict[str, Any]:
     """How many bytes a thread's history takes, by kind. Raises NotFound."""
-    await get_thread(connection, thread_id, visible)
+    await get_brief(connection, thread_id, visible)
     row = await (await connection.execute(STORAGE, {"thread_id": thread_id})).fetchone()
     assert row is not None
     return {"thread_id": str(thread_id), "total_bytes": sum(row.values()), **row}
@@ -246,9 +246,9 @@ async def open_graph(
     """The graph that a thread's runs are of, with the configuration of their assistant; None when the thread has none.
     Raises NotFound when there is no such thread, or no such graph on this server."""
     async with database.connection() as connection:
-        thread = await get_thread(connection, thread_id, visible)
-        stamp = {key: thread["metadata"].get(key) for key in ("graph_id", "assistant_id")}
-        stamp = {key: value for key, value in stamp.items() if isinstance(value, str)}
+        thread = await get_brief(connection, thread_id, visible)
+        named = {"graph_id": thread.graph_id, "assistant_id": thread.assistant_id}
+        stamp = {key: value for key, value in named.items() if value is not None}
         given = await _assistant_config(connection, thread_id, stamp.get("assistant_id"))
     if "graph_id" not in stamp:
         yield None

@@ -37,6 +37,13 @@ ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
 GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}"
 
+# Without the thread's values and what else can be many megabytes.
+GET_BRIEF = """
+SELECT status, metadata -> 'graph_id' AS graph_id, metadata -> 'assistant_id' AS assistant_id,
+       jsonb_path_query_array(interrupts, '$.*[*].id') AS interrupt_ids
+FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible}
+"""
+
 # Whatever happens in the thread moves its end away; the column is only brought up to date when it comes.
 GET_TTL = """
 SELECT ttl_strategy AS strategy, ttl_minutes,
@@ -166,6 +173,28 @@ async def get_thread(
     if row is None:
         raise NotFound("Thread", thread_id)
     return row
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A thread, for requests that work with it for a while and do not show it."""
+
+    status: str
+    graph_id: str | None
+    assistant_id: str | None
+    """Both as the thread's metadata has them."""
+    interrupt_ids: frozenset[str]
+    """Of what waits for an answer."""
+
+
+async def get_brief(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING) -> Brief:
+    """A thread without its values, or NotFound."""
+    statement, owner = only_visible(GET_BRIEF, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
+    if row is None:
+        raise NotFound("Thread", thread_id)
+    ids = {key: row[key] if isinstance(row[key], str) else None for key in ("graph_id", "assistant_id")}
+    return Brief(row["status"], **ids, interrupt_ids=frozenset(row["interrupt_ids"]))
 
 
 async def state_moments(connection: AsyncConnection[DictRow], thread_id: UUID) -> tuple[datetime, datetime] | None:
