@@ -125,8 +125,10 @@ def repeat(messages: list[BaseMessage]) -> str:
     return f"Answer {len(asked)} to: {asked[-1]}"
 
 
-def model(state: MessagesState) -> dict[str, Any]:
-    return {"messages": [ScriptedModel(script=repeat).invoke(state["messages"])]}
+async def model(state: MessagesState) -> dict[str, Any]:
+    # Not in a thread: there it is chance whether LangChain has a token first in `events` or in `messages`, and AG-UI shows
+    # a token twice if `messages` is first.
+    return {"messages": [await ScriptedModel(script=repeat).ainvoke(state["messages"])]}
 
 
 chat = StateGraph(MessagesState).add_node(model).add_edge(START, "model").compile()
