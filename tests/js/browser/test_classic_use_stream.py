@@ -63,6 +63,17 @@ def test_an_edited_message_makes_a_branch(open_page: OpenPage, server: Server) -
     assert texts(shown) == ["one", "Answer 1 to: one", "two", "Answer 2 to: two"]
 
 
+def test_an_answer_is_generated_again(open_page: OpenPage, server: Server) -> None:
+    page = conversation(open_page, "one", "two", hook="classic")
+    page.click("Regenerate Answer 1 to: one")
+    shown = page.wait("!shown.isLoading && shown.messages.length === 2 && shown.branches[1].length === 2")
+    assert (texts(shown), shown["error"]) == (["one", "Answer 1 to: one"], None)
+    assert branches(server, shown["threadId"]) == [
+        ["one", "Answer 1 to: one"],
+        ["one", "Answer 1 to: one", "two", "Answer 2 to: two"],
+    ]
+
+
 def test_stop_cancels_the_run(open_page: OpenPage, server: Server) -> None:
     page = open_page(hook="classic")
     page.say("slowly please")

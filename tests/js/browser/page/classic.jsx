@@ -20,6 +20,9 @@ function Threads({ client, graphId, onThreadId }) {
   );
 }
 
+/** What Agent Chat UI asks for with every run. */
+const RUN = { streamMode: ["values"], streamSubgraphs: true, streamResumable: true };
+
 export function ClassicChat({ apiUrl, assistantId, threadId, onThreadId }) {
   const stream = useStream({
     apiUrl,
@@ -32,10 +35,10 @@ export function ClassicChat({ apiUrl, assistantId, threadId, onThreadId }) {
   const useForkPoint = (message) => stream.getMessagesMetadata(message)?.firstSeenState?.parent_checkpoint;
   const human = (content) => ({ messages: [{ type: "human", content }] });
   const actions = {
-    send: (content) => stream.submit(human(content)),
-    edit: (content, message, checkpoint) => stream.submit(human(content), { checkpoint }),
+    send: (content) => stream.submit(human(content), RUN),
+    edit: (content, message, checkpoint) => stream.submit(human(content), { ...RUN, checkpoint }),
     stop: () => stream.stop(),
-    respond: (answers) => stream.submit(null, { command: { resume: Object.values(answers)[0] } }),
+    respond: (answers) => stream.submit({}, { command: { resume: Object.values(answers)[0] } }),
   };
   return (
     <ChatView
@@ -52,6 +55,17 @@ export function ClassicChat({ apiUrl, assistantId, threadId, onThreadId }) {
         branches: stream.messages.map((message) => stream.getMessagesMetadata(message)?.branchOptions ?? []),
       }}
     >
+      {stream.messages.map(
+        (message) =>
+          message.type === "ai" && (
+            <button
+              key={message.id}
+              onClick={() => stream.submit(undefined, { ...RUN, checkpoint: useForkPoint(message) })}
+            >
+              Regenerate {plainMessage(message).text}
+            </button>
+          ),
+      )}
       <Threads client={stream.client} graphId={assistantId} onThreadId={onThreadId} />
       {stream.messages.map((message) =>
         stream.getMessagesMetadata(message)?.branchOptions?.map((branch, index) => (
