@@ -152,6 +152,24 @@ async def test_requests_do_not_hold_the_values_of_a_thread_that_they_do_not_show
     assert grown < 150 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
 
 
+async def test_large_rows_are_not_held_by_requests_that_wait_for_the_database(web: Target) -> None:
+    large = ["ab"] * 600_000
+    url, client = web.member.url, web.fleet.client
+    run = {"assistant_id": "reply", "after_seconds": 3600, "input": {"text": large}}
+    created = (await client.post(f"{url}/runs", json=run)).json()
+    body = {"graph_id": "reply", "context": {"text": large}}
+    assistant_id = (await client.post(f"{url}/assistants", json=body)).json()["assistant_id"]
+    before = web.memory
+    web.forget_peak()
+    for path in (f"/runs/{created['run_id']}", f"/threads/{created['thread_id']}/runs/{created['run_id']}"):
+        answers = await asyncio.gather(*map(client.get, [f"{url}{path}"] * 30))
+        assert {answer.json()["status"] for answer in answers} == {"pending"}
+    answers = await asyncio.gather(*map(client.post, [f"{url}/assistants/{assistant_id}/versions"] * 30))
+    assert {answer.status_code for answer in answers} == {200}
+    grown = web.peak_memory - before
+    assert grown < 550 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
+
+
 def test_turns_come_in_order_and_one_alone_has_any_size() -> None:
     turns, started = Turns(10), list[str]()
 

@@ -240,11 +240,10 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
 )
 async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None, Body()] = None) -> Response:
     body = body or Versions()
-    row = await _assistant(web, assistant_id)
+    # Not the row itself, which can be large, while this waits for the database.
+    identity: UUID = (await _assistant(web, assistant_id))["assistant_id"]
     async with web.database.connection() as connection:
-        rows = await list_versions(
-            connection, row["assistant_id"], metadata=body.metadata, part=body.within(web.settings)
-        )
+        rows = await list_versions(connection, identity, metadata=body.metadata, part=body.within(web.settings))
     found, headers = page(rows, body)
     return Json([present(row) for row in found], headers=headers)
 

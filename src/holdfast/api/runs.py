@@ -32,7 +32,7 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
-from holdfast.resources.runs import get_run, list_runs, present_run
+from holdfast.resources.runs import get_run, list_runs, present_run, thread_of_run
 from holdfast.resources.threads import get_thread, note_lone_checkpoints
 from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
@@ -254,7 +254,7 @@ async def list_all(
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))
 async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
-    return Json(await _explained(web, await run_of(web, run_id, thread_id)))
+    return Json(await _explained(web, run_id, thread_id))
 
 
 @router.get(
@@ -264,7 +264,7 @@ async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     responses=answers(Run, 404),
 )
 async def get_by_id(web: Web, run_id: UUID) -> Response:
-    return Json(await _explained(web, await run_of(web, run_id)))
+    return Json(await _explained(web, run_id))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run", responses=awaited_run(404))
@@ -290,26 +290,35 @@ async def run_of(
     web: WebContext, run_id: UUID, thread_id: UUID | None = None, *, access: str = "read", **value: Any
 ) -> DictRow:
     """A run that the caller may see, or change. What may be done with a run is what may be done with its thread."""
+    await _may_run(web, run_id, thread_id, access=access, **value)
+    async with web.database.connection() as connection:
+        return await get_run(connection, run_id, thread_id)
+
+
+async def _may_run(web: WebContext, run_id: UUID, thread_id: UUID | None, *, access: str, **value: Any) -> None:
+    """Have it decided whether the caller may do something with a run. The run itself, which can be large, is read
+    afterwards, so that it is not held while this waits for the database. Raises Denied and NotFound."""
     if thread_id is not None:
         await web.may_thread(thread_id, access, run_id=run_id, **value)
+        return
+    async with web.database.connection() as connection:
+        thread_id = await thread_of_run(connection, run_id)
+    try:
+        await web.may_thread(thread_id, access, run_id=run_id, **value)
+    except NotFound:
+        # Not in the words of the thread: who may not see it is not told its id.
+        raise NotFound("Run", run_id) from None
+
+
+async def _explained(web: WebContext, run_id: UUID, thread_id: UUID | None = None) -> dict[str, Any]:
+    """A run, with what it waits for if it does. `waiting_for` is a Holdfast extension."""
+    await _may_run(web, run_id, thread_id, access="read")
+    waiting: dict[str, Any] = {}
     async with web.database.connection() as connection:
         run = await get_run(connection, run_id, thread_id)
-    if thread_id is None:
-        try:
-            await web.may_thread(run["thread_id"], access, run_id=run_id, **value)
-        except NotFound:
-            # Not in the words of the thread: who may not see it is not told its id.
-            raise NotFound("Run", run_id) from None
-    return run
-
-
-async def _explained(web: WebContext, run: DictRow) -> dict[str, Any]:
-    """A run, with what it waits for if it does. `waiting_for` is a Holdfast extension."""
-    shown = present_run(run)
-    if run["status"] == "pending":
-        async with web.database.connection() as connection:
-            shown["waiting_for"] = await waits_for(connection, run["run_id"], run["graph_id"])
-    return shown
+        if run["status"] == "pending":
+            waiting["waiting_for"] = await waits_for(connection, run_id, run["graph_id"])
+    return {**present_run(run), **waiting}
 
 
 def split_list(values: Sequence[str]) -> list[str]:

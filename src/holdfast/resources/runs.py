@@ -44,6 +44,8 @@ WIDE = ("metadata", "kwargs", "error", "usage")
 
 GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
+THREAD = "SELECT thread_id FROM run WHERE run_id = %(run_id)s"
+
 # Looks through what is unfinished, not through all runs: an index by assistant would cost every run a little, for the
 # sake of something that hardly ever happens.
 UNFINISHED = """
@@ -76,6 +78,15 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
     if row is None or (thread_id is not None and row["thread_id"] != thread_id):
         raise NotFound("Run", run_id if thread_id is None else f"{run_id} of thread {thread_id}")
     return row
+
+
+async def thread_of_run(connection: AsyncConnection[DictRow], run_id: UUID) -> UUID:
+    """The thread of a run, or NotFound."""
+    row = await (await connection.execute(THREAD, {"run_id": run_id})).fetchone()
+    if row is None:
+        raise NotFound("Run", run_id)
+    thread_id: UUID = row["thread_id"]
+    return thread_id
 
 
 def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
