@@ -13,11 +13,12 @@ import uvicorn
 import uvloop
 
 from holdfast.api.app import Application
-from holdfast.api.bounds import BoundedProtocol, BoundedSocket, Limits, UnsentBytes
+from holdfast.api.bounds import BoundedProtocol, Limits, UnsentBytes
 from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.api.listeners import cannot_listen, open_listeners
 from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
+from holdfast.api.socket_bounds import BoundedSocket
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
