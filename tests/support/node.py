@@ -22,6 +22,8 @@ import pytest
 PROGRAMS = ("node", "npm")
 MISSING = "Node (20 or later) with npm is not installed"
 STAMP = ".installed"
+# Written by `npm install --package-lock-only --omit-lockfile-registry-resolved` beside a changed package.json.
+LOCK = "package-lock.json"
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -47,17 +49,17 @@ def node_modules(folder: Path) -> Path:
 
 
 def install(folder: Path) -> Path:
-    """Does nothing if it has been done since package.json last changed."""
+    """Install what package-lock.json pins. Does nothing if it has been done since that or package.json last changed."""
     modules = folder / "node_modules"
     stamp = modules / STAMP
     with (folder / "package.json").open("rb") as package:
         # Several pytest processes come here at once: the first installs, the others wait for it.
         fcntl.flock(package, fcntl.LOCK_EX)
-        wanted = hashlib.sha256(package.read()).hexdigest()
+        wanted = hashlib.sha256(package.read() + (folder / LOCK).read_bytes()).hexdigest()
         if not stamp.exists() or stamp.read_text() != wanted:
             stamp.unlink(missing_ok=True)
             done = subprocess.run(
-                ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"],
+                ["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -65,7 +67,7 @@ def install(folder: Path) -> Path:
                 text=True,
             )
             if done.returncode:
-                raise InstallationFailed(f"npm install in {folder} ended with {done.returncode}:\n{done.stdout}")
+                raise InstallationFailed(f"npm ci in {folder} ended with {done.returncode}:\n{done.stdout}")
             modules.mkdir(exist_ok=True)
             stamp.write_text(wanted)
     return modules
