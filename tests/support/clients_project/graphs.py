@@ -126,8 +126,8 @@ def repeat(messages: list[BaseMessage]) -> str:
 
 
 async def model(state: MessagesState) -> dict[str, Any]:
-    # Not in a thread: there it is chance whether LangChain has a token first in `events` or in `messages`, and AG-UI shows
-    # a token twice if `messages` is first.
+    # Not in a thread. There LangChain reports a token to `events` and to `messages` in either order, and AG-UI shows a
+    # token twice when `messages` is first.
     return {"messages": [await ScriptedModel(script=repeat).ainvoke(state["messages"])]}
 
 
