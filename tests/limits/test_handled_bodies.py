@@ -170,6 +170,26 @@ async def test_large_rows_are_not_held_by_requests_that_wait_for_the_database(we
     assert grown < 550 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["runs", "batches"])
+async def test_runs_of_a_large_assistant_are_made_a_few_at_a_time(web: Target, batch: bool) -> None:
+    url, client = web.member.url, web.fleet.client
+    large = {"graph_id": "reply", "context": {"text": ["ab"] * 600_000}}
+    assistant_id = (await client.post(f"{url}/assistants", json=large)).json()["assistant_id"]
+    run = {"assistant_id": assistant_id, "after_seconds": 3600, "input": {}}
+
+    async def create() -> int:
+        path, body = ("/runs/batch", [run]) if batch else ("/runs", run)
+        answer = await client.post(f"{url}{path}", json=body)
+        return answer.status_code
+
+    assert await create() == 200
+    before = web.memory
+    web.forget_peak()
+    assert await asyncio.gather(*(create() for _ in range(30))) == [200] * 30
+    grown = web.peak_memory - before
+    assert grown < 900 * MEGABYTE, f"grew by {grown // MEGABYTE} MB"
+
+
 def test_turns_come_in_order_and_one_alone_has_any_size() -> None:
     turns, started = Turns(10), list[str]()
 

@@ -7,9 +7,9 @@ from holdfast.resources.known_assistants import MOST, MOST_BYTES, KnownAssistant
 
 def test_large_assistant_is_not_remembered() -> None:
     known = KnownAssistants()
-    known.keep("small", {"config": {"text": "x"}})
-    known.keep("large", {"config": {"text": "x"}})
-    known.keep("large", {"config": {"text": "x" * MOST_BYTES}})
+    assert known.keep("small", {"config": {"text": "x"}})
+    assert known.keep("large", {"config": {"text": "x"}})
+    assert not known.keep("large", {"config": {"text": "x" * MOST_BYTES}})
     assert known.get("small") == {"config": {"text": "x"}}
     assert known.get("large") is None
 

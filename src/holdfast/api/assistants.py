@@ -55,6 +55,7 @@ from holdfast.resources.assistants import (
     set_latest,
     threads_of_assistant,
 )
+from holdfast.resources.known_assistants import LargeAssistant
 from holdfast.resources.runs import unfinished_by_thread
 from holdfast.resources.threads import present
 from holdfast.telemetry.exceptions import kind_and_place
@@ -345,12 +346,14 @@ async def _assistant(
 
 async def runnable_assistant(web: WebContext, assistant: str, *, remembered: bool = False) -> DictRow:
     """The assistant a run is to be of. A graph's own is for everybody who may create runs; another must be the
-    caller's to read. `remembered`: as it was when it was last looked up will do."""
+    caller's to read. `remembered`: as it was when it was last looked up will do; raises LargeAssistant for one that is
+    too large to be remembered."""
     row = web.assistants.get(assistant) if remembered else None
     if row is None:
         async with web.database.connection() as connection:
             row = await resolve_assistant_row(connection, web.catalog, assistant)
-        web.assistants.keep(assistant, row)
+        if not web.assistants.keep(assistant, row) and remembered:
+            raise LargeAssistant
     if web.auth is not None and not _is_system(web.catalog, row):
         asked = {"assistant_id": row["assistant_id"], "metadata": {}}
         await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", "read", asked))

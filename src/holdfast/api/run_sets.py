@@ -10,7 +10,7 @@ from pydantic import FailFast, Field
 from starlette.exceptions import HTTPException
 
 from holdfast.api.bodies import MAX_IDS, RunCreate
-from holdfast.api.context import Web
+from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -40,6 +40,11 @@ async def create_batch(
     web: Web, body: Annotated[list[RunCreate], FailFast(), Body(min_length=1, max_length=1000)]
 ) -> Response:
     """All of them, or none."""
+    async with web.assistants.looked_up:
+        return await _create_all(web, body)
+
+
+async def _create_all(web: WebContext, body: list[RunCreate]) -> Response:
     described: list[NewRun] = []
     left = MAX_BODIES * web.settings.max_body_bytes
     for one in body:

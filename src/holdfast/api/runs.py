@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -32,6 +33,7 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.resources.assistants import inherit
 from holdfast.resources.fleet import waits_for
+from holdfast.resources.known_assistants import LargeAssistant
 from holdfast.resources.runs import get_run, list_runs, present_run, thread_of_run
 from holdfast.resources.threads import get_thread, note_lone_checkpoints
 from holdfast.streams.hints import Flush, tell
@@ -77,9 +79,9 @@ async def create_from(
             web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
         return announce_created(web, new, created)
 
-    try:
+    with suppress(AssistantChanged, LargeAssistant):
         return await create(remembered=True)
-    except AssistantChanged:
+    async with web.assistants.looked_up:
         return await create(remembered=False)
 
 
