@@ -43,7 +43,7 @@ async def test_unknown_fields_of_inner_objects_are_ignored(intruder: Intruder) -
         ("POST", "/runs/batch", [run]),
         ("POST", "/runs/crons", {**CRON, "command": command}),
         ("PATCH", "/runs/crons/{cron_id}", {"command": command}),
-        ("POST", "/threads", {"ttl": {"ttl": 5, **unknown}, "metadata": {"graph_id": "echo"}, "supersteps": steps}),
+        ("POST", "/threads", {"ttl": {"ttl": 5}, "metadata": {"graph_id": "echo"}, "supersteps": steps}),
         ("POST", "/threads/{calm}/state", {"values": {"value": 1}, "as_node": "say", "checkpoint": place}),
         ("POST", "/threads/{calm}/state/checkpoint", {"checkpoint": place}),
         ("POST", "/threads/{calm}/history", {"checkpoint": place, "before": {"configurable": unknown, **unknown}}),
