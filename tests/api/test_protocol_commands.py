@@ -150,25 +150,28 @@ async def test_going_on_from_what_has_expired(client: httpx.AsyncClient, setting
         connection.execute(query.encode())
         [last] = connection.execute("SELECT max(seq) FROM event WHERE thread_id = %s", (thread_id,)).fetchone() or [0]
         connection.execute("DELETE FROM event WHERE thread_id = %s AND seq <= 5", (thread_id,))
+
+        async def reconnect(wire: Wire, since: int) -> dict[str, Any]:
+            return await wire.ask("subscription.reconnect", channels=ALL, since=since)
+
         async with wired(settings, thread_id) as wire:
-
-            async def reconnect(since: int) -> dict[str, Any]:
-                return await wire.ask("subscription.reconnect", channels=ALL, since=since)
-
-            gap = await reconnect(2)
+            gap = await reconnect(wire, 2)
             assert (gap["type"], gap["error"]) == ("error", "resume_gap")
             assert (gap["since"], gap["min_available_seq"]) == (2, 6)
             assert not wire.events
-            assert (await reconnect(5))["type"] == "success"
-            connection.execute("DELETE FROM event WHERE thread_id = %s", (thread_id,))
-            gap = await reconnect(last - 1)
+            assert (await reconnect(wire, 5))["type"] == "success"
+        connection.execute("DELETE FROM event WHERE thread_id = %s", (thread_id,))
+        async with wired(settings, thread_id) as wire:
+            gap = await reconnect(wire, last - 1)
             assert (gap["error"], gap["min_available_seq"]) == ("resume_gap", last + 1)
-            assert (await reconnect(last))["type"] == "success"
+            assert (await reconnect(wire, last))["type"] == "success"
             assert (await wire.ask("subscription.reconnect", channels=ALL))["error"] == "invalid_argument"
-            # Whoever subscribes from the beginning takes what there is.
             assert (await wire.ask("subscription.subscribe", channels=ALL, since=2))["error"] == "resume_gap"
-            assert (await wire.ask("subscription.subscribe", channels=ALL, since=0))["type"] == "success"
-            assert (await wire.ask("subscription.subscribe", channels=ALL))["type"] == "success"
+        # From the beginning there is what is left. The server may still keep the deleted events for another socket,
+        # and closes one that it would have to send them to: so each of these is the only question of its socket.
+        for since in ({}, {"since": 0}):
+            async with wired(settings, thread_id) as wire:
+                assert (await wire.ask("subscription.subscribe", channels=ALL, **since))["type"] == "success"
 
 
 async def test_what_the_reference_does_not_know_either(web: httpx.AsyncClient) -> None:
