@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run demo test services node-modules check format docs torture clean
-.PHONY: bench bench-engine bench-streams bench-observability bench-scale bench-guard
+.PHONY: bench bench-engine bench-streams bench-observability bench-scale bench-guard figures
 
 help: ## say what there is
 	@printf 'Usage: make TARGET\n\n'
@@ -32,15 +32,16 @@ demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch
 test: $(DEV_STAMP) services node-modules ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-# These are in no package index: PgBouncer, a browser, a Redis that knows sharded pub/sub, and promtool, which comes with
-# Prometheus. Without them, and without the right to install them, their tests are skipped with a line that says so; in CI
-# they fail.
+# These are in no package index: PgBouncer, a browser, a Redis that knows sharded pub/sub, promtool, which comes with
+# Prometheus, and `ip`, which makes network namespaces. Without them, and without the right to install them, their tests
+# are skipped with a line that says so; in CI they fail.
 services:
-	@for program in pgbouncer redis-server chromium prometheus; do \
+	@for program in pgbouncer redis-server chromium prometheus ip; do \
+		package=$$(test $$program != ip && echo $$program || echo iproute2); \
 		command -v $$program >/dev/null || test -x /usr/sbin/$$program || test "$$(id -u)" != 0 || { \
 		echo "Installing $$program, which some tests need"; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-		$$(test $$program != prometheus || echo --no-install-recommends) $$program >/dev/null; \
+		$$(test $$program != prometheus || echo --no-install-recommends) $$package >/dev/null; \
 		service $$program stop >/dev/null 2>&1 || true; }; done
 
 # The packages of the JavaScript tests. Where Node is not found, one line says that those tests will be skipped; in CI
@@ -80,6 +81,9 @@ bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (three m
 
 bench-scale: $(DEV_STAMP) ## measure what stays the same with more workers and more runs (half an hour)
 	$(BIN)/python -m bench scale
+
+figures: $(DEV_STAMP) ## measure what the documents publish and write it into them (some hours): make figures ONLY=takeover
+	$(BIN)/python -m bench figures $(foreach name,$(ONLY),--only $(name)) $(if $(WRITE),--write)
 
 bench-guard: $(DEV_STAMP) ## count what a run makes everybody do; ARGS=--accept to accept it
 	$(BIN)/python -m bench guard $(filter --accept,$(ARGS))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bench import engine as engine_figures
+from bench import figures as published_figures
 from bench import observability as observability_figures
 from bench import scale as scale_figures
 from bench import streams as stream_figures
@@ -60,6 +61,18 @@ def scale(
 ) -> None:
     """What stays the same with more workers, finished runs, and runs executed. Exits with 1 when it does not."""
     sys.exit(0 if scale_figures.run(only or list(scale_figures.Figure), quick=quick) else 1)
+
+
+@app.command()
+def figures(
+    only: Annotated[list[str] | None, typer.Option(help="Only this figure or programme; may be repeated.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Only write what bench/results holds.")] = False,
+) -> None:
+    """Measure what the documents publish, and write it into them. Exits with 1 when something misses its target."""
+    try:
+        sys.exit(0 if published_figures.run(only or [], measuring=not write) else 1)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()

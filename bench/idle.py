@@ -33,7 +33,9 @@ def statements(log: Path, since: int, until: int) -> Counter[str]:
         file.seek(since)
         lines = file.read(until - since).decode(errors="replace").splitlines()
     found = (match for line in lines if (match := LINE.match(line)) and match["database"] == DATABASE)
-    return Counter(match["application"] for match in found if match["application"].startswith("holdfast"))
+    # "holdfast heartbeat 1f0c…": the last word is the token of the process.
+    names = (match["application"].split() for match in found)
+    return Counter(" ".join(name[:2]) for name in names if name[:1] == ["holdfast"])
 
 
 def _count(stage: Stage, seconds: float, *, leads: bool) -> Counter[str]:
@@ -41,7 +43,7 @@ def _count(stage: Stage, seconds: float, *, leads: bool) -> Counter[str]:
     stage.admin.execute(f"ALTER DATABASE {DATABASE} SET log_min_duration_statement = 0".encode())
     with stage.connect(settings.database_url) as holder:
         if not leads:
-            row = holder.execute(TRY_LOCK, (settings.db_schema,)).fetchone()
+            row = holder.execute(TRY_LOCK, {"schema": settings.db_schema}).fetchone()
             assert row is not None
             assert row["leads"]
         process = stage.start_worker(settings)

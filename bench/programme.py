@@ -26,8 +26,12 @@ def run(name: str, title: str, figures: Mapping[str, str], *, quick: bool) -> bo
         for figure, module in figures.items():
             notes.print(f"{figure}: measuring; load average {os.getloadavg()[0]:.1f}")
             findings.append(import_module(module).measure(stage, quick=quick))
-    path = write_findings(name, findings)
+    paths = write_findings(name, findings, quick=quick)
     out = Console(width=None if sys.stdout.isatty() else 160)
     print_findings(out, title, findings)
-    out.print(f"{time.monotonic() - started:.0f} s in all; kept in {path}", style="dim", highlight=False)
+    out.print(
+        f"{time.monotonic() - started:.0f} s in all; kept in {', '.join(path.name for path in paths)}",
+        style="dim",
+        highlight=False,
+    )
     return all(finding.passed for finding in findings)

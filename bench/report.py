@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
 PACKAGES = ("holdfast", "langgraph", "langgraph-checkpoint-postgres", "psycopg")
 
 
@@ -83,28 +85,53 @@ def print_findings(console: Console, title: str, findings: list[Finding]) -> Non
             console.print(f"{finding.figure}: {aside}", highlight=False)
 
 
-def write_findings(name: str, findings: list[Finding]) -> Path:
-    """Keep everything as JSON, for comparing with another day."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC)
-    path = RESULTS / f"{name}-{now:%Y%m%dT%H%M%SZ}.json"
-    content = {
-        "at": now.isoformat(),
+def tree() -> str:
+    """Which Holdfast was measured: its version, and the commit if there is one, with a + if the sources differ."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--short", "HEAD")
+    if not commit:
+        return version("holdfast")
+    changed = git("diff", "--name-only", "HEAD", "--", "src")
+    return f"{version('holdfast')} ({commit}{'+' if changed else ''})"
+
+
+def circumstances() -> dict[str, Any]:
+    """What a result is worth nothing without."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tree": tree(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "versions": {package: version(package) for package in PACKAGES},
-        "findings": [
-            {
-                **asdict(finding),
-                "measures": [
-                    {**asdict(measure), "ratio": measure.ratio, "passed": measure.passed}
-                    for measure in finding.measures
-                ],
-            }
-            for finding in findings
-        ],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path
+
+
+def result_path(programme: str, figure: str, *, quick: bool = False) -> Path:
+    name = figure if programme == figure else f"{programme}-{figure}"
+    return RESULTS / f"{name}{'-quick' if quick else ''}.json"
+
+
+def write_result(path: Path, content: dict[str, Any]) -> None:
+    """Keep a result in place of the one before, with the circumstances. Git ignores those of quick runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**circumstances(), **content}, indent=1) + "\n")
+
+
+def write_findings(programme: str, findings: list[Finding], *, quick: bool = False) -> list[Path]:
+    """Keep each finding as JSON, for the documents and for comparing with another day."""
+    paths = []
+    for finding in findings:
+        measures = [{**asdict(one), "ratio": one.ratio, "passed": one.passed} for one in finding.measures]
+        path = result_path(programme, finding.figure, quick=quick)
+        write_result(path, {**asdict(finding), "measures": measures})
+        paths.append(path)
+    return paths

@@ -145,10 +145,11 @@ class Stage:
         options = f"-c search_path={schema}"
         return Connection.connect(url, autocommit=True, row_factory=dict_row, options=options, application_name="bench")
 
-    def start(self, settings: Settings, *command: str) -> Process:
-        """A Python module as a process, with the settings in its environment. It ends with the stage at the latest."""
+    def start(self, settings: Settings, *command: str, lifeline: bool = True) -> Process:
+        """A Python module as a process, with the settings in its environment. It ends with the stage at the latest.
+        `lifeline`: it takes the option by which it notices that this process has died."""
         self._number += 1
-        arguments = ["-m", *command, "--lifeline-fd", str(self._lifeline)]
+        arguments = ["-m", *command, *(["--lifeline-fd", str(self._lifeline)] if lifeline else [])]
         log = self.directory / f"{self._number}.log"
         process = Process(arguments, _environment(settings), self._lifeline, log)
         self._exit.callback(process.stop)
@@ -182,6 +183,21 @@ class Stage:
             return answers("127.0.0.1", port)
 
         wait_for(listening, "the web process answers", interval=0.1)
+        return process, f"http://127.0.0.1:{port}"
+
+    def start_serve(self, settings: Settings, workers: int, config: Path = EXAMPLES) -> tuple[Process, str]:
+        """`holdfast serve` and its URL, when its web process answers and its workers take runs."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        command = ("holdfast", "serve", "--config", str(config), "--port", port, "--workers", str(workers))
+        process = self.start(settings, *command, lifeline=False)
+
+        def ready() -> bool:
+            process.check()
+            return "fleet.ready" in process.log.read_text()
+
+        wait_for(ready, "the fleet is ready", interval=0.1)
         return process, f"http://127.0.0.1:{port}"
 
     def _settings(self, name: str, **overrides: Any) -> Settings:

@@ -8,6 +8,7 @@ import os
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ LOG_TAIL_CHARACTERS = 6_000
 
 def pytest_configure(config: pytest.Config) -> None:
     """In the process that controls the session, before any xdist worker starts: they inherit the variable."""
+    # A shell without job control starts `make test &` with SIGINT ignored, and so would be every process under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     directory = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))

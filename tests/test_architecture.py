@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import holdfast
@@ -13,12 +15,60 @@ SOURCE = Path(holdfast.__file__).parent
 SPEAKS_SQL = ("engine", "resources", "streams", "upkeep", "worker", "db", "signals", "diagnosis")
 STATEMENT = re.compile(r"\b(SELECT\s.+\sFROM|INSERT INTO|UPDATE\s\w+\sSET|DELETE FROM)\b", re.DOTALL)
 
+BEGINS = re.compile(r"\s*(--[^\n]*\n\s*)*(WITH|SELECT|INSERT|UPDATE|DELETE|MERGE)\b")
+READS_OR_WRITES = re.compile(r"\b(FROM|INTO|UPDATE)\s", re.DOTALL)
+# Functions with a statement of their own. Any other statement is a constant of its module, because only constants are
+# measured by tests/engine/test_every_statement.py.
+OWN_STATEMENTS = {
+    "cli/demo.py:wait_for_workers": "asks as an operator would",
+    "cli/demo.py:worker_of": "asks as an operator would",
+    "db/embedded_server.py:_answers": "reads the catalogue of Postgres",
+    "db/migrate.py:_done": "once for each start of a process",
+    "db/migrate.py:_stock_version": "once for each start of a process",
+    "db/migrate.py:_apply": "once for each migration",
+    "db/migrate.py:_apply_stock": "once for each migration",
+    "db/visibility.py:is_visible": "reads one row by its primary key",
+    "diagnosis/database.py:check_migrations": "asked by a person, with `holdfast doctor`",
+    "engine/claim.py:_fairly": "makes two constants, which are measured",
+    "resources/store.py:_make_tables": "once for each start of a process",
+    "resources/threads.py:search_threads": "measured in tests/resources/test_list_plans.py",
+    "resources/threads.py:count_threads": "measured in tests/resources/test_list_plans.py",
+    "upkeep/sweeps.py:oldest": "makes constants, which are measured",
+}
+
 
 def test_sql_lives_where_it_should() -> None:
     for file in SOURCE.rglob("*.py"):
         place = file.relative_to(SOURCE)
         if place.parts[0] not in SPEAKS_SQL and place != Path("cli/demo.py"):
             assert not STATEMENT.search(file.read_text()), place
+
+
+def test_statements_are_constants() -> None:
+    found = {
+        f"{file.relative_to(SOURCE).as_posix()}:{function}"
+        for file in SOURCE.rglob("*.py")
+        for function, text in literals(ast.parse(file.read_text()))
+        if function and BEGINS.match(text) and READS_OR_WRITES.search(text)
+    }
+    assert found == set(OWN_STATEMENTS)
+
+
+def literals(node: ast.AST, function: str = "") -> Iterator[tuple[str, str]]:
+    """Each string below, those of an f-string as one, with the function that it is in."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from literals(child, child.name)
+            case ast.Constant(value=str() as text):
+                yield function, text
+            case ast.Constant(value=bytes() as raw):
+                yield function, raw.decode(errors="replace")
+            case ast.JoinedStr(values=parts):
+                yield function, "".join(str(part.value) if isinstance(part, ast.Constant) else "?" for part in parts)
+                yield from literals(child, function)
+            case _:
+                yield from literals(child, function)
 
 
 def test_modules_stay_small() -> None:

@@ -1,4 +1,4 @@
-"""The guard against speed that is lost silently: what a run makes everybody do, compared with what was accepted last.
+"""The guard against speed that is lost silently: what requests make everybody do, against what was accepted last.
 
 `python -m bench guard` counts and compares; with `--accept` it writes what it has counted to `bench/accepted.json`,
 which belongs into the same commit as the reason for it. A test does the same in CI.
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.guard.accepted import accept, compare, load, python_version
-from bench.guard.counting import CASES, Counting, typical
+from bench.guard.cases import CASES
+from bench.guard.counting import ROLES, Counting, delays, typical
 from bench.stage import Stage
 
 
@@ -23,7 +24,9 @@ def count() -> dict[str, Any]:
     with Stage(say=lambda _: None) as stage:
         counting = Counting(stage)
         try:
-            return {case: typical(counting.count(case)) for case in CASES}
+            found = {case: typical(counting.count(case)) for case in CASES}
+            found["first event"]["delays"] = delays()
+            return found
         finally:
             counting.close()
 
@@ -47,7 +50,7 @@ def run(*, accepting: bool) -> bool:
 
 
 def _table(case: str, figures: dict[str, Any]) -> Table:
-    table = Table(title=f"a run of {case}", title_justify="left")
+    table = Table(title=CASES[case].what, title_justify="left")
     table.add_column("part")
     table.add_column("what")
     table.add_column("times", justify="right")
@@ -55,11 +58,17 @@ def _table(case: str, figures: dict[str, Any]) -> Table:
         for text, number in statements.items():
             table.add_row(part, text.replace("[", r"\["), str(number))
         table.add_row(part, "statements in all", str(sum(statements.values())), style="bold", end_section=True)
-    for role, number in figures["waits"].items():
-        calls = figures["calls"][role]
+    for role in ROLES:
+        calls = figures["calls"].get(role, {})
         most = sorted(calls, key=lambda name: -calls[name])[:6]
         table.add_row(role, ", ".join(f"{name} {calls[name]:,}" for name in most), "")
         table.add_row(role, "calls of functions in all", f"{sum(calls.values()):,}", style="bold")
-        table.add_row(role, "waits for the database", str(number), style="bold", end_section=True)
+        table.add_row(role, "waits for the database", str(figures["waits"][role]), style="bold")
+        table.add_row(role, "timers", str(figures["timers"][role]), style="bold")
+        table.add_row(role, "milliseconds slept", str(figures["slept"][role]), style="bold")
+        table.add_row(role, "CPU, % of the fixed piece of work", str(figures["cpu"][role]), style="bold")
+        table.add_section()
+    for what, milliseconds in figures.get("delays", {}).items():
+        table.add_row("worker", f"delay of the {what}, ms", f"{milliseconds:g}")
     table.add_row("postgres", "bytes of the write-ahead log", f"{figures['wal']:,}", style="bold")
     return table

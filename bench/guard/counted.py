@@ -1,37 +1,93 @@
-"""`holdfast web` or `holdfast worker` in a process that counts its function calls:
+"""`holdfast web` or `holdfast worker` in a process that counts what it does:
 
     python -m bench.guard.counted PATH web --config … --lifeline-fd FD
 
-Whoever connects to the Unix socket at PATH is told, as one line of JSON, how many calls there have been so far: by
-package, and how often the process has waited for Postgres. The profiler of the standard library counts them, in C. It
-counts what the main thread does, where the event loop is; who answers is another thread.
+Every connection to the Unix socket at PATH sends one line of JSON, settings for the process or {}, and gets one line of
+JSON: how many calls there have been so far, by package; how often the process has waited for Postgres; how many timers
+it has set and how long it has slept; and the CPU time of the event loop's thread. The profiler of the standard library
+counts the calls, in C. It counts what the main thread does, where the event loop is; another thread answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import cProfile
 import gc
 import json
+import os
 import socket
 import sys
 import sysconfig
 import threading
+import time
+from asyncio import futures
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from pathlib import Path
 from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
 import uvloop
+from starlette.types import Message, Send
 
 import holdfast
+from holdfast.api import streaming
 from holdfast.cli.main import app
+from holdfast.streams import sse
+from holdfast.worker import lane
 
 LIBRARIES = [Path(sysconfig.get_path(name)).as_posix() + "/" for name in ("purelib", "platlib")]
 OURS = Path(holdfast.__file__).parent.as_posix() + "/"
 STANDARD = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
 # Where psycopg waits until the database has answered.
 WAITING = ("psycopg/waiting.py", "wait_async")
+SLOW_FRAMES = "GUARD_SLOW_FRAMES"
+FRAME_DELAY_SECONDS = 0.005
+StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]]
+# Seconds. Longer sleeps belong to loops that have nothing to do with a run: uvicorn's wakes up ten times a second.
+LONGEST_SLEEP = 0.09
+
+
+class Sleeps:
+    """Timers that were set, and seconds that were waited: in `time.sleep`, and for timers of the event loop that
+    fired, `asyncio.sleep` among them. As they were asked for, so that a busy machine counts the same as an idle one."""
+
+    def __init__(self) -> None:
+        self.timers = 0
+        self.slept = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Instead of `time.sleep`, which blocks whatever thread calls it."""
+        self.note(seconds)
+        _sleep(seconds)
+
+    def note(self, seconds: float) -> None:
+        if seconds <= LONGEST_SLEEP:
+            self.slept += seconds
+
+
+SLEEPS = Sleeps()
+_sleep = time.sleep
+
+
+class CountingLoop(uvloop.Loop):
+    """Counts timers that are set. `call_at` of uvloop calls `call_later`, too."""
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        is_sleep = callback is futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+        if not is_sleep or delay <= LONGEST_SLEEP:
+            SLEEPS.timers += 1
+
+        def fire(*args: Any) -> None:
+            SLEEPS.note(delay)
+            callback(*args)
+
+        # One that is cancelled, as those of `asyncio.timeout` mostly are, delays nobody.
+        return super().call_later(delay, fire, *args, context=context)
 
 
 def package(filename: str) -> str:
@@ -51,6 +107,8 @@ def counts(profiler: cProfile.Profile) -> dict[str, object]:
     for entry in profiler.getstats():
         if not isinstance(entry.code, CodeType):
             continue
+        if entry.code.co_filename == __file__:
+            continue
         name = package(entry.code.co_filename)
         calls[name] += entry.callcount
         for called in entry.calls or ():
@@ -58,7 +116,10 @@ def counts(profiler: cProfile.Profile) -> dict[str, object]:
                 calls[name] += called.callcount
         if entry.code.co_name == WAITING[1] and entry.code.co_filename.endswith(WAITING[0]):
             waits += entry.callcount
-    return {"calls": calls, "waits": waits}
+    loop_thread = threading.main_thread().ident
+    assert loop_thread is not None
+    cpu = time.clock_gettime(time.pthread_getcpuclockid(loop_thread))
+    return {"calls": calls, "waits": waits, "timers": SLEEPS.timers, "slept": SLEEPS.slept, "cpu": cpu}
 
 
 def answer(path: str, profiler: cProfile.Profile) -> None:
@@ -67,8 +128,47 @@ def answer(path: str, profiler: cProfile.Profile) -> None:
         listener.listen()
         while True:
             asking, _ = listener.accept()
-            with asking:
+            with asking, asking.makefile("rb") as lines:
+                wanted = json.loads(lines.readline())
+                lane.BREATH = wanted.get("first_write_delay", lane.BREATH)
                 asking.sendall(json.dumps(counts(profiler)).encode() + b"\n")
+
+
+def slow_frames(how: str) -> None:
+    """Makes every frame of a stream, or with `later` every chunk, take 5 ms longer: what the guard must notice."""
+    if how == "later":
+        slow_response = slow_chunks(streaming.Breakable.stream_response)
+        patch.object(streaming.Breakable, "stream_response", slow_response).start()
+        return
+    frame = sse.frame
+
+    def slow(*given: Any) -> bytes:
+        if how == "sleep":
+            time.sleep(FRAME_DELAY_SECONDS)
+        else:
+            deadline = time.thread_time() + FRAME_DELAY_SECONDS
+            while time.thread_time() < deadline:
+                sum(range(1000))
+        return frame(*given)
+
+    vars(streaming)["frame"] = slow
+
+
+def slow_chunks(stream_response: StreamResponse) -> StreamResponse:
+    """Each chunk of a stream waits for a timer of the event loop, which is no `asyncio.sleep`."""
+
+    async def slow(response: streaming.Breakable, send: Send) -> None:
+        async def delayed(message: Message) -> None:
+            if message.get("body"):
+                loop = asyncio.get_running_loop()
+                waited = loop.create_future()
+                loop.call_later(FRAME_DELAY_SECONDS, waited.set_result, None)
+                await waited
+            await send(message)
+
+        await stream_response(response, delayed)
+
+    return slow
 
 
 def main() -> None:
@@ -83,15 +183,19 @@ def main() -> None:
         """What happens before there is an event loop, above all importing, is not counted: it would take twice as
         long."""
         profiler.enable()
-        return run(main)
+        return run(main, loop_factory=CountingLoop)
 
-    # A run of one step is over before its first entries have rested, and before the word that it has begun is sent by
-    # itself, as it is where nobody counts.
+    # That a run has begun is announced together with its first events, as it is where nothing is counted. And a stream
+    # sets one timer for its heartbeats. Otherwise twenty a second would be counted for as long as it is open, which
+    # depends on how fast the machine is.
     with (
         patch("uvloop.run", run_counted),
-        patch("holdfast.worker.journal.BREATH", 60.0),
+        patch("time.sleep", SLEEPS.sleep),
         patch("holdfast.worker.main.BEGUN_PATIENCE", 60.0),
+        patch("holdfast.streams.pulse.WIDTH", 60.0),
     ):
+        if how := os.environ.get(SLOW_FRAMES):
+            slow_frames(how)
         app(arguments)
 
 

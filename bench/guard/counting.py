@@ -1,9 +1,12 @@
-"""What a run makes everybody do, counted and not timed: the same on any machine, however busy.
+"""What requests make everybody do, counted and not timed: the same on any machine, however busy.
 
-A web and a worker process execute runs one at a time, each on a thread of its own and waited for. After each, when
-everybody has come to rest, the counters are read: statements in the log of Postgres, bytes of its write-ahead log,
-calls of Python functions and waits for the database in both processes. What counts is the median of
-many runs after some to warm up, so that what now and then comes in between does not.
+A web and a worker process serve the requests of the cases (bench/guard/cases.py). After each, when everybody has come
+to rest, the counters are read: statements in the log of Postgres, bytes of its write-ahead log, and of both processes
+calls of Python functions, waits for the database, timers, seconds slept and CPU time. What counts is the median of many
+repetitions after some to warm up, so that what now and then comes in between does not.
+
+CPU time is the one figure that depends on the machine. It is divided by that of a fixed piece of work, done at the
+same time: what is left differs by some per cent, and what it is there for, work that no call shows, is many times that.
 
 Nothing else is to happen meanwhile: heartbeats, polls and upkeep come too seldom to be seen.
 """
@@ -22,16 +25,15 @@ from typing import Any
 
 import httpx
 
-from bench.scale.clients import INPUTS
+from bench.guard.cases import CASES, CLIENTS
 from bench.stage import PROJECT, Process, Stage, wait_for
 from holdfast.cli.readiness import answers
 from holdfast.settings import Settings
+from holdfast.worker import journal, lane
+from holdfast.worker import main as worker
 
 DATABASE = "bench_guard"
-# With `sync` every step waits for its commit. Else how many steps share one, and with it the number of statements,
-# would depend on how fast the machine is at this moment; a run of one step has but one to wait for.
-CASES = {"one step": ("one", "async"), "five steps": ("five", "sync")}
-WARM_UP, RUNS = 8, 11
+WARM_UP, REPETITIONS = 6, 11
 QUIET = 0.06
 """Seconds without a statement after which everybody has come to rest."""
 
@@ -44,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "stream_heartbeat": 15.0,
     "pool_min": 1,
     "pool_max": 2,
+    "jobs": CLIENTS,
 }
 SERVER = {
     "log_line_prefix": "'bench-guard %d %a | '",
@@ -55,20 +58,29 @@ SERVER = {
 }
 
 LINE = re.compile(
-    r"^bench-guard (?P<database>\S*) holdfast (?P<part>.*?) \| LOG:  duration: \S+ ms  "
+    r"^bench-guard (?P<database>\S*) holdfast (?P<part>.*?)(?: [0-9a-f]{12})? \| LOG:  duration: \S+ ms  "
     r"(?:statement|bind [^:]*): (?P<text>.*)$"
 )
 
 
+ROLES = ("web", "worker")
+WORK = 30_000
+"""How much of the fixed piece of work: about ten milliseconds."""
+
+
 @dataclass(frozen=True)
 class Counts:
-    """What one run took. `statements` by part of Holdfast and text, those that begin and end a transaction included;
-    `calls` by process and package."""
+    """What one repetition took. `statements` by part of Holdfast and text, those that begin and end a transaction
+    included; `calls` by process and package; `slept` in milliseconds, `cpu` in hundredths of the fixed piece of work.
+    """
 
     statements: Counter[tuple[str, str]] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     wal: int = 0
+    timers: Counter[str] = field(default_factory=Counter)
+    slept: Counter[str] = field(default_factory=Counter)
+    cpu: Counter[str] = field(default_factory=Counter)
 
 
 class Counting:
@@ -90,24 +102,48 @@ class Counting:
         }
         wait_for(lambda: self._well() and answers("127.0.0.1", port), "the web process answers", interval=0.1)
         stage.wait_online(self._settings, self._processes["worker"])
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.port = port
+        self.directory = stage.directory
+        self.listed_thread: str | None = None
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self._database = stage.connect(self._settings.database_url)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {role: process.pid for role, process in self._processes.items()}
+
+    def wait_until_queued(self, runs: int) -> None:
+        """Until so many runs are unfinished."""
+        statement = "SELECT count(*) = %s AS reached FROM run WHERE status IN ('pending', 'running')"
+
+        def queued() -> bool:
+            row = self._database.execute(statement, (runs,)).fetchone()
+            return row is not None and bool(row["reached"])
+
+        wait_for(queued, f"{runs} runs are unfinished")
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
+        self._database.close()
         for process in self._processes.values():
             process.stop()
 
-    def count(self, case: str, runs: int = RUNS, warm_up: int = WARM_UP) -> list[Counts]:
-        """What each of so many runs took."""
-        graph, durability = CASES[case]
+    def count(self, name: str, repetitions: int = REPETITIONS, warm_up: int = WARM_UP) -> list[Counts]:
+        """What each of so many repetitions of a case took."""
+        case = CASES[name]
         found = []
-        for number in range(warm_up + runs):
-            before, place = self._snapshot(), self._log_size()
-            self._run(graph, durability)
+        for number in range(warm_up + repetitions):
+            steps = case.steps(self)
+            next(steps)
+            self._rest()
+            before, place = self._snapshot(first_write_delay=case.first_write_delay), self._log_size()
+            next(steps)
             after = self._rest()
             if number >= warm_up:
                 statements = read_statements(self._stage.postgres_log, place, self._log_size())
-                found.append(difference(before, after, statements))
+                found.append(difference(before, after, statements, unit=work()))
+            for _ in steps:
+                raise AssertionError(f"{name} has more than two parts")
         return found
 
     def _start(self, settings: Settings, role: str, *more: str) -> Process:
@@ -122,13 +158,6 @@ class Counting:
             process.check()
         return True
 
-    def _run(self, graph: str, durability: str) -> None:
-        thread_id = self._client.post("/threads", json={}).raise_for_status().json()["thread_id"]
-        body = {"assistant_id": graph, "input": INPUTS[graph], "durability": durability}
-        answer = self._client.post(f"/threads/{thread_id}/runs/wait", json=body).raise_for_status().json()
-        if "__error__" in answer:
-            raise RuntimeError(f"a run failed: {answer}")
-
     def _log_size(self) -> int:
         return self._stage.postgres_log.stat().st_size
 
@@ -141,12 +170,13 @@ class Counting:
                 size, since = now, time.monotonic()
         return self._snapshot()
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self, **wanted: float) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for role, process in self._processes.items():
             process.check()
             with socket.socket(socket.AF_UNIX) as asking:
                 asking.connect(str(self._path(role)))
+                asking.sendall(json.dumps(wanted).encode() + b"\n")
                 found[role] = json.loads(asking.makefile("rb").readline())
         row = self._stage.admin.execute(
             "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal"
@@ -181,24 +211,53 @@ def shorten(text: str) -> str:
     return text if len(text) <= 72 else text[:72].rstrip() + "…"
 
 
-def difference(before: dict[str, Any], after: dict[str, Any], statements: Counter[tuple[str, str]]) -> Counts:
-    calls: Counter[tuple[str, str]] = Counter()
-    waits: Counter[str] = Counter()
-    for role in ("web", "worker"):
-        for name, number in after[role]["calls"].items():
-            calls[role, name] = number - before[role]["calls"].get(name, 0)
-        waits[role] = after[role]["waits"] - before[role]["waits"]
-    return Counts(statements, waits, calls, after["wal"] - before["wal"])
+def work() -> float:
+    """CPU seconds of the fixed piece of work, at the speed that the machine has now."""
+    took = []
+    for _ in range(3):
+        began = time.thread_time()
+        sum(len(str(number)) for number in range(WORK))
+        took.append(time.thread_time() - began)
+    return min(took)
+
+
+def difference(
+    before: dict[str, Any], after: dict[str, Any], statements: Counter[tuple[str, str]], *, unit: float
+) -> Counts:
+    found = Counts(statements, wal=after["wal"] - before["wal"])
+    for role in ROLES:
+        then, now = before[role], after[role]
+        for name, number in now["calls"].items():
+            found.calls[role, name] = number - then["calls"].get(name, 0)
+        found.waits[role] = now["waits"] - then["waits"]
+        found.timers[role] = now["timers"] - then["timers"]
+        found.slept[role] = round(1000 * (now["slept"] - then["slept"]))
+        found.cpu[role] = round(100 * (now["cpu"] - then["cpu"]) / unit)
+    return found
 
 
 def typical(counted: list[Counts]) -> dict[str, Any]:
     """The medians, as they are compared and kept."""
     return {
         "statements": _nested([one.statements for one in counted]),
-        "waits": {role: median_low(one.waits[role] for one in counted) for role in ("web", "worker")},
         "wal": median_low(one.wal for one in counted),
+        **{name: _by_role([getattr(one, name) for one in counted]) for name in ("waits", "timers", "slept", "cpu")},
         "calls": _nested([one.calls for one in counted]),
     }
+
+
+def delays() -> dict[str, float]:
+    """Milliseconds that the worker waits on purpose before a run's first events are visible. They are replaced while
+    calls are counted, so they are kept as they are."""
+    return {
+        "first write of a run (BREATH)": 1000 * lane.BREATH,
+        "announcing that a run has begun (BEGUN_PATIENCE)": 1000 * worker.BEGUN_PATIENCE,
+        "between commits of several runs (LONGEST_REST)": 1000 * journal.LONGEST_REST,
+    }
+
+
+def _by_role(counters: list[Counter[str]]) -> dict[str, int]:
+    return {role: median_low(counter[role] for counter in counters) for role in ROLES}
 
 
 def _nested(counters: list[Counter[tuple[str, str]]]) -> dict[str, dict[str, int]]:

@@ -61,7 +61,8 @@ def measure_server(running: Running, cell: Cell, pace: Pace) -> None:
                     cell.measures["enqueues"] = drained.enqueued / drained.enqueue_seconds
                 case Scenario.FIRST_EVENT:
                     window, found = await load.first_events(pace.seconds)
-                    cell.measures["content_p50"] = 1000 * percentile(found.content, 50)
+                    for share in (50, 99):
+                        cell.measures[f"content_p{share}"] = 1000 * percentile(found.content, share)
                 case Scenario.TOKENS | Scenario.MESSAGES:
                     window = await load.streams(cell.scenario, pace.seconds, pace.warm_up)
                 case _:

@@ -36,7 +36,8 @@ class Drained:
 
 @dataclass
 class FirstEvents:
-    """Seconds from a request to the first event of its stream, and to the first that carries something of the run."""
+    """Seconds from a request to the first event of its stream, which says that it is accepted, and to the first event
+    of the run."""
 
     first: list[float] = field(default_factory=list)
     content: list[float] = field(default_factory=list)

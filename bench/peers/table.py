@@ -13,6 +13,7 @@ from bench.peers.participants import Participant
 from bench.peers.scenarios import EVENTS, Scenario
 from bench.peers.servers import SERVERS
 from bench.peers.summary import Figure, Summary, Target
+from bench.report import tree
 
 NONE = "–"
 FAILED = "failed"
@@ -128,7 +129,7 @@ class Page:
             "",
             *self._ratios(),
             "",
-            "Of the first event: how many times as long the other takes.",
+            "Of the first event: how many times as long the other takes to accept a run.",
             "",
             "## Figures",
             "",
@@ -139,7 +140,8 @@ class Page:
         if Scenario.FIRST_EVENT in self._scenarios:
             lines += [
                 "",
-                "Milliseconds, one run at a time; content is the first event that carries something of the run.",
+                "Milliseconds, one run at a time, from the request to the event that says it is accepted, and to the "
+                "first event of the run.",
                 "",
             ]
             lines += self._first_events()
@@ -161,11 +163,11 @@ class Page:
     def _first_events(self) -> list[str]:
         rows = []
         for name in self._names:
-            measures = ("first_p50", "first_p99", "content_p50")
+            measures = ("first_p50", "first_p99", "content_p50", "content_p99")
             row = [name.label, *(self._cell(name, Scenario.FIRST_EVENT, measure) for measure in measures)]
             rows.append(row)
         rows = [row for row in rows if set(row[1:]) != {NONE}]
-        return _rows(["first event", "p50", "p99", "content p50"], rows)
+        return _rows(["first event", "accepted p50", "accepted p99", "of the run p50", "of the run p99"], rows)
 
     def _participants(self) -> list[str]:
         lines = []
@@ -183,6 +185,7 @@ class Page:
     def json(self) -> dict[str, Any]:
         return {
             "at": datetime.now(UTC).isoformat(),
+            "tree": tree(),
             "python": platform.python_version(),
             "machine": platform.machine(),
             "cores": os.cpu_count(),

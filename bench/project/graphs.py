@@ -1,5 +1,5 @@
 """What is run to see what running costs: five steps that do next to nothing, over a small conversation; one step that
-does nothing at all; and one that says a great deal."""
+does nothing at all; one that says a great deal; and one that speaks when it is asked to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Speech(TypedDict, total=False):
     events: int
     pause: float
     gate: str
-    """A file to wait for before the first word."""
+    """A file to wait for before the first word, or the socket that asks for each."""
 
 
 async def speak(state: Speech) -> Speech:
@@ -58,3 +58,18 @@ async def speak(state: Speech) -> Speech:
 
 
 speech = StateGraph(Speech).add_sequence([("speak", speak)]).add_edge(START, "speak").compile()
+
+
+async def speak_on_demand(state: Speech) -> Speech:
+    """Says something for each byte that comes through the gate, a Unix socket, until that is closed."""
+    say = get_stream_writer()
+    reader, writer = await asyncio.open_unix_connection(state["gate"])
+    number = 0
+    while await reader.read(1):
+        say({"number": number, "text": " about as much as a model says at a time"})
+        number += 1
+    writer.close()
+    return {}
+
+
+on_demand = StateGraph(Speech).add_sequence([("speak", speak_on_demand)]).add_edge(START, "speak").compile()

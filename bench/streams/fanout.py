@@ -46,7 +46,7 @@ def statements(log: Path, since: int) -> Counter[str]:
     return Counter(
         _squeeze(match["statement"])
         for match in LINE.finditer(text)
-        if match["database"] == DATABASE and match["application"] == "holdfast web"
+        if match["database"] == DATABASE and match["application"].startswith("holdfast web")
     )
 
 

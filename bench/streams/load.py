@@ -41,7 +41,9 @@ class Connection(asyncio.Protocol):
         self.body: list[bytes] = []
         self.heartbeats = 0
         self.lost = False
-        self.sent_at = self.first_at = self.ended_at = 0.0
+        self.arrivals: list[float] = []
+        """When each part of the body came."""
+        self.sent_at = self.ended_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -59,8 +61,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if self._keep:
-            if not self.body:
-                self.first_at = time.perf_counter()
+            self.arrivals.append(time.perf_counter())
             self.body.append(body)
         else:
             self.heartbeats += body.count(HEARTBEAT)
@@ -82,7 +83,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         self._answering, self._complete = loop.create_future(), loop.create_future()
-        self.body = []
+        self.body, self.arrivals = [], []
         self.sent_at = time.perf_counter()
         self._transport.write(request)
         await self._answering
@@ -92,6 +93,19 @@ class Connection(asyncio.Protocol):
         assert self._complete is not None
         await self._complete
         return b"".join(self.body)
+
+    @property
+    def first_at(self) -> float:
+        return self.arrivals[0]
+
+    def frame_at(self, number: int) -> float:
+        """When a frame of the stream had come whole."""
+        seen = b""
+        for part, at in zip(self.body, self.arrivals, strict=True):
+            seen += part
+            if len(FRAME.findall(seen)) > number:
+                return at
+        raise ValueError(f"there is no frame {number}")
 
     def close(self) -> None:
         if self._transport is not None:
@@ -199,8 +213,8 @@ class Load:
         return {"seconds": seconds, "streams": len(bodies), "faults": dict(faults)}
 
     async def one_by_one(self, threads: list[str], body: Any) -> list[dict[str, float]]:
-        """Stream a run on each thread, one at a time, over one connection: milliseconds to its answer's headers, its
-        first event and its end."""
+        """Stream a run on each thread, one at a time, over one connection: milliseconds to its answer's headers, to the
+        event that says it is accepted, to the first event of its execution, and to its end."""
         connection = await self._connect()
         found = []
         for thread_id in threads:
@@ -209,7 +223,12 @@ class Load:
             frames = read_frames(await connection.end())
             if [name for name, _, _ in frames] != ["metadata", "values"]:
                 raise RuntimeError(f"not what a trivial run streams: {frames}")
-            times = {"headers": answered_at, "first": connection.first_at, "end": connection.ended_at}
+            times = {
+                "headers": answered_at,
+                "accepted": connection.frame_at(0),
+                "first": connection.frame_at(1),
+                "end": connection.ended_at,
+            }
             found.append({name: round((at - connection.sent_at) * 1000, 3) for name, at in times.items()})
         connection.close()
         return found

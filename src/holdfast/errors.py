@@ -5,6 +5,7 @@ HoldfastError
 │   ├── SettingsError         an environment variable or flag is out of range
 │   ├── ConfigError           langgraph.json, or a graph it names, cannot be used
 │   └── DatabaseError         the database cannot be reached, or is not one Holdfast can use
+│       ├── DatabaseUnavailable  it does not answer now, and may do so later
 │       └── DataDirectoryInUse  another Holdfast has the data directory of the embedded Postgres
 ├── RequestError              the caller must change something; carries its HTTP status
 │   ├── InvalidRequest        422
@@ -55,6 +56,10 @@ class ConfigError(OperatorError):
 
 class DatabaseError(OperatorError):
     """The database cannot be reached, or lacks something Holdfast needs."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database does not answer. Nothing needs to change: a process that is started later may find it."""
 
 
 class DataDirectoryInUse(DatabaseError):

@@ -337,7 +337,11 @@ async def test_a_plain_application_needs_no_lifespan(settings: Settings) -> None
 
 @pytest.mark.parametrize(
     ("spec", "cause"),
-    [("./broken.py:app", "forgot a password"), ("./webapp.py:late", "no cache to connect to")],
+    [
+        ("./broken.py:app", "forgot a password"),
+        ("./webapp.py:late", "no cache to connect to"),
+        ("./webapp.py:unbuilt", "its middleware cannot be built"),
+    ],
 )
 async def test_a_server_whose_app_cannot_start_does_not(settings: Settings, spec: str, cause: str) -> None:
     async def started() -> Any:

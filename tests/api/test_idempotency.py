@@ -113,6 +113,22 @@ async def test_what_is_sent_twice_is_created_once(
     assert await count(database, table) - before == (len(body) if isinstance(body, list) else 1)
 
 
+@pytest.mark.parametrize(
+    ("stored", "status"), [(b'{"metadata": {"a": "a\\ud800b"}}', 200), (b"{", 410), (b"\xff\xfe", 410), (b"5", 200)]
+)
+async def test_stored_answer_of_any_shape_is_repeated_or_refused(
+    web: httpx.AsyncClient, database: Database, stored: bytes, status: int
+) -> None:
+    headers = key()
+    assert (await web.post("/threads", json={}, headers=headers)).is_success
+    async with database.connection() as connection:
+        change = "UPDATE idempotency_key SET body = %s WHERE key = %s"
+        await connection.execute(change, (stored, headers["Idempotency-Key"]))
+    again = await web.post("/threads", json={}, headers=headers)
+    assert again.status_code == status, again.text
+    assert (again.content == stored) == (status == 200)
+
+
 async def test_a_repeated_wait_gives_the_result_of_the_same_run(web: httpx.AsyncClient, database: Database) -> None:
     before = await count(database, "run")
     first, second = await both(web, f"/threads/{await thread(web)}/runs/wait", QUICK)

@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
     return described()
 
 
-async def test_it_is_openapi(web: httpx.AsyncClient) -> None:
+async def test_openapi_document_is_valid(web: httpx.AsyncClient) -> None:
     document = (await web.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1.")
     schemathesis.openapi.from_dict(document).validate()

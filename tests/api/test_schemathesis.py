@@ -119,6 +119,6 @@ def test_each_operation_alone(server: Server, tmp_path: Path, tag: str) -> None:
     fuzz(server, tmp_path, "--phases=examples,coverage,fuzzing", f"--include-tag={tag}")
 
 
-def test_one_operation_after_the_other(server: Server, tmp_path: Path) -> None:
+def test_schema_holds_for_one_operation_after_the_other(server: Server, tmp_path: Path) -> None:
     """Objects that some operations create are what others are asked about. The worker is needed for the rest."""
     fuzz(server, tmp_path, "--phases=stateful", "--exclude-path-regex=/drain$")

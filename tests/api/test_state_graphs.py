@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
-from tests.support.serving import serving
+from tests.support.serving import answering, serving
 from tests.support.threads import history, made, ran, state_of
 
 
@@ -55,6 +55,43 @@ async def never(state: Any) -> str:
     return END
 
 
+class Silent(Exception):
+    """Nothing can be said about it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+FAILURES: dict[str, BaseException] = {
+    "silent": Silent(),
+    "long": ValueError("x" * 30_000),
+    "surrogate": ValueError("a\ud800b"),
+    "exit": SystemExit("a script without a main guard"),
+    "interrupt": KeyboardInterrupt("pressed"),
+}
+
+
+def picky(old: list[str], new: list[str]) -> list[str]:
+    """A reducer that fails as it is told."""
+    if new and new[0] in FAILURES:
+        raise FAILURES[new[0]]
+    return [*old, *new]
+
+
+class PickyNotes(TypedDict, total=False):
+    notes: Annotated[list[str], picky]
+
+
+def exiting(state: Any) -> str:
+    raise SystemExit("a script without a main guard")
+
+
+async def exiting_later(state: Any) -> str:
+    raise SystemExit("a script without a main guard")
+
+
 def lost_file(state: Any) -> str:
     raise FileNotFoundError("rules.txt")
 
@@ -66,7 +103,11 @@ def special_graphs() -> GraphCatalog:
     delta = StateGraph(DeltaNotes).add_node(note).add_edge(START, "note").compile()
     slow = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", never).compile()
     broken = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", lost_file).compile()
-    return catalog_of(nested=nested, strict=strict, delta=delta, slow=slow, broken=broken)
+    picky_ones = StateGraph(PickyNotes).add_node(note).add_edge(START, "note").compile()
+    exits = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", exiting).compile()
+    later = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", exiting_later)
+    graphs = {"slow": slow, "broken": broken, "picky": picky_ones, "exits": exits, "exits_later": later.compile()}
+    return catalog_of(nested=nested, strict=strict, delta=delta, **graphs)
 
 
 @pytest.fixture
@@ -153,3 +194,36 @@ async def test_an_edge_that_does_not_decide(
     assert await history(special, thread_id) == []
     body = {"values": {"notes": ["x"]}, "as_node": "__start__"}
     assert (await special.post(path, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("silent", "Silent: (no message: its __str__ fails)"),
+        ("long", "… (30000 characters)"),
+        ("surrogate", "ValueError: a\ufffdb"),
+        ("exit", "SystemExit: a script without a main guard"),
+        ("interrupt", "KeyboardInterrupt: pressed"),
+    ],
+)
+async def test_whatever_a_reducer_raises_is_an_answer(special: httpx.AsyncClient, failure: str, said: str) -> None:
+    thread_id = await made(special, metadata={"graph_id": "picky"})
+    path = f"/threads/{thread_id}/state"
+    assert (await special.post(path, json={"values": {"notes": ["first"]}, "as_node": "note"})).status_code == 200
+    refused = await special.post(path, json={"values": {"notes": [failure]}, "as_node": "note"})
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["detail"].endswith(said)
+    assert len(refused.json()["detail"]) < 25_000
+    assert (await state_of(special, thread_id))["values"] == {"notes": ["first"]}
+
+
+@pytest.mark.parametrize("graph", ["exits", "exits_later"])
+async def test_an_edge_that_exits_does_not_end_the_process(settings: Settings, graph: str) -> None:
+    """LangGraph executes edges in tasks of their own. Without a worker, which would contain them in this event loop."""
+    async with answering(settings, special_graphs()) as client:
+        thread_id = await made(client, metadata={"graph_id": graph})
+        path = f"/threads/{thread_id}/state"
+        refused = await client.post(path, json={"values": {"notes": ["x"]}, "as_node": "note"})
+        assert refused.status_code == 400, refused.text
+        assert "SystemExit: a script without a main guard" in refused.json()["detail"]
+        assert (await client.get(path)).status_code == 200

@@ -145,7 +145,7 @@ async def test_what_they_say_is_on_a_channel_of_its_own(settings: Settings, tmp_
         assert kinds(failed)[-1] == "lifecycle failed"
 
 
-async def test_they_may_change_events_and_keep_them_back(settings: Settings, tmp_path: Path) -> None:
+async def test_transformers_may_change_events_and_drop_them(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, project(tmp_path)) as client:
         events = await run(client, "discreet")
         assert "tasks" not in {event["method"] for event in events}
@@ -158,7 +158,7 @@ async def test_they_may_change_events_and_keep_them_back(settings: Settings, tmp
         assert "secret" in orjson.dumps((await client.get(f"/threads/{thread}/state")).json()).decode()
 
 
-async def test_one_that_fails_fails_the_run(settings: Settings, tmp_path: Path) -> None:
+async def test_transformer_that_fails_fails_the_run(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, project(tmp_path)) as client:
         events = await run(client, "broken")
         assert kinds(events)[-1] == "lifecycle failed"

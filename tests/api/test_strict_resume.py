@@ -100,7 +100,7 @@ async def test_with_the_sdk(client: httpx.AsyncClient, settings: Settings) -> No
         await sdk.aclose()
 
 
-async def test_it_must_be_a_boolean(web: httpx.AsyncClient) -> None:
+async def test_strict_resume_must_be_a_boolean(web: httpx.AsyncClient) -> None:
     thread_id = await made(web)
     body = {"assistant_id": "ask", "command": {"resume": "x"}, "strict_resume": "yes"}
     assert (await web.post(f"/threads/{thread_id}/runs", json=body)).status_code == 422

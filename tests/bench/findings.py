@@ -15,9 +15,10 @@ def findings(rates: Mapping[tuple[Participant, Scenario], Sequence[float]]) -> F
     """Each server's rate, or its time to the first event, in each round."""
     found = Findings(Pace())
     for (server, scenario), values in rates.items():
-        measure = "first_p50" if scenario is Scenario.FIRST_EVENT else "rate"
+        measures = ("first_p50", "content_p50", "content_p99") if scenario is Scenario.FIRST_EVENT else ("rate",)
         for number, value in enumerate(values):
-            found.cells.append(Cell(server=server, scenario=scenario, round=number, measures={measure: value}))
+            cell = Cell(server=server, scenario=scenario, round=number, measures=dict.fromkeys(measures, value))
+            found.cells.append(cell)
     found.load = [0.1] * max(map(len, rates.values()))
     return found
 

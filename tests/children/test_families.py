@@ -54,6 +54,31 @@ async def test_results_come_in_the_order_asked_for(settings: Settings, database:
         assert home["metadata"]["graph_id"] == "child"
 
 
+async def test_gathering_in_a_task_group(settings: Settings, database: Database) -> None:
+    """What several tasks raise comes as a group, and one group may be inside another."""
+
+    async def one(key: str) -> str:
+        [answer] = await holdfast.gather(holdfast.spawn("child", word(key), key=key))
+        return told(answer)
+
+    async def two(*keys: str) -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(key)) for key in keys]
+        return [task.result() for task in tasks]
+
+    async def spread(state: Words) -> dict[str, Any]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(two("a", "b")), group.create_task(two("c"))]
+        return {"words": [answer for task in tasks for answer in task.result()]}
+
+    async with running_worker(settings, catalog_of(parent=line(spread), child=child())):
+        created = await post_run(database, "parent", input=GO)
+        run = await run_ended(database, created.run["run_id"])
+    assert (run["status"], run["error"], run["retries"]) == ("success", None, 0)
+    thread = await thread_row(database, run["thread_id"])
+    assert thread["values"]["words"] == ["go", "a+done", "b+done", "c+done"]
+
+
 async def test_twenty_children_need_no_second_slot(settings: Settings, database: Database) -> None:
     keys = [f"{number:02}" for number in range(20)]
     one_slot = settings.model_copy(update={"jobs": 1})
@@ -251,6 +276,16 @@ async def test_a_child_that_asks_is_waited_for_until_it_is_answered(settings: Se
     assert (await thread_row(database, run["thread_id"]))["values"]["words"] == ["go", "a+yes"]
 
 
+async def test_a_child_is_waited_for_until_its_deadline_answers(settings: Settings, database: Database) -> None:
+    async def ask(state: Words) -> dict[str, Any]:
+        return word(str(interrupt({"question": "well?", "deadline": "2020-01-01T00:00:00Z", "default": "yes"})))
+
+    async with running_worker(settings, catalog_of(parent=fan("a"), child=child(ask))):
+        created = await post_run(database, "parent", input=GO)
+        run = await run_ended(database, created.run["run_id"])
+    assert (await thread_row(database, run["thread_id"]))["values"]["words"] == ["go", "a+yes"]
+
+
 async def _paused_child(database: Database, run_id: Any) -> Any:
     from tests.support.waiting import until
 
@@ -385,14 +420,16 @@ async def test_what_a_child_inherits(settings: Settings, database: Database) -> 
         created = await post_run(database, "parent", input=GO, **given)
         run = await run_ended(database, created.run["run_id"])
     [row] = await children_of(database, run["run_id"])
-    kwargs = (await run_row(database, row["run_id"]))["kwargs"]
-    assert {name: kwargs[name] for name in ("user", "forwarded", "budget")} == {
-        name: given[name] for name in ("user", "forwarded", "budget")
+    below = await run_row(database, row["run_id"])
+    kwargs = below["kwargs"]
+    assert {name: kwargs[name] for name in ("user", "forwarded")} == {
+        name: given[name] for name in ("user", "forwarded")
     }
+    assert (below["pots"], "budget" in kwargs) == ([run["run_id"]], False), "the child draws on its parent's budget"
     assert kwargs["config"]["configurable"] == {"__langsmith_project__": "p"}
 
 
-async def test_a_child_is_its_parents_tenants_and_has_what_is_left_of_the_budget(
+async def test_child_belongs_to_the_tenant_of_its_parent_and_has_only_the_time_left(
     settings: Settings, database: Database
 ) -> None:
     async def spend(state: Words) -> dict[str, Any]:
@@ -400,7 +437,7 @@ async def test_a_child_is_its_parents_tenants_and_has_what_is_left_of_the_budget
         await holdfast.gather(await holdfast.spawn("child", word("a"), key="a"))
         return {}
 
-    created = await post_run(database, "parent", input=GO, budget={"max_tokens": 10})
+    created = await post_run(database, "parent", input=GO, budget={"max_tokens": 10, "max_seconds": 600.0})
     for table in ("thread", "run"):
         await query(database, f"UPDATE {table} SET tenant_id = 'acme' RETURNING 1")
     async with running_worker(settings, catalog_of(parent=line(spend), child=child())):
@@ -408,7 +445,9 @@ async def test_a_child_is_its_parents_tenants_and_has_what_is_left_of_the_budget
     assert run["status"] == "success"
     [row] = await children_of(database, run["run_id"])
     below = await run_row(database, row["run_id"])
-    assert (below["tenant_id"], below["kwargs"]["budget"]) == ("acme", {"max_tokens": 6})
+    assert (below["tenant_id"], below["pots"]) == ("acme", [run["run_id"]])
+    assert list(below["kwargs"]["budget"]) == ["max_seconds"]
+    assert 0 < below["kwargs"]["budget"]["max_seconds"] < 600
     assert (await thread_row(database, row["thread_id"]))["tenant_id"] == "acme"
 
 

@@ -15,17 +15,16 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.children import RELEASE_OVERDUE, release_overdue
-from holdfast.engine.claim import next_due
+from holdfast.engine.children import HAS_FAMILY_WORK, OVERDUE, release_overdue
 from holdfast.engine.outcome import Ended, Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import RunStatus
+from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, LeaseLost
 from holdfast.resources.children import ChildRequest, Parent, spawn_child
 from holdfast.resources.fleet import queue_figures, waits_for
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
-from holdfast.upkeep.appointments import LOOK
 from holdfast.worker.batch import Portion, Ties, write_portions
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (
@@ -309,11 +308,11 @@ async def test_a_run_behind_a_waiting_one_goes_on_waiting(family: Family) -> Non
     assert [row["run_id"] for row in await claim_runs(family.database, family.worker_id)] == [behind.run["run_id"]]
 
 
-@pytest.mark.parametrize("statement", [LOOK, RELEASE_OVERDUE], ids=["look", "release"])
+@pytest.mark.parametrize("statement", [HAS_FAMILY_WORK, OVERDUE], ids=["look", "overdue"])
 async def test_upkeep_reads_what_waits_and_not_the_queue(family: Family, statement: str) -> None:
     async with family.database.transaction() as connection:
         await connection.execute("SET LOCAL enable_seqscan = off")
-        cursor = await connection.execute(f"EXPLAIN {statement}".encode(), {"timeout": 1.0})
+        cursor = await connection.execute(f"EXPLAIN {statement}".encode(), {"timeout": 1.0, "aside": []})
         plan = "\n".join(row["QUERY PLAN"] for row in await cursor.fetchall())
     assert "run_waiting" in plan
     assert "run_ready" not in plan
@@ -323,8 +322,7 @@ async def test_upkeep_reads_what_waits_and_not_the_queue(family: Family, stateme
 async def test_a_wait_ends_with_the_time_of_the_run(family: Family, overdue: bool) -> None:
     await family.child("a")
     await family.wait(a=False)
-    async with family.database.connection() as connection:
-        released = await release_overdue(connection, 0.0 if overdue else 3600.0)
+    released = await release_overdue(family.database, 0.0 if overdue else 3600.0)
     assert [run.run_id for run in released] == ([family.run_id] if overdue else [])
     assert await is_ready(family.database, family.run_id) is overdue
 

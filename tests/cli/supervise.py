@@ -1,4 +1,6 @@
-"""A supervisor of stand-ins: NUMBER BEHAVIOUR GRACE [DATA_DIR]. A line on stdin restarts the children."""
+"""A supervisor of stand-ins: NUMBER BEHAVIOUR GRACE [DATA_DIR]. A line on stdin restarts the children it names. With
+RELOAD in the environment it supervises as `dev` does. With SILENCE_LIMIT it gives them sockets of probes and kills
+those that are silent for so many seconds; BEHAVIOUR is then one for each child, with commas between them."""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from holdfast.cli.probes import worker_socket
+from holdfast.cli.silence import SilenceWatch
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.settings import load_settings
@@ -23,13 +27,21 @@ def main() -> None:
     postgres = EmbeddedPostgres(Path(rest[0]), say=say) if rest else None
     if postgres is not None:
         say(postgres.start())
-    command = [sys.executable, str(Path(__file__).with_name("stand_in.py")), behaviour]
-    children = [Child("stand-in", command)] * int(number)
-    supervisor = Supervisor(children, environ=os.environ, grace=float(grace), postgres=postgres)
+    command = [sys.executable, str(Path(__file__).with_name("stand_in.py"))]
+    limit = os.environ.get("SILENCE_LIMIT")
+    if limit is None:
+        children = [Child("stand-in", [*command, behaviour])] * int(number)
+    else:
+        children = [Child("stand-in", [*command, one], worker_socket()) for one in behaviour.split(",")]
+    supervisor = Supervisor(
+        children, environ=os.environ, grace=float(grace), postgres=postgres, reload="RELOAD" in os.environ
+    )
+    if limit is not None:
+        SilenceWatch(supervisor, ("127.0.0.1", 1), float(limit)).start()
 
     def listen() -> None:
-        for _ in sys.stdin:
-            supervisor.restart("stand-in")
+        for line in sys.stdin:
+            supervisor.restart(line.strip())
 
     threading.Thread(target=listen, daemon=True).start()
     code = supervisor.run()

@@ -16,10 +16,11 @@ import pytest
 from typer.main import get_command
 
 from holdfast.cli.exit_codes import MEANING, ExitCode
-from holdfast.cli.fleet import child_environment
 from holdfast.cli.main import app
+from holdfast.cli.project import child_environment
 from holdfast.errors import ConfigError
 from holdfast.settings import Settings, environment_names, load_settings
+from tests.support.smoke import EXAMPLES
 
 from .processes import holdfast, processes_in, processes_naming
 
@@ -313,6 +314,26 @@ def test_flags_reach_the_children_before_any_variable(monkeypatch: pytest.Monkey
     environ = child_environment({"port": 9000, "database_url": "postgresql://new", "jobs": None})
     settings = load_settings(environ)
     assert (settings.port, settings.database_url) == (9000, "postgresql://new")
+
+
+@pytest.mark.parametrize("role", ["web", "worker"])
+def test_a_child_that_does_not_reach_the_database_may_be_started_again(role: str) -> None:
+    environ = {"DATABASE_URL": "postgresql://127.0.0.1:9/nowhere", "HOLDFAST_DATABASE_TIMEOUT": "1"}
+    lifeline, other_end = os.pipe()
+    try:
+        done = subprocess.run(
+            holdfast(role, "--config", EXAMPLES, "--lifeline-fd", str(lifeline)),
+            env={**os.environ, **environ},
+            pass_fds=[lifeline],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(lifeline)
+        os.close(other_end)
+    assert done.returncode == ExitCode.UNAVAILABLE, done.stderr
+    assert "did not answer within DATABASE_TIMEOUT=1 seconds" in done.stderr
 
 
 def refused(done: subprocess.CompletedProcess[str], says: str, project: Path) -> None:

@@ -285,6 +285,35 @@ def test_taken_health_port_is_refused_before_anything_starts(server_url: str) ->
     assert f"HOLDFAST_HEALTH_PORT={port}" in last["error"]
 
 
+LIFESPAN = """
+from contextlib import asynccontextmanager
+from fastapi import FastAPI
+
+@asynccontextmanager
+async def lifespan(app):
+    raise RuntimeError("no such secret")
+    yield
+
+app = FastAPI(lifespan=lifespan)
+"""
+
+
+def test_fleet_ends_when_a_child_finds_that_something_must_change(server_url: str) -> None:
+    with small_project(server_url) as (project, environ):
+        (project / "webapp.py").write_text(LIFESPAN)
+        document = {"dependencies": ["."], "graphs": GRAPHS, "http": {"app": "./webapp.py:app"}}
+        (project / "langgraph.json").write_text(json.dumps(document))
+        command = holdfast("serve", "--port", "0")
+        told = {**os.environ, **environ}
+        done = subprocess.run(command, env=told, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    (refused,) = [line for line in lines if line["event"] == "process.refused"]
+    assert refused["role"] == "web"
+    assert "http.app: ./webapp.py:app: its lifespan failed to start" in refused["error"]
+    assert [line["child"] for line in lines if line["event"] == "fleet.refused"] == ["web"]
+
+
 def test_supervisor_is_not_ready_while_a_worker_cannot_start(server_url: str) -> None:
     broken = GRAPH + "\nimport os, sys\nif 'worker' in sys.argv:\n    os._exit(7)\n"
     with small_project(server_url, broken) as (project, environ):
@@ -315,3 +344,55 @@ def test_serve_that_is_stopped_while_it_starts_exits_with_0(server_url: str, num
         assert program.wait() == ExitCode.OK, program.output
         assert program.lines == []
         wait_for(lambda: not any(check.is_running() for check in checks), "the check ends, too")
+
+
+HANGING = """
+import re
+from typing import TypedDict
+
+from fastapi import FastAPI
+from langgraph.graph import START, StateGraph
+
+
+class State(TypedDict, total=False):
+    text: str
+
+
+def match(state: State) -> State:
+    # Backtracks for about a minute if the text does not match, and keeps Python's global lock meanwhile.
+    re.match(r"(a+)+$", state["text"])
+    return {}
+
+
+noisy_graph = waiting_graph = StateGraph(State).add_node("match", match).add_edge(START, "match")
+app = FastAPI()
+
+
+@app.get("/hang")
+def hang() -> None:
+    match({"text": "a" * 31 + "b"})
+"""
+
+
+def test_children_whose_python_stands_still_are_replaced(server_url: str) -> None:
+    limits = {"LEASE_DURATION_SECONDS": "3", "HEARTBEAT_INTERVAL_SECONDS": "1", "BLOCKED_LOOP_LIMIT_SECONDS": "3"}
+    with small_project(server_url, HANGING) as (project, environ):
+        document = {"dependencies": ["."], "graphs": GRAPHS, "http": {"app": "./graph.py:app"}}
+        (project / "langgraph.json").write_text(json.dumps(document))
+        told = {**environ, **limits, "HOLDFAST_MAX_CRASHES": "1", "WORKER_DRAIN_TIMEOUT": "0"}
+        with Program(holdfast("serve", "--port", "0"), environ=told, cwd=project) as program:
+            url = program.expect(r'"url":"(http://[^"]+)".*"event":"fleet.ready"', timeout=120)[1]
+            with httpx.Client(base_url=url, timeout=120) as client:
+                health = f"http://127.0.0.1:{environ['HOLDFAST_HEALTH_PORT']}"
+                body = {"assistant_id": "noisy", "input": {"text": "a" * 31 + "b"}}
+                client.post("/runs", json=body).raise_for_status()
+                program.expect('"event":"run.claimed"')
+                with suppress(httpx.TransportError):
+                    client.get("/hang", timeout=1)
+                assert httpx.get(f"{health}/live", timeout=30).status_code == 200, "they are being replaced"
+                silent = {program.expect(r'"child":"(\w+)".*"event":"child.silent"')[1] for _ in range(2)}
+                assert silent == {"web", "worker"}
+                wait_for(lambda: httpx.get(f"{health}/ready", timeout=30).status_code == 200, "the others are ready")
+                # The run that kept the lock has a crash, which is one too many. Another one is executed.
+                body["input"] = {"text": "aaa"}
+                client.post("/runs/wait", json=body).raise_for_status()

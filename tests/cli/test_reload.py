@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import structlog
 from holdfast.cli.reload import ProjectWatch
 from holdfast.graphs.config import load_config
 
-from .processes import DEADLINE
+from .processes import DEADLINE, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +29,23 @@ class Watching:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.loads = True
+        self.hangs = False
         self._happened: queue.Queue[str] = queue.Queue()
         structlog.configure(processors=[self._log], cache_logger_on_first_use=False)
         self.watch = ProjectWatch(
             load_config(directory / "langgraph.json"),
-            problem=lambda: None if self.loads else "SyntaxError",
+            problem=self._problem,
             restart=lambda name: self._happened.put(f"restart {name}"),
         )
         self.watch.start()
         assert self.watch.watching.wait(DEADLINE)
+
+    def _problem(self, outdated: Callable[[], bool]) -> str | None:
+        if self.hangs:
+            self._happened.put("hangs")
+            wait_for(outdated, "the file has changed again")
+            return "outdated"
+        return None if self.loads else "SyntaxError"
 
     def _log(self, logger: object, method: str, line: Any) -> Any:
         self._happened.put(f"{line['event']} {line['files']}")
@@ -97,6 +105,17 @@ def test_code_that_does_not_load_waits_for_the_next_change(watching: Watching) -
     watching.loads = True
     (watching.directory / "graph.py").write_text("graph = 2")
     assert watching.next() == "project.changed graph.py"
+
+
+def test_next_change_ends_the_wait_for_code_that_hangs_when_it_is_imported(watching: Watching) -> None:
+    watching.hangs = True
+    (watching.directory / "graph.py").write_text("while True: pass")
+    assert watching.next() == "hangs"
+    watching.hangs = False
+    (watching.directory / "graph.py").write_text("graph = 2")
+    assert watching.next() == "project.broken graph.py"
+    assert watching.next() == "project.changed graph.py"
+    assert watching.next() == "restart worker"
 
 
 def test_other_files_do_not_count(watching: Watching) -> None:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from .processes import Program, alive, postmaster, processes_naming, wait_for
 
 
-def supervise(number: int, behaviour: str, grace: float = 20, data_dir: Path | None = None) -> Program:
+def supervise(
+    number: int,
+    behaviour: str,
+    grace: float = 20,
+    data_dir: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Program:
     script = Path(__file__).with_name("supervise.py")
     rest = [data_dir] if data_dir is not None else []
-    return Program([sys.executable, script, str(number), behaviour, str(grace), *rest])
+    return Program([sys.executable, script, str(number), behaviour, str(grace), *rest], environ=environ)
 
 
 def started(program: Program) -> int:
@@ -84,7 +93,7 @@ def test_a_child_that_does_not_stop_is_killed_after_its_grace() -> None:
 def test_restart_replaces_gracefully() -> None:
     with supervise(1, "polite") as program:
         first = started(program)
-        program.write("restart")
+        program.write("stand-in")
         program.expect(rf"^signal {first} SIGTERM$")
         second = started(program)
         assert second != first
@@ -95,8 +104,42 @@ def test_restart_does_not_wait_out_a_pause() -> None:
     with supervise(1, "failing") as program:
         # A pause that is long enough to be interrupted.
         program.expect('"after":4.0')
-        program.write("restart")
+        program.write("stand-in")
         assert program.expect(r'"after":([\d.]+)')[1] == "0.5"
+
+
+@pytest.mark.parametrize("environ", [{}, {"RELOAD": "1"}], ids=["serve", "dev"])
+def test_a_child_that_refuses_to_start_ends_the_fleet(environ: dict[str, str]) -> None:
+    with supervise(2, "refusing", environ=environ) as program:
+        program.expect(r'"child":"stand-in".*"exit_code":78.*"event":"fleet.refused"')
+        program.expect("supervisor ended")
+        assert program.wait() == 78
+        assert sum(line.startswith("refused") for line in program.lines) <= 2
+
+
+def test_a_replacement_that_refuses_ends_the_fleet(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    with supervise(2, "refusing", environ={"REFUSED_WHILE": str(broken)}) as program:
+        first, second = started(program), started(program)
+        broken.touch()
+        os.kill(first, signal.SIGKILL)
+        program.expect('"event":"fleet.refused"')
+        program.expect(rf"^signal {second} SIGTERM$")
+        assert program.wait() == 78
+
+
+def test_while_code_is_edited_a_child_that_refuses_waits_for_the_next_change(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    with supervise(2, "refusing", environ={"REFUSED_WHILE": str(broken), "RELOAD": "1"}) as program:
+        first, second = started(program), started(program)
+        broken.touch()
+        os.kill(first, signal.SIGKILL)
+        program.expect('"event":"child.refused"')
+        broken.unlink()
+        # Whichever child the change is for: the one that waits does not run the code of before.
+        program.write("another")
+        assert started(program) not in {first, second}
+        assert alive(second)
 
 
 def test_nothing_survives_a_supervisor_killed_with_sigkill(tmp_path: Path) -> None:

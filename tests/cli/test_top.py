@@ -38,6 +38,7 @@ WORKER = {
     "lease_left": 27.5,
     "started_at": "2026-01-02T03:04:05+00:00",
     "stopped_at": None,
+    "problem": None,
 }
 RUN = {
     "run_id": "018f0000-0000-7000-8000-0000000000bb",
@@ -131,6 +132,13 @@ def test_one_frame() -> None:
     ):
         assert part in done.stdout, part
     assert re.search(r"lost +box-1 +4712", done.stdout)
+
+
+def test_a_worker_that_cannot_work_is_shown_with_the_reason() -> None:
+    worker = {**WORKER, "problem": "graph code blocks the event loop"}
+    shown = drawn(seen({**ANSWERS, "/workers": [worker]}), width=80)
+    assert re.search(r"00000000cafe +unable", shown)
+    assert "00000000cafe claims nothing: graph code blocks the event loop" in shown
 
 
 LONG_GRAPHS = [f"quarterly_report_writer_for_region_{number}" for number in range(12)]

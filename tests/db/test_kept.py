@@ -94,6 +94,30 @@ async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: py
     assert first["pid"] not in {row["pid"] for row in found}
 
 
+async def test_one_is_not_lost_when_its_return_is_cancelled(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may be cancelled again while it returns the connection that the first cancel made it give up."""
+    database = await pool(pool_min=1, pool_max=2)
+    kept = KeptConnection(database, others=1, planned_once=True)
+    first = await used(kept)
+    restoring = asyncio.Event()
+    async with kept.connection() as connection:
+
+        async def silent(*_: object) -> None:
+            restoring.set()
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr(connection, "execute", silent)
+    returning = asyncio.create_task(kept.part())
+    await restoring.wait()
+    returning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await returning
+    async with asyncio.timeout(30), database.connection() as one, database.connection() as other:
+        found = [await asked(connection) for connection in (one, other)]
+    assert {row["mode"] for row in found} == {"auto"}
+    assert first["pid"] not in {row["pid"] for row in found}
+
+
 @pytest.mark.parametrize("planned_once", [False, True])
 async def test_one_that_failed_is_replaced(pool: Pool, planned_once: bool) -> None:
     database = await pool(pool_max=2, pool_min=1)

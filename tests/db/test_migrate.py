@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,24 +21,23 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
+from structlog.testing import capture_logs
 
-from holdfast.db.connect import Database
-from holdfast.db.migrate import migrate, migrations
-from holdfast.errors import DatabaseError
+from holdfast.cli.fleet import _migrate as migrate_in_a_process
+from holdfast.db.connect import Database, open_session
+from holdfast.db.migrate import SESSION_KEY, TRANSACTION_KEY, Migration, migrate, migrations
+from holdfast.db.patient import PatientConnection
+from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.settings import Settings, load_settings
 from holdfast.worker.checkpoints import PooledSaver
+from tests.engine.scene import create
+from tests.support.next_migration import applied_to, with_next
+from tests.support.older_version import unpack_older_version
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.records import query, run_row
 from tests.support.smoke import ended, post, working
 
 TABLES = {"thread", "run", "event", "worker", "checkpoints", "checkpoint_blobs", "checkpoint_writes", "store"}
-
-
-@pytest.fixture
-def empty_url(server_url: str) -> Any:
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-        yield make_conninfo(server_url, dbname=name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def tables(url: str, schema: str) -> set[str]:
@@ -65,14 +70,142 @@ def test_the_schema_is_configurable(empty_url: str) -> None:
     assert not tables(empty_url, "holdfast")
 
 
-def test_a_failure_leaves_the_schema_as_it_was(empty_url: str) -> None:
+def test_a_failure_leaves_what_came_before_it(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
+    names = [migration.name for migration in migrations()]
+    with monkeypatch.context() as later:
+        with_next(later, "CREATE TABLE half_done (x integer); CREATE TABLE event (x integer)")
+        with pytest.raises(DatabaseError, match='Migration 9999_next failed: relation "event" already exists'):
+            migrate(settings)
+    assert applied_to(empty_url) == names
+    assert not tables(empty_url, "holdfast") & {"half_done", "store"}
+    # What is left goes on from there.
+    assert [name.partition(" ")[0] for name in migrate(settings)] == ["langgraph", "langgraph"]
+    assert migrate(settings) == []
+
+
+def test_other_statements_do_not_queue_behind_a_migration_that_waits(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings({}, database_url=empty_url)
+    migrate(settings)
+    with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
+    monkeypatch.setattr("holdfast.db.migrate.LIMITS", "SET LOCAL lock_timeout = '200ms'")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(empty_url) as long,
+        psycopg.connect(empty_url, autocommit=True, options="-c statement_timeout=10s") as other,
+    ):
+        long.execute("SELECT FROM holdfast.thread")
+        migrating = pool.submit(migrate, settings)
+        waits = (
+            "SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND query LIKE 'ALTER TABLE%'"
+        )
+        for _ in range(3):
+            while other.execute(waits).fetchone() is None:
+                assert not migrating.done(), migrating.result()
+            other.execute("SELECT FROM holdfast.thread")
+        long.rollback()
+        assert migrating.result(timeout=60) == ["9999_next"]
+
+
+def test_a_migration_that_cannot_lock_its_tables_fails_at_last(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings({}, database_url=empty_url)
+    migrate(settings)
+    with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
+    monkeypatch.setattr("holdfast.db.migrate.LIMITS", "SET LOCAL lock_timeout = '50ms'")
+    monkeypatch.setattr("holdfast.db.migrate.LOCKING_SECONDS", 0.1)
+    with psycopg.connect(empty_url) as long:
+        long.execute("SELECT FROM holdfast.thread")
+        with pytest.raises(DatabaseError, match=r"Migration 9999_next could not lock its tables within 0\.1 seconds"):
+            migrate(settings)
+
+
+@pytest.mark.parametrize("pgbouncer", ["0", "1"])
+def test_limits_of_the_role_end_no_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str) -> None:
+    settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
+    migrate(settings)
     with psycopg.connect(empty_url, autocommit=True) as connection:
-        connection.execute("CREATE SCHEMA holdfast")
-        connection.execute("CREATE TABLE holdfast.event (other integer)")
-    with pytest.raises(psycopg.errors.DuplicateTable):
-        migrate(settings)
-    assert tables(empty_url, "holdfast") == {"event"}
+        for limit in ("statement_timeout", "lock_timeout", "transaction_timeout"):
+            if limit != "transaction_timeout" or connection.info.server_version >= 170000:
+                connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {limit} = '300ms'".encode())
+    with_next(monkeypatch, "SELECT pg_sleep(0.6)")
+    assert migrate(settings) == ["9999_next"]
+
+
+# How soon a server is asked about a statement that takes long.
+SOON = {"DATABASE_TIMEOUT": "1"}
+
+
+@pytest.mark.parametrize("lost", ["fall_silent", "strand"])
+async def test_a_server_that_hangs_ends_the_migration(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Also if new connections find another server, as after a fail-over."""
+    with_next(monkeypatch, "SELECT pg_sleep(0.1)")
+    async with PostgresProxy(database_url) as proxy:
+        settings = load_settings(SOON, database_url=proxy.url)
+        held = proxy.hold_answers_from("pg_sleep")
+        migrating = asyncio.create_task(asyncio.to_thread(migrate, settings))
+        async with asyncio.timeout(60):
+            await held.wait()
+            getattr(proxy, lost)()
+            with pytest.raises(DatabaseUnavailable, match="Migration 9999_next failed: the server does not answer"):
+                await migrating
+        proxy.restore()
+
+
+def test_a_statement_may_take_longer_than_the_server_is_asked_for(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(SOON, database_url=empty_url)
+    migrate(settings)
+    with_next(monkeypatch, "SELECT pg_sleep(3)")
+    is_at_work = PatientConnection._is_at_work
+    asked = []
+
+    def ask(connection: PatientConnection) -> bool:
+        asked.append(is_at_work(connection))
+        return asked[-1]
+
+    monkeypatch.setattr(PatientConnection, "_is_at_work", ask)
+    assert migrate(settings) == ["9999_next"]
+    # The last look may come when the statement has just ended: one that is in doubt is repeated.
+    assert asked.count(True) > 1
+
+
+@pytest.mark.parametrize("pgbouncer", ["0", "1"])
+@pytest.mark.parametrize("key", [SESSION_KEY, TRANSACTION_KEY], ids=["session", "transaction"])
+def test_waiting_for_another_process_is_reported_once(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str, key: str
+) -> None:
+    settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
+    migrate(settings)
+    with_next(monkeypatch, "SELECT 1")
+    monkeypatch.setattr("holdfast.db.migrate.UNUSUAL_TURN_SECONDS", 0.0)
+    turns = 0
+    waited = threading.Event()
+
+    def sleep(_: float) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            waited.set()
+
+    monkeypatch.setattr("holdfast.db.migrate.time.sleep", sleep)
+    with psycopg.connect(empty_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        other.execute(f"SELECT pg_advisory_lock({key})", (settings.db_schema,))
+        migrating = pool.submit(migrate, settings)
+        assert waited.wait(60)
+        other.execute(f"SELECT pg_advisory_unlock({key})", (settings.db_schema,))
+        assert migrating.result(60) == ["9999_next"]
+    assert [(line["event"], line["reason"]) for line in logs] == [("migration.waiting", "another process migrates")]
+
+
+def test_the_direct_url_is_checked_too(empty_url: str) -> None:
+    nowhere = make_conninfo(empty_url, dbname="missing")
+    with pytest.raises(DatabaseError, match="DIRECT_DATABASE_URL cannot be connected to"):
+        migrate(load_settings({}, database_url=empty_url, direct_database_url=nowhere))
 
 
 def test_a_database_that_is_not_there_is_the_operators_error(server_url: str) -> None:
@@ -80,9 +213,154 @@ def test_a_database_that_is_not_there_is_the_operators_error(server_url: str) ->
         migrate(load_settings({}, database_url=make_conninfo(server_url, dbname="missing")))
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_of_another_encoding_is_refused(server_url: str, encoding: str) -> None:
+    name = f"test_{uuid4().hex[:12]}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+        url = make_conninfo(server_url, dbname=name)
+        try:
+            with pytest.raises(
+                DatabaseError, match=f"whose encoding is {encoding}: Holdfast needs UTF8.* ENCODING 'UTF8'"
+            ):
+                migrate(load_settings({}, database_url=url))
+            assert not tables(url, "holdfast")
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_text_is_sent_as_utf8_whatever_the_environment_says(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    async with await open_session(load_settings({}, database_url=database_url), "test") as connection:
+        row = await (await connection.execute("SELECT %s::text AS text", ("ぁ",))).fetchone()
+    assert row == {"text": "ぁ"}
+
+
 def test_numbers_are_unique_and_in_order() -> None:
     numbers = [migration.number for migration in migrations()]
-    assert numbers == list(range(1, len(numbers) + 1))
+    # Not every number is used: some were meant for changes that came to nothing.
+    assert numbers == sorted(set(numbers))
+
+
+# The last migration that is applied to databases in production, and was before this rule.
+LAST_BEFORE_RULE = 14
+# One row for each tenant, so nothing that is done to all of them takes long.
+SMALL_TABLES = {"tenant"}
+TABLE = r"(?:ONLY )?(?P<table>\w+)"
+# Each of these reads or writes the whole table while nobody else can write to it.
+LONG_LOCKS = {
+    "builds an index": rf"CREATE (?:UNIQUE )?INDEX (?!CONCURRENTLY)(?:IF NOT EXISTS )?\w+ ON {TABLE}",
+    "rebuilds an index": rf"REINDEX TABLE (?!CONCURRENTLY){TABLE}",
+    "builds the index of a constraint": rf"ALTER TABLE {TABLE}[^;]*\b(?:UNIQUE|PRIMARY KEY|EXCLUDE)\b(?! USING INDEX)",
+    "checks all rows": rf"ALTER TABLE {TABLE}[^;]*\b(?:CHECK|FOREIGN KEY|REFERENCES)\b(?![^;]*NOT VALID)",
+    "looks for NULL in all rows": rf"ALTER TABLE {TABLE}[^;]*\bSET NOT NULL",
+    "rewrites the table": rf"ALTER TABLE {TABLE}[^;]*\b(?:TYPE\b|DEFAULT (?!now\(\))[^,;]*\(|STORED|SERIAL)",
+}
+ALTERS = rf"ALTER TABLE {TABLE}"
+CHANGES = r"(?:UPDATE (?!OF\b)|DELETE FROM )(?P<table>\w+)"
+
+
+def long_locks(statements: str) -> list[str]:
+    """Why a migration would keep others from a table that may be large for longer than a moment."""
+    text = " ".join(re.sub("--.*", "", statements).split())
+    # What a function does, it does later.
+    text = re.sub(r"AS \$\$.*?\$\$", "", text)
+    new = set(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", text))
+    harmless = new | SMALL_TABLES
+    found = [
+        f"{reason}: {match['table']}"
+        for reason, pattern in LONG_LOCKS.items()
+        for match in re.finditer(pattern, text, re.IGNORECASE)
+        if match["table"] not in harmless
+    ]
+    altered = [(match["table"], match.start()) for match in re.finditer(ALTERS, text) if match["table"] not in new]
+    changed = [(match["table"], match.start()) for match in re.finditer(CHANGES, text)]
+    return found + [
+        f"changes rows of {table} while it locks {locked}"
+        for locked, since in altered
+        for table, at in changed
+        if at > since or table == locked
+    ]
+
+
+def test_supervisor_logs_that_another_process_migrates(empty_url: str, tmp_path: Path) -> None:
+    """It migrates in a process of its own, whose log lines are not among those that it prints."""
+    config = tmp_path / "langgraph.json"
+    config.write_text('{"dependencies": ["."], "graphs": {"g": "./graph.py:graph"}}')
+    with psycopg.connect(empty_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        other.execute(f"SELECT pg_advisory_lock({SESSION_KEY})", ("holdfast",))
+        migrating = pool.submit(migrate_in_a_process, config, {**os.environ, "DATABASE_URL": empty_url})
+        deadline = time.monotonic() + 60
+        while not logs and time.monotonic() < deadline:
+            time.sleep(0.05)
+        other.execute(f"SELECT pg_advisory_unlock({SESSION_KEY})", ("holdfast",))
+        migrating.result(60)
+    waiting, migrated = logs
+    assert (waiting["event"], waiting["reason"]) == ("migration.waiting", "another process migrates")
+    assert migrated["event"] == "schema.migrated"
+    assert migrated["migrations"][: len(migrations())] == [migration.name for migration in migrations()]
+
+
+def test_rule_applies_to_all_migrations_of_a_rolling_update(tmp_path: Path) -> None:
+    unpack_older_version(tmp_path)
+    older = [int(file.name[:4]) for file in (tmp_path / "src/holdfast/db/migrations").glob("*.sql")]
+    assert max(older) >= LAST_BEFORE_RULE
+
+
+@pytest.mark.parametrize(
+    "migration", [one for one in migrations() if one.number > LAST_BEFORE_RULE], ids=lambda migration: migration.name
+)
+def test_migration_locks_no_existing_table_for_long(migration: Migration) -> None:
+    """Indexes are built by a file of their own, `NNNN_name.concurrently.sql`. Rows are changed by another migration
+    than the one that alters their table, and before any table is altered."""
+    assert long_locks(migration.statements) == []
+    if migration.concurrently:
+        text = re.sub("--.*", "", migration.statements).strip()
+        assert text.startswith(("CREATE INDEX CONCURRENTLY", "CREATE UNIQUE INDEX CONCURRENTLY"))
+        assert text.count(";") == 1
+
+
+@pytest.mark.parametrize(
+    ("statements", "reasons"),
+    [
+        ("CREATE INDEX i ON run (thread_id);", 1),
+        ("CREATE UNIQUE INDEX IF NOT EXISTS i\n    ON run (thread_id);", 1),
+        ("CREATE INDEX CONCURRENTLY i ON run (thread_id);", 0),
+        ("CREATE TABLE later (x integer PRIMARY KEY CHECK (x > 0)); CREATE INDEX i ON later (x);", 0),
+        ("ALTER TABLE run ADD COLUMN x integer NOT NULL DEFAULT 0;", 0),
+        ("ALTER TABLE run ADD COLUMN x timestamptz NOT NULL DEFAULT now();", 0),
+        ("ALTER TABLE run ADD COLUMN x uuid NOT NULL DEFAULT gen_random_uuid();", 1),
+        ("ALTER TABLE run ADD COLUMN x integer; UPDATE run SET x = 1;", 1),
+        ("ALTER TABLE tenant ADD COLUMN x integer; UPDATE run SET x = 1;", 1),
+        ("UPDATE run SET x = 1; ALTER TABLE tenant ADD COLUMN x integer;", 0),
+        ("UPDATE run SET x = 1;", 0),
+        ("ALTER TABLE run ADD CONSTRAINT positive CHECK (x > 0);", 1),
+        ("ALTER TABLE run ADD CONSTRAINT positive CHECK (x > 0) NOT VALID;", 0),
+        ("ALTER TABLE run VALIDATE CONSTRAINT positive;", 0),
+        ("ALTER TABLE run ADD CONSTRAINT one UNIQUE (x);", 1),
+        ("ALTER TABLE run ALTER COLUMN x SET NOT NULL;", 1),
+        ("ALTER TABLE run ALTER COLUMN x TYPE bigint;", 1),
+    ],
+)
+def test_statements_that_lock_for_long_are_found(statements: str, reasons: int) -> None:
+    assert len(long_locks(statements)) == reasons
+
+
+async def test_runs_that_crashed_earlier_workers_keep_their_count(database: Database) -> None:
+    [migration] = [one for one in migrations() if one.name == "0022_suspect_counts"]
+    crashed, unharmed, ended = [(await create(database, uuid4())).run["run_id"] for _ in range(3)]
+    await query(database, "UPDATE run SET crashes = 2 WHERE run_id = ANY(%s) RETURNING 1", [crashed, ended])
+    await query(
+        database,
+        "UPDATE run SET status = 'error', finished_at = now(), ready_at = NULL WHERE run_id = %s RETURNING 1",
+        ended,
+    )
+    async with database.transaction() as connection:
+        await connection.execute(migration.statements.encode())
+    counts = [(await run_row(database, run_id))["crashes_in_a_row"] for run_id in (crashed, unharmed, ended)]
+    assert counts == [2, 0, 0]
 
 
 def test_priorities_of_crons_come_into_range(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,20 @@
-"""The pool of a process, when those who use it are cancelled."""
+"""The pool of a process, when those who use it are cancelled, and when the server is away."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from holdfast.db.connect import Database
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
+
+from holdfast.db.bounded import NoAnswer
+from holdfast.db.connect import RECONNECT_SECONDS, Database, open_blocking_session, open_session
 from holdfast.settings import Settings
+from tests.support.postgres_proxy import PostgresProxy
+from tests.support.waiting import until, until_true
 
 
 async def test_a_connection_is_not_lost_with_whoever_is_cancelled_while_giving_it_back(settings: Settings) -> None:
@@ -33,3 +42,106 @@ async def test_a_connection_is_not_lost_with_whoever_is_cancelled_while_giving_i
             await connection.execute("SELECT 1")
     finally:
         await database.close()
+
+
+async def test_the_pool_tries_to_connect_at_least_every_second(settings: Settings, tmp_path: Any) -> None:
+    nowhere = make_conninfo(settings.database_url or "", host=str(tmp_path))
+    database = Database(settings.model_copy(update={"database_url": nowhere}), "test")
+    await database.pool.open()
+    scheduler = database.pool._sched
+    enter, pauses = scheduler.enter, []
+
+    async def at_once(delay: float, action: Any) -> Any:
+        if 0 < delay < 300:  # Not the look for connections to close.
+            pauses.append(delay)
+            delay = 0
+        return await enter(delay, action)
+
+    scheduler.enter = at_once  # type: ignore[method-assign]
+    try:
+        await until_true(lambda: len(pauses) > 12, "the pool has tried a dozen times")
+    finally:
+        await database.close()
+    assert max(pauses) <= RECONNECT_SECONDS
+
+
+async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(settings: Settings) -> None:
+    async with PostgresProxy(settings.database_url or "") as proxy:
+        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 0.3, "pool_min": 3})
+        database = Database(quick, "test")
+        # Only to have it wait long enough on a busy machine. `Database.open` would wait for 0.3 seconds.
+        database.pool.timeout = 30
+        await database.pool.open(wait=True, timeout=30)
+        try:
+            proxy.strand()
+            with pytest.raises(NoAnswer):
+                async with database.connection() as connection:
+                    await connection.execute("SELECT 1")
+            for _ in range(3):
+                async with database.connection() as connection:
+                    await connection.execute("SELECT 1")
+        finally:
+            await database.close()
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "blocking"])
+async def test_a_session_does_not_wait_for_ever(settings: Settings, blocking: bool) -> None:
+    async with PostgresProxy(settings.database_url or "") as proxy:
+        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 1.0})
+        if blocking:
+            session = await asyncio.to_thread(open_blocking_session, quick, "test")
+            proxy.fall_silent()
+            with pytest.raises(NoAnswer):
+                await asyncio.to_thread(session.execute, "SELECT 1")
+            assert session.closed
+        else:
+            other = await open_session(quick, "test")
+            proxy.fall_silent()
+            with pytest.raises(NoAnswer):
+                await other.execute("SELECT 1")
+            assert other.closed
+
+
+async def test_a_statement_that_takes_too_long_is_ended_at_the_server(settings: Settings, database: Database) -> None:
+    """It would keep its locks otherwise."""
+    session = await open_session(settings.model_copy(update={"database_timeout": 0.5}), "slow")
+    with pytest.raises(NoAnswer):
+        await session.execute("SELECT pg_sleep(600)")
+
+    async def over() -> bool:
+        async with database.connection() as connection:
+            cursor = await connection.execute(
+                "SELECT count(*) AS sessions FROM pg_stat_activity WHERE datname = current_database() "
+                "AND application_name ~ '^holdfast slow'"
+            )
+            row = await cursor.fetchone()
+        return row is not None and row["sessions"] == 0
+
+    await until(over, "the session is gone")
+
+
+async def test_a_long_transaction_has_its_own_limit(settings: Settings) -> None:
+    database = Database(settings.model_copy(update={"database_timeout": 0.1}), "test")
+    database.pool.timeout = 30
+    await database.pool.open()
+    try:
+        async with database.long_transaction() as connection:
+            await connection.execute("SELECT pg_sleep(0.6)")
+        with pytest.raises(NoAnswer):
+            async with database.transaction() as connection:
+                await connection.execute("SELECT pg_sleep(600)")
+    finally:
+        await database.close()
+
+
+async def test_hanging_up_ends_a_wait_at_once(settings: Settings) -> None:
+    session = await open_session(settings, "test", answer_timeout=600.0)
+    waiting = asyncio.create_task(session.execute("SELECT pg_sleep(600)"))
+    await until_true(lambda: session.pgconn.transaction_status == TransactionStatus.ACTIVE, "the statement is sent")
+
+    session.hang_up()
+
+    with pytest.raises(psycopg.OperationalError):
+        await waiting
+    session.hang_up()  # Twice is once.
+    assert session.closed

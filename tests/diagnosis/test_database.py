@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.errors import UniqueViolation
 
 from holdfast.db.connect import open_session
+from holdfast.db.rights import role_grants
 from holdfast.diagnosis.connections import check_connections
 from holdfast.diagnosis.database import (
     check_clock,
@@ -45,6 +48,19 @@ async def test_a_server_that_is_not_there(installation: Installation) -> None:
     assert "DATABASE_URL" in finding.fix
 
 
+async def test_a_database_that_is_not_utf8(installation: Installation, execute: Execute) -> None:
+    name = f"ascii_{uuid4().hex[:12]}"
+    execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'")
+    try:
+        url = make_conninfo(str(installation.settings.database_url), dbname=name)
+        finding = await check_database(changed(installation, database_url=url))
+    finally:
+        execute(f"DROP DATABASE {name} WITH (FORCE)")
+    assert finding.verdict is Verdict.FAIL
+    assert "whose encoding is SQL_ASCII" in finding.found
+    assert "ENCODING 'UTF8'" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("number", "verdict"),
     [(130012, Verdict.FAIL), (140000, Verdict.PASS), (180001, Verdict.PASS), (190000, Verdict.WARN)],
@@ -72,7 +88,7 @@ async def test_the_owner_may_do_everything(installation: Installation) -> None:
 async def test_a_role_without_rights(as_role: Installation, role: str, execute: Execute) -> None:
     closed = await check_rights(as_role)
     assert closed.verdict is Verdict.FAIL
-    assert f"{role} lacks USAGE and CREATE on the schema holdfast" in closed.found
+    assert f"{role} lacks USAGE on the schema holdfast" in closed.found
 
     execute(f"GRANT USAGE, CREATE ON SCHEMA holdfast TO {role}")
     execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO {role}")
@@ -82,14 +98,48 @@ async def test_a_role_without_rights(as_role: Installation, role: str, execute: 
     assert "run (INSERT, DELETE)" in partial.found
     assert f"TO {role};" in partial.fix
 
-    # What the fix says is enough to work with, but not to migrate.
+    # What the fix says is enough to work with, now and after the next migration.
     for statement in partial.fix.split(";"):
-        if statement.strip().startswith("GRANT"):
+        if statement:
             execute(statement)
     enough = await check_rights(as_role)
-    assert enough.verdict is Verdict.WARN
-    assert "does not own" in enough.found
-    assert enough.fix.endswith(f"Run `holdfast migrate` as the role postgres, or GRANT postgres TO {role};")
+    assert enough.verdict is Verdict.PASS
+    assert enough.found.endswith("tables of holdfast; postgres owns and migrates them")
+
+
+@pytest.mark.parametrize("lacking", range(3), ids=["usage", "tables", "later tables"])
+async def test_role_with_the_documented_grants_passes_and_each_that_is_missing_is_named(
+    as_role: Installation, role: str, execute: Execute, lacking: int
+) -> None:
+    grants = role_grants("holdfast", role, owner="postgres")
+    for number, grant in enumerate(grants):
+        if number != lacking:
+            execute(grant)
+    finding = await check_rights(as_role)
+    assert finding.verdict is (Verdict.WARN if lacking == 2 else Verdict.FAIL)
+    assert finding.fix == grants[lacking]
+    execute(grants[lacking])
+    assert (await check_rights(as_role)).verdict is Verdict.PASS
+
+
+async def test_role_that_does_not_own_all_tables_cannot_migrate(
+    as_role: Installation, role: str, execute: Execute
+) -> None:
+    for grant in role_grants("holdfast", role, owner="postgres"):
+        execute(grant)
+    execute(f"ALTER TABLE run OWNER TO {role}")
+    finding = await check_rights(as_role)
+    assert finding.verdict is Verdict.WARN
+    assert f"Run `holdfast migrate` as the role postgres, or GRANT postgres TO {role};" in finding.fix
+
+
+async def test_missing_migrations_name_the_owner(as_role: Installation, role: str, execute: Execute) -> None:
+    for grant in role_grants("holdfast", role, owner="postgres"):
+        execute(grant)
+    execute("DELETE FROM holdfast_migration WHERE number = 1")
+    finding = await check_migrations(as_role)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.fix == f"Run `holdfast migrate` as the role postgres, or GRANT postgres TO {role};"
 
 
 async def test_a_schema_that_cannot_be_created(as_role: Installation, execute: Execute) -> None:
@@ -179,6 +229,29 @@ async def test_a_schema_that_was_never_migrated(installation: Installation) -> N
     finding = await check_migrations(changed(installation, db_schema="empty"))
     assert finding.verdict is Verdict.FAIL
     assert "never" in finding.found
+
+
+async def test_invalid_indexes_are_mended_by_the_statements_that_are_printed(
+    installation: Installation, execute: Execute
+) -> None:
+    execute("INSERT INTO tenant (tenant_id) VALUES ('a'), ('b')")
+    # The second leaves a copy of the index behind as well.
+    for interrupted in (
+        "CREATE UNIQUE INDEX CONCURRENTLY next_index ON tenant (weight)",
+        "REINDEX INDEX CONCURRENTLY next_index",
+    ):
+        with pytest.raises(UniqueViolation):
+            execute(interrupted)
+    execute("DELETE FROM tenant")
+    finding = await check_migrations(installation)
+    assert finding.verdict is Verdict.WARN
+    assert "the index holdfast.next_index is invalid" in finding.found
+    assert finding.fix == (
+        "REINDEX INDEX CONCURRENTLY holdfast.next_index; DROP INDEX CONCURRENTLY holdfast.next_index_ccnew;"
+    )
+    for statement in finding.fix.removesuffix(";").split(";"):
+        execute(statement)
+    assert (await check_migrations(installation)).verdict is Verdict.PASS
 
 
 async def test_migrations_of_a_newer_version(installation: Installation, execute: Execute) -> None:

@@ -156,7 +156,7 @@ async def test_a_lease_that_has_expired(installation: Installation, database: Da
     assert "(test, process 0)" in alone.found
     assert "Nobody does the upkeep" in alone.fix
     async with await open_session(installation.settings, "upkeep") as session:
-        await session.execute(TRY_LOCK, (installation.settings.db_schema,))
+        await session.execute(TRY_LOCK, {"schema": installation.settings.db_schema})
         led = await check_leases(installation)
         assert led.verdict is Verdict.WARN, "somebody leads, and will take over in a moment"
         execute("UPDATE worker SET lease_until = now() - interval '2 minutes'")

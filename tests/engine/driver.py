@@ -22,9 +22,9 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database, open_blocking_session
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine import lease, reap
+from holdfast.engine import lease, reap, strays
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
-from holdfast.engine.claim import claim, return_strays
+from holdfast.engine.claim import claim
 from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outcome import Outcome
@@ -189,9 +189,9 @@ class Fleet:
     def return_strays(self, worker: FleetWorker) -> list[UUID]:
         async def step() -> list[UUID]:
             async with self._database.connection() as connection:
-                return await return_strays(
-                    connection, worker.worker_id, [holding.run_id for holding in worker.holdings]
-                )
+                held = [holding.run_id for holding in worker.holdings]
+                found = await strays.find_strays(connection, worker.worker_id, held)
+                return await strays.return_strays(connection, worker.worker_id, [row["run_id"] for row in found])
 
         return self._run(step())
 
@@ -237,8 +237,8 @@ class Fleet:
             async with self._database.connection() as connection:
                 return [
                     row["worker_id"]
-                    for row in await reap.watch_workers(connection, grace=grace)
-                    if row["lost"] and await reap.mark_lost(connection, row["worker_id"], grace=grace)
+                    for row in (await reap.watch_workers(connection, grace=grace)).missing
+                    if row["lost"] and await reap.mark_lost(connection, row["worker_id"], grace=row["grace"])
                 ]
 
         return self._run(step())
@@ -248,7 +248,7 @@ class Fleet:
 
     def sweep_events(self) -> None:
         """Expire the events of everything that has finished."""
-        self._observer.execute(SWEEP_EVENTS, {"ttl": 0.0, "batch": 1000})
+        self._observer.execute(SWEEP_EVENTS, {"ttl": 0.0, "batch": 1000, "aside": []})
 
     # --- what happens to them ---------------------------------------------------------------------
 

@@ -19,16 +19,17 @@ from holdfast.settings import load_settings
 from tests.conftest import TEMPLATE
 
 GRAPH = "graph"
-TABLES = (
-    "run",
-    "thread",
-    "event",
-    "checkpoints",
-    "checkpoint_blobs",
-    "checkpoint_writes",
-    "webhook_delivery",
-    "interrupt",
-)
+# Tables that may be read as a whole. Every other one grows, and is filled below.
+SMALL_TABLES = {
+    "worker": "a row for each process of the last days",
+    "tenant": "a row for each customer of the operator",
+    "api_key": "a few for each tenant",
+    "graph_absence": "a row for each graph that runs name and no worker has",
+    "abandoned": "a queue of runs whose children are to be cancelled, within seconds",
+    "holdfast_migration": "a row for each migration",
+    "checkpoint_migrations": "a row for each migration of LangGraph's",
+    "store_migrations": "a row for each migration of LangGraph's",
+}
 
 THREADS = 5_000
 RUNS_PER_THREAD = 4
@@ -118,8 +119,9 @@ FILL = [
     # Most are delivered, the others are due.
     """
     INSERT INTO webhook_delivery
-        (run_id, thread_id, url, run, state, next_attempt_at, created_at, delivered_at, settled_at)
-    SELECT run_id, thread_id, '', '{}', CASE WHEN priority = 0 THEN 'pending' ELSE 'delivered' END,
+        (delivery_id, run_id, thread_id, url, run, state, next_attempt_at, created_at, delivered_at, settled_at)
+    SELECT run_id, run_id, thread_id, 'https://receiver' || right(run_id::text, 1) || '/', '{}',
+           CASE WHEN priority = 0 THEN 'pending' ELSE 'delivered' END,
            now() - interval '1 hour', created_at,
            CASE WHEN priority <> 0 THEN now() END, CASE WHEN priority <> 0 THEN now() END
     FROM run WHERE status = 'success'
@@ -132,6 +134,40 @@ FILL = [
            now() - interval '1 day', now() + interval '1 day', now() + interval '1 day',
            CASE WHEN place > 1 THEN gen_random_uuid() END, CASE WHEN place > 1 THEN now() - place * interval '1 h' END
     FROM generate_series(1, %(threads)s) AS n, generate_series(1, 5) AS place WHERE place > 1 OR n %% 4 = 0
+    """,
+    """
+    INSERT INTO assistant (assistant_id, graph_id, name)
+    SELECT ('00000000-0000-4000-b000-' || lpad(n::text, 12, '0'))::uuid, 'graph-' || n %% 50, 'Assistant ' || n
+    FROM generate_series(1, %(threads)s) AS n
+    """,
+    """
+    INSERT INTO assistant_version (assistant_id, version, graph_id, name, config, context, metadata)
+    SELECT assistant_id, number, graph_id, name, '{}', '{}', '{}' FROM assistant, generate_series(1, 2) AS number
+    """,
+    # One in a hundred is due within the hour.
+    """
+    INSERT INTO cron (cron_id, assistant_id, schedule, next_run_date, on_run_completed, payload, template)
+    SELECT gen_random_uuid(), assistant_id, '0 0 * * *',
+           now() + CASE WHEN right(assistant_id::text, 2) = '00' THEN interval '1 hour' ELSE interval '1 day' END,
+           'delete', '{}', '{}'
+    FROM assistant
+    """,
+    # Most have ended.
+    """
+    INSERT INTO child (parent_run_id, key, run_id, thread_id, assistant_id, graph_id, digest, awaited, status, ended_at)
+    SELECT run_id, 'key-' || place, gen_random_uuid(), gen_random_uuid(), assistant_id, %(graph)s, '', 1,
+           CASE WHEN status = 'success' THEN 'success' END, CASE WHEN status = 'success' THEN now() END
+    FROM run, generate_series(1, 2) AS place WHERE priority = 0
+    """,
+    "INSERT INTO budget_pot (pot_id, limits) SELECT run_id, '{}' FROM run WHERE priority = 1",
+    """
+    INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, created_at)
+    SELECT '', 'key-' || n, '', 'whole', 200, '{}', '', now() - n * interval '1 s'
+    FROM generate_series(1, %(threads)s) AS n
+    """,
+    """
+    INSERT INTO tenant_spend (tenant_id, day, part, cost_usd)
+    SELECT 'tenant-' || n, current_date, part, 1 FROM generate_series(1, 1000) AS n, generate_series(0, 6) AS part
     """,
 ]
 
@@ -158,8 +194,8 @@ def fill(connection: Connection[DictRow], *, known: bool = True) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a statement read of the tables that grow: rows in all scans, whether they passed the filter or not; and
-    pages."""
+    """What a statement read of the tables that grow: rows in all scans, whether they passed the filter or not; which
+    tables as a whole; and pages."""
 
     rows: float
     pages: int
@@ -212,15 +248,19 @@ class Prepared:
 def _reading(plan: dict[str, Any]) -> Reading:
     nodes = list(walk(plan))
     return Reading(
-        rows=sum(
-            rows_of(node)
-            for node in nodes
-            if node["Node Type"].endswith("Scan") and node.get("Relation Name") in TABLES
-        ),
+        rows=sum(rows_of(node) for node in nodes if node["Node Type"].endswith("Scan") and _grows(node)),
         pages=plan.get("Shared Hit Blocks", 0) + plan.get("Shared Read Blocks", 0),
-        whole_tables=[node["Relation Name"] for node in nodes if node["Node Type"].endswith("Seq Scan")],
+        whole_tables=[
+            node["Relation Name"] for node in nodes if node["Node Type"].endswith("Seq Scan") and _grows(node)
+        ],
         plan=plan,
     )
+
+
+def _grows(node: dict[str, Any]) -> bool:
+    """Whether it scans a table that grows. The catalogue of Postgres is not one."""
+    table = node.get("Relation Name")
+    return table is not None and table not in SMALL_TABLES and not table.startswith("pg_")
 
 
 def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.claim import claim
 from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.outcome import Ended, Outcome
+from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
 from holdfast.settings import Settings
 from holdfast.worker.batch import EventEntry, Portion, write_portions
@@ -99,9 +100,10 @@ async def checkpoint_ids(database: Database, thread_id: UUID) -> set[str]:
 
 
 @asynccontextmanager
-async def open_journal(settings: Settings) -> AsyncIterator[Journal]:
-    """A worker's journal, at work."""
-    journal = Journal(settings, lambda visible, ready: None, lambda lane: None)
+async def open_journal(settings: Settings, announced: list[ReadyRun] | None = None) -> AsyncIterator[Journal]:
+    """A worker's journal, at work. `announced` gets the runs that became ready."""
+    heard: list[ReadyRun] = [] if announced is None else announced
+    journal = Journal(settings, lambda visible, ready: heard.extend(ready), lambda lane: None)
     task = asyncio.create_task(journal.run())
     try:
         yield journal

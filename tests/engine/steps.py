@@ -3,12 +3,14 @@ step has to have done."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from hypothesis.stateful import RuleBasedStateMachine
 from psycopg.rows import DictRow
 
+from holdfast.engine.claim import SUSPECT_SECONDS
 from holdfast.engine.outcome import Ended, Released, RolledBack
 from holdfast.engine.states import CancelAction, MultitaskStrategy
 from holdfast.errors import Cancelled, Conflict, LeaseLost
@@ -122,7 +124,7 @@ class Steps(RuleBasedStateMachine):
     def claim_by(self, worker: FleetWorker, slots: int) -> None:
         now = self.fleet.now()
         due = sorted(self.heads(), key=lambda row: (-row["priority"], row["ready_at"]))
-        due = [row for row in due if row["ready_at"] <= now][:slots]
+        due = self.with_one_suspect(worker, [row for row in due if row["ready_at"] <= now], now)[:slots]
         registered = self.now.workers[worker.worker_id]
         if registered["status"] != "online" or registered["lease_until"] <= now:
             due = []
@@ -135,6 +137,16 @@ class Steps(RuleBasedStateMachine):
         for holding in claimed:
             row = self.now.runs[holding.run_id]
             assert (row["status"], row["worker_id"], row["fence"]) == ("running", worker.worker_id, holding.fence)
+
+    def with_one_suspect(self, worker: FleetWorker, due: list[DictRow], now: datetime) -> list[DictRow]:
+        """What a worker may claim, in order: of the suspects one, and that first, if it has none."""
+        recent = now - timedelta(seconds=SUSPECT_SECONDS)
+        held = [row for row in self.now.runs.values() if row["worker_id"] == worker.worker_id]
+        suspects = [row for row in due if row["crashes_in_a_row"]]
+        suspects.sort(key=lambda row: (row["updated_at"], row["run_id"]))
+        if any(row["crashes_in_a_row"] and row["updated_at"] > recent for row in held):
+            suspects = []
+        return suspects[:1] + [row for row in due if not row["crashes_in_a_row"]]
 
     def write_all(self, batch: list[Write]) -> None:
         """Write, and compare the answers with who really holds what."""
@@ -156,7 +168,8 @@ class Steps(RuleBasedStateMachine):
         if write.outcome.after is None:
             assert (new["ready_at"], new["retries"]) == (old["ready_at"], old["retries"])
         else:
-            assert new["ready_at"] > self.fleet.now()
+            # One that is to be cancelled does not wait for the pause before its retry.
+            assert (new["ready_at"] > self.fleet.now()) == (old["cancel_action"] is None)
             assert new["retries"] == old["retries"] + 1
 
     def settle(self, before: Snapshot, write: Write, answer: Any) -> None:

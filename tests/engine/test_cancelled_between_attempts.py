@@ -5,13 +5,34 @@ from __future__ import annotations
 from uuid import uuid4
 
 import orjson
+import pytest
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Released
+from holdfast.engine.ready import ReadyRun
+from holdfast.engine.states import CancelAction
 from holdfast.settings import Settings
 from tests.engine.scene import claim_runs, create, lane_of, online_worker, open_journal
 from tests.support.records import query
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+async def test_a_cancel_just_before_the_pause_of_a_retry(
+    database: Database, settings: Settings, action: CancelAction
+) -> None:
+    """The run is claimed at once, and whoever does so writes its end."""
+    thread_id = uuid4()
+    announced: list[ReadyRun] = []
+    async with open_journal(settings, announced) as journal:
+        await create(database, thread_id)
+        worker_id = await online_worker(database)
+        [run] = await claim_runs(database, worker_id)
+        await cancel_runs(database, thread_id, None, action)
+        await lane_of(journal, run).finish(Released(after=600.0))
+        assert [ready.after for ready in announced if ready.run_id == run["run_id"]] == [0.0]
+        [again] = await claim_runs(database, worker_id)
+    assert (again["run_id"], again["cancel_action"]) == (run["run_id"], action)
 
 
 async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database: Database, settings: Settings) -> None:

@@ -67,7 +67,7 @@ async def test_numbers_go_on_after_everything_has_expired(
             await (finished if number == 0 else ending)(database, lane, worker_id)
     [highest] = await query(database, "SELECT max(seq) AS seq FROM event WHERE thread_id = %s", thread_id)
     async with database.connection() as connection:
-        await connection.execute(SWEEP_EVENTS, {"ttl": 0.0, "batch": 100})
+        await connection.execute(SWEEP_EVENTS, {"ttl": 0.0, "batch": 100, "aside": []})
     assert not await query(database, "SELECT 1 FROM event")
     await create(database, thread_id)
     [run] = await claim_runs(database, await online_worker(database))

@@ -22,11 +22,12 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.claim import claim, return_strays
+from holdfast.engine.claim import claim
 from holdfast.engine.outcome import Outcome, Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import CancelAction, MultitaskStrategy
+from holdfast.engine.strays import find_strays, return_strays
 from holdfast.errors import Conflict, NotFound
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings
@@ -162,7 +163,8 @@ async def claims(database: Database, scene: Scene, backwards: bool) -> None:
 
 async def returns_strays(database: Database, scene: Scene, backwards: bool) -> None:
     async with database.connection() as connection:
-        await return_strays(connection, scene.lost, [])
+        found = await find_strays(connection, scene.lost, [])
+        await return_strays(connection, scene.lost, [row["run_id"] for row in found])
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -14,9 +14,8 @@ from holdfast.engine.reap import release_orphans
 from holdfast.errors import Cancelled, Conflict, NotFound
 from holdfast.settings import Settings
 from holdfast.worker.batch import WritesEntry
-from holdfast.worker.checkpoints import NULL_TASK_ID
 from holdfast.worker.journal import Lane
-from holdfast.worker.resume import COMMAND_WRITES
+from holdfast.worker.resume import COMMAND_WRITES, NULL_TASK_ID
 from tests.engine.scene import (
     INTERRUPTED,
     SUCCESS,
@@ -178,7 +177,6 @@ async def test_rolling_back_a_command_takes_its_writes_back(database: Database, 
         [run] = await claim_runs(database, worker_id)
         lane = lane_of(journal, run)
         put_writes(lane, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
-        put_writes(lane, head, "asking", RESUME_INDEX)
         put_writes(lane, head, "asking", 0)
         await lane.flush()
         await cancel_runs(database, thread_id, None, "rollback")

@@ -244,7 +244,14 @@ class EngineMachine(Steps):
         self.fleet.release_orphans()
         poisoned = set()
         for row in orphans:
-            if row["crashes"] + 1 >= MAX_CRASHES:
+            company = [
+                other
+                for other in orphans
+                if other["worker_id"] == row["worker_id"]
+                and other["run_id"] != row["run_id"]
+                and (other["crashes_in_a_row"] or other["progress"] < 2)
+            ]
+            if row["crashes_in_a_row"] + 1 >= MAX_CRASHES + bool(company):
                 if row["run_id"] in self.expected.promised:
                     self.expected.rolled_back(row["thread_id"], row["run_id"])
                 else:

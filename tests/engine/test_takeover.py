@@ -9,11 +9,11 @@ import pytest
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine.claim import return_strays
 from holdfast.engine.lease import RENEW
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import MARK_LOST, RELEASE, mark_lost, release_orphans, watch_workers
+from holdfast.engine.strays import return_strays
 from holdfast.errors import LeaseLost
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings
@@ -75,16 +75,22 @@ async def test_a_renewal_that_gets_in_first_keeps_the_worker(database: Database)
     worker_id = await online_worker(database)
     await query(database, "UPDATE worker SET lease_until = now() - interval '1 s' RETURNING worker_id")
     async with database.connection() as connection:
-        [found] = await watch_workers(connection, grace=1.0)
+        [found] = (await watch_workers(connection, grace=1.0)).missing
         assert found["lost"]
         async with database.transaction() as renewing:
             await renewing.execute(
                 RENEW,
-                {"worker_id": worker_id, "lease": 30.0, "session": False, "reconnected": False, "claims": 0},
+                {
+                    "worker_id": worker_id,
+                    "lease": 30.0,
+                    "session": False,
+                    "reconnected": False,
+                    "claims": 0,
+                    "problem": None,
+                },
             )
-            marking = asyncio.create_task(mark_lost(connection, worker_id, grace=1.0))
-            await somebody_waits(database)
-        assert not await marking
+            assert not await mark_lost(connection, worker_id, grace=1.0), "while the renewal has the row locked"
+        assert not await mark_lost(connection, worker_id, grace=1.0), "when the lease is renewed"
     [row] = await query(database, "SELECT status FROM worker")
     assert row["status"] == "online"
 
@@ -133,7 +139,7 @@ async def test_a_run_that_has_found_a_new_owner_is_not_taken_from_it(database: D
         releasing = asyncio.create_task(release_orphans(database, max_crashes=3))
         await somebody_waits(database)
         async with database.connection() as connection:
-            assert await return_strays(connection, worker_id, []) == [run["run_id"]]
+            assert await return_strays(connection, worker_id, [run["run_id"]]) == [run["run_id"]]
         [again] = await claim_runs(database, await online_worker(database))
     assert await releasing == []
     row = await run_row(database, run["run_id"])
@@ -152,7 +158,9 @@ async def test_a_commit_that_comes_during_the_takeover_writes_nothing(
         lane = lane_of(journal, run)
         async with database.transaction() as releasing:
             await releasing.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
-            await releasing.execute(RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3})
+            await releasing.execute(
+                RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3, "accompanied": [], "poison": False}
+            )
             lane.event("values", b"{}")
             put_checkpoint(lane)
             writing = asyncio.create_task(lane.flush() if outcome is None else lane.finish(outcome))  # type: ignore[arg-type]

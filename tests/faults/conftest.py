@@ -14,7 +14,7 @@ from tests.support.fleet import Fleet
 
 @pytest.fixture
 async def fleet(database_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with Fleet(database_url, tmp_path) as fleet:
+    async with Fleet(database_url, tmp_path, roles=True) as fleet:
         fleet.steps.create()
         yield fleet
 

@@ -29,9 +29,10 @@ async def hold_runs(fleet: Fleet, count: int, graph: str = "steps") -> list[Watc
     return runs
 
 
-@pytest.mark.parametrize("graph", ["steps", "blocking"])
+@pytest.mark.parametrize("graph", ["steps", "blocking", "stubborn"])
 async def test_runs_are_handed_back_at_the_end_of_the_grace(fleet: Fleet, graph: str) -> None:
-    """Also those whose step blocks a thread that nobody can stop: the process does not wait for it."""
+    """Also those whose step blocks a thread that nobody can stop, or swallows each cancel: the process does not wait
+    for it."""
     _, (leaving,) = await fleet.start(workers=1, environ={"WORKER_DRAIN_TIMEOUT": "0.5"})
     runs = await hold_runs(fleet, 4, graph)
     watching = [fleet.watch(run) for run in runs]
@@ -91,3 +92,4 @@ async def test_a_second_signal_ends_it_at_once(fleet: Fleet) -> None:
     fleet.steps.open_gate(run.thread_id)
     await watching
     await fleet.prove_finished(run, watcher, attempts=[1, 2], nodes=INTERRUPTED)
+    assert (await fleet.row(run))["crashes"] == 0, "a drain counts against no run, however it ends"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, until
 
 
 async def test_a_poison_run_is_put_aside(fleet: Fleet) -> None:
@@ -38,3 +38,26 @@ async def test_a_poison_run_is_put_aside(fleet: Fleet) -> None:
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert await fleet.replay(poison) == watcher.frames
     assert await fleet.replay(following) == follower.frames
+
+
+async def test_only_the_run_that_kills_its_workers_is_poison(fleet: Fleet) -> None:
+    """It takes five others down with it. They are retried apart from it and from each other, and succeed."""
+    _, [first] = await fleet.start(workers=1)
+    innocent = [await fleet.post("steps", {"hold": "s1"}) for _ in range(5)]
+    for run in innocent:
+        await fleet.held(run, "s1")
+    poison = await fleet.post("poison", {"hold": "kill_worker"})
+    assert await fleet.owner(poison) is first
+    await fleet.start(webs=0, workers=3)
+    fleet.steps.open_gate(poison.thread_id)
+    await first.ended()
+    for run in innocent:
+        fleet.steps.open_gate(run.thread_id)
+
+    async def over() -> bool:
+        return all([(await fleet.row(run))["finished_at"] is not None for run in [*innocent, poison]])
+
+    await until(over, "all runs have ended")
+    row = await fleet.row(poison)
+    assert (row["status"], row["dead_letter"], row["crashes"]) == ("error", "poison", 3)
+    assert [(await fleet.row(run))["status"] for run in innocent] == ["success"] * 5

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ class PrivateServer:
         except (OSError, ValueError):
             return 0
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """The postmaster and all processes it has started."""
+        postmaster = self.postmaster()
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for pid in (postmaster, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     async def restart(self, number: signal.Signals) -> None:
         before = self.postmaster()
         os.kill(before, number)
@@ -53,7 +62,7 @@ def private_server(data_dir: Path) -> Iterator[PrivateServer]:
 
 @pytest.fixture
 async def private_fleet(private_server: PrivateServer, tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with Fleet(private_server.url, tmp_path) as fleet:
+    async with Fleet(private_server.url, tmp_path, roles=True) as fleet:
         fleet.steps.create()
         yield fleet
 
@@ -121,3 +130,34 @@ async def test_an_outage_longer_than_the_lease_is_nobodys_crash(
         await fleet.prove_finished(run, watcher, attempts=None)
         assert watcher.ended_early == 0
         assert (await fleet.row(run))["crashes"] == 0
+
+
+async def test_a_fleet_works_again_after_postgres_has_hung(private_fleet: Fleet, private_server: PrivateServer) -> None:
+    """A server that is stopped keeps its sockets open and answers nothing, for longer than anybody waits."""
+    fleet = private_fleet
+    _, workers = await fleet.start(environ={"DATABASE_TIMEOUT": "1"})
+    runs = [await fleet.post("steps", {"hold": "s3"}) for _ in range(4)]
+    for run in runs:
+        await fleet.held(run, "s3")
+
+    async def all_lost() -> bool:
+        return all(worker.logged("worker.lease_lost") and worker.logged("heartbeat.outage") for worker in workers)
+
+    private_server.signal_all(signal.SIGSTOP)
+    try:
+        await until(all_lost, "every worker has given up")
+    finally:
+        private_server.signal_all(signal.SIGCONT)
+    for run in runs:
+        fleet.steps.open_gate(run.thread_id)
+
+    async def ended() -> bool:
+        rows = [await fleet.row(run) for run in runs]
+        return {row["status"] for row in rows} == {"success"}
+
+    await until(ended, "the runs end")
+    last = await fleet.post("steps", {})
+    watcher, watching = fleet.watch(last)
+    await watching
+    await fleet.prove_finished(last, watcher, attempts=[1])
+    assert [worker.process.poll() for worker in workers] == [None, None]

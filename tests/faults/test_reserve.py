@@ -96,7 +96,7 @@ async def test_the_reserve_takes_what_the_ordinary_worker_leaves_standing(fleet:
 
 ASLEEP = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast signals' AND query = 'UNLISTEN *'
+WHERE datname = current_database() AND application_name ~ '^holdfast signals' AND query = 'UNLISTEN *'
 """
 # As polite as can be, and yet there is no time left on any core.
 BUSY = "import os; os.nice(19)\nwhile True: pass"

@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from tests.support.fleet import Fleet, until
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.watching import WatchedRun
 
 STRAIGHT = ["s1", "s2", "s3", "s4", "s5"]
 # Long enough that nobody takes over what the worker itself must not forget.
 UNDISTURBED = {"SESSION_GRACE_SECONDS": "60", "LEASE_DURATION_SECONDS": "120"}
 
+# Web, worker and upkeep together have more than these. A fleet that has only just lost its sessions has fewer.
+SESSIONS = 5
+CONNECTED = """
+SELECT count(*) AS sessions FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'holdfast %'
+"""
 TERMINATE = """
-SELECT count(pg_terminate_backend(pid)) AS sessions FROM pg_stat_activity
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'holdfast %'
 """
 
@@ -37,6 +46,10 @@ async def test_nothing_is_lost_when_every_session_is_terminated(fleet: Fleet) ->
     async def all_watched() -> bool:
         return all(watcher.listening for watcher, _ in watching)
 
+    async def connected() -> bool:
+        (row,) = await fleet.query(CONNECTED)
+        return bool(row["sessions"] >= SESSIONS)
+
     await until(all_watched, "every run is watched")
     for marks in (15, 45, 75):
 
@@ -45,8 +58,8 @@ async def test_nothing_is_lost_when_every_session_is_terminated(fleet: Fleet) ->
             return bool(row["steps"] >= marks)
 
         await until(under_way, f"{marks} steps have been started")
-        (row,) = await fleet.query(TERMINATE)
-        assert row["sessions"] >= 5
+        await until(connected, "the fleet has connected again")
+        await fleet.query(TERMINATE)
     await asyncio.gather(*(task for _, task in watching))
 
     for run, (watcher, _) in zip(runs, watching, strict=True):
@@ -102,6 +115,90 @@ async def test_a_worker_that_is_cut_off_stops_its_runs_by_its_own_clock(
     await watching
     await fleet.prove_finished(run, watcher, attempts=[1, 2], nodes=["s1", "s2", "s3", "s3", "s4", "s5"])
     assert (watcher.broken, watcher.ended_early) == (0, 0)
+
+
+async def test_a_fleet_works_again_after_a_fail_over_from_a_server_that_hangs(
+    fleet: Fleet, proxy: PostgresProxy
+) -> None:
+    """All connections lead to a server that never answers again, and nobody closes them."""
+    # With so long a lease, a commit alone would wait for minutes.
+    through = {**UNDISTURBED, "DATABASE_URL": proxy.url, "DATABASE_TIMEOUT": "1"}
+    _, [worker] = await fleet.start(workers=1, environ=through)
+    run = await fleet.post("steps", {"hold": "s3"})
+    await fleet.held(run, "s3")
+
+    proxy.strand()
+
+    async def back() -> bool:
+        rows = [row["status"] for row in await fleet.workers() if row["pid"] == worker.pid]
+        return rows[-1] == "online" and worker.logged("heartbeat.recovered") != []
+
+    await until(back, "the worker's lease is renewed again")
+    fleet.steps.open_gate(run.thread_id)
+
+    async def accepted() -> WatchedRun | None:
+        with suppress(httpx.HTTPStatusError):
+            return await fleet.post("steps", {"seconds": 0.01})
+        return None
+
+    another = await until(accepted, "a run is accepted")
+    assert another is not None
+
+    async def ended() -> bool:
+        rows = [await fleet.row(one) for one in (run, another)]
+        return [row["status"] for row in rows] == ["success", "success"]
+
+    await until(ended, "both runs end")
+    assert worker.process.poll() is None
+
+
+async def test_a_web_process_gives_up_what_a_server_that_hangs_will_never_answer(
+    fleet: Fleet, proxy: PostgresProxy
+) -> None:
+    """A request waits on a connection to the old server. Its statement may take three times DATABASE_TIMEOUT, but the
+    process learns from its upkeep's session that the server is silent, and from the new server which connections lead
+    nowhere."""
+    alone = {"SIGNAL_PING_SECONDS": "300"}  # The pings would notice as well, later.
+    web = await fleet.start_web({"DATABASE_URL": proxy.url, "DATABASE_TIMEOUT": "4", **alone})
+    mark = str(uuid4())
+    created = await fleet.client.post(f"{fleet.urls[0]}/threads", json={"metadata": {"mark": mark}})
+    path = f"/threads/{created.json()['thread_id']}"
+    async with httpx.AsyncClient(base_url=fleet.urls[0], timeout=60) as client:
+        held = proxy.hold_answers_from(mark)
+        asking = asyncio.create_task(client.get(path))
+        await held.wait()
+        proxy.strand()
+        proxy.refuse()
+        await until(lambda: _true(proxy.refused > 0), "the process tries to connect")
+        assert not asking.done()
+        proxy.restore()
+        assert (await asking).status_code == 503
+        await until(lambda: _true(web.logged("database.hung_up") != []), "the process says so")
+
+        async def works() -> bool:
+            return (await client.get(path)).status_code == 200
+
+        await until(works, "requests are answered again")
+
+
+async def test_a_request_under_way_when_a_web_process_stops_is_answered_503(fleet: Fleet, proxy: PostgresProxy) -> None:
+    """The database does not answer, so that the request outlasts the time that a stop has."""
+    web = await fleet.start_web({"DATABASE_URL": proxy.url})
+    mark = str(uuid4())
+    created = await fleet.client.post(f"{fleet.urls[0]}/threads", json={"metadata": {"mark": mark}})
+    async with httpx.AsyncClient(base_url=fleet.urls[0], timeout=60) as client:
+        held = proxy.hold_answers_from(mark)
+        asking = asyncio.create_task(client.get(f"/threads/{created.json()['thread_id']}"))
+        await held.wait()
+        web.signal(signal.SIGTERM)
+        answer = await asking
+    assert answer.status_code == 503
+    assert "stopping" in answer.json()["detail"]
+    assert answer.headers["retry-after"] == "1"
+
+
+async def _true(value: bool) -> bool:
+    return value
 
 
 async def test_a_claim_whose_answer_was_lost_is_not_forgotten(fleet: Fleet, proxy: PostgresProxy) -> None:

@@ -89,6 +89,27 @@ async def test_the_first_web_process_is_killed_and_then_the_worker(fleet: Fleet)
     assert (row["answered_by"], row["settled"]) == (answering.run_id, True)
 
 
+async def test_an_answer_that_kills_its_workers_gives_way_to_the_next(fleet: Fleet) -> None:
+    once = {"HOLDFAST_MAX_CRASHES": "1"}
+    await fleet.start(webs=1, workers=1, environ=once)
+    asking = await fleet.post("decision", {})
+    asked = await question(fleet)
+    path = f"{fleet.urls[0]}/threads/{asking.thread_id}/runs"
+    body = {"assistant_id": "decision", "command": {"resume": "exit"}}
+    poison = WatchedRun(UUID((await fleet.client.post(path, json=body)).json()["run_id"]), asking.thread_id)
+    await fleet.start_worker(once)
+
+    async def poisoned() -> bool:
+        return bool((await fleet.row(poison))["dead_letter"] == "poison")
+
+    await until(poisoned, "the answering run is a poison run")
+    assert (await question(fleet))["answered_by"] is None
+    body = {"assistant_id": "decision", "command": {"resume": {asked["interrupt_id"]: "no"}}}
+    second = WatchedRun(UUID((await fleet.client.post(path, json=body)).json()["run_id"]), asking.thread_id)
+    assert (await result(fleet, second))["decisions"] == ["no"]
+    assert await fleet.query("SELECT 1 FROM checkpoint_writes WHERE channel = '__resume__'") == []
+
+
 async def test_a_deadline_that_passes_while_nobody_is_there(fleet: Fleet) -> None:
     await fleet.start(webs=1, workers=1)
     await fleet.post("gate", {"terms": {"deadline": 3600, "default": "nobody"}})

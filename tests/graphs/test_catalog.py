@@ -26,6 +26,15 @@ class TestNames:
         assert catalog.graph_ids == ("zebra", "ant", "mole")
         assert catalog.targets["ant"].spec == "./agent.py:target"
 
+    @pytest.mark.parametrize(
+        ("name", "cause"), [("a\0b", "NUL characters"), ("a\ud800b", "surrogate pair"), (5, "must be a string")]
+    )
+    def test_name_that_cannot_be_stored_is_refused(self, project: Project, name: object, cause: str) -> None:
+        project.module(f"target = build().compile(name={name!r})")
+        message = project.failure(graphs={"a": "./agent.py:target"})
+        assert message.startswith("graphs.a: ./agent.py:target: the name that the graph was compiled with must ")
+        assert cause in message
+
     def test_a_graph_has_a_stable_assistant(self) -> None:
         assert GraphCatalog.assistant_id("echo") == UUID("046b5dc7-2108-582c-9c6c-31d556d138f0")
 

@@ -58,6 +58,7 @@ def test_the_command_ends_though_user_code_left_a_thread_running(project: Projec
     ("section", "key"),
     [
         ({"store": {"ttl": 5}}, "store.ttl"),
+        ({"store": {"path": "./agent.py:gone"}}, "store.path"),
         ({"store": {"index": {"dims": "x", "embed": "y"}}}, "store.index.dims"),
         ({"store": {"index": {"dims": 3, "embed": "./agent.py:gone"}}}, "store.index.embed"),
         ({"checkpointer": {"ttl": 5}}, "checkpointer.ttl"),
@@ -74,3 +75,51 @@ def test_every_section_is_checked(
     project.path.write_text(json.dumps({"graphs": {"a": "./agent.py:target"}, **section}))
     assert main([str(project.path)], {}) == 78
     assert f": {key}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("middleware", "cause"),
+    [
+        ('app.add_middleware(CORSMiddleware, allow_origin_regex="[")', "unterminated character set"),
+        ("app.add_middleware(CORSMiddleware, origins=[])", "TypeError: "),
+        ("app.add_middleware(lambda app: sys.exit(3))", "SystemExit: 3"),
+        ("app.add_middleware(lambda app: fail(Silent()))", "Silent: (no message: its __str__ fails)"),
+    ],
+)
+def test_middleware_that_cannot_be_built_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str], middleware: str, cause: str
+) -> None:
+    assert _checked_app(project, middleware) == 78
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"{project.path}: http.app: ./agent.py:app: its middleware cannot be built\n  ")
+    assert cause in captured.err
+
+
+def test_middleware_may_need_the_running_event_loop(project: Project) -> None:
+    # As it has in a server, which builds it in a coroutine.
+    assert _checked_app(project, "app.add_middleware(lambda app: asyncio.get_running_loop() and app)") == 0
+
+
+def _checked_app(project: Project, middleware: str) -> int:
+    project.module(
+        f"""
+        import asyncio
+        import sys
+        from starlette.applications import Starlette
+        from starlette.middleware.cors import CORSMiddleware
+
+        class Silent(Exception):
+            def __str__(self):
+                raise RuntimeError("no words")
+
+        def fail(error):
+            raise error
+
+        target = build()
+        app = Starlette()
+        {middleware}
+        """
+    )
+    document = {"graphs": {"a": "./agent.py:target"}, "http": {"app": "./agent.py:app"}}
+    project.path.write_text(json.dumps(document))
+    return main([str(project.path)], {})

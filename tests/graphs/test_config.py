@@ -48,6 +48,13 @@ def test_unknown_keys_are_warnings(project: Project) -> None:
     )
 
 
+def test_unknown_keys_of_the_store_are_warnings(project: Project) -> None:
+    store = {"indx": {}, "index": {"dim": 3}, "ttl": {"default": 5}}
+    warnings = " ".join(project.configure(graphs=GOOD, store=store).warnings)
+    for key in ("store.indx", "store.index.dim", "store.ttl.default"):
+        assert f'unknown key "{key}"' in warnings
+
+
 def test_env_as_a_map(project: Project) -> None:
     assert project.configure(graphs=GOOD, env={"A": "1", "B": ""}).env == {"A": "1", "B": ""}
 
@@ -72,6 +79,8 @@ def test_dependencies_default_to_none(project: Project) -> None:
         ({"graphs": {"a": {"description": "x"}}}, "graphs.a.path", "missing"),
         ({"graphs": {"a": {"path": None}}}, "graphs.a.path", "not null"),
         ({"graphs": {"a": {"path": "a.py:g", "description": []}}}, "graphs.a.description", "not an array"),
+        ({"graphs": {"a": {"path": "a.py:g", "description": "a\0b"}}}, "graphs.a.description", "NUL characters"),
+        ({"graphs": {"a": {"path": "a.py:g", "description": "a\ud800b"}}}, "graphs.a.description", "surrogate pair"),
         ({"graphs": {"a": "./a.py"}}, "graphs.a", "'./a.py' must look like \"./file.py:variable\""),
         ({"graphs": {"a": "./a.py:not-a-name"}}, "graphs.a", "must look like"),
         ({"graphs": {"a": ":g"}}, "graphs.a", "must look like"),

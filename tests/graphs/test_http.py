@@ -120,6 +120,9 @@ def test_credentials_are_for_origins_that_are_named(
         ({"configurable_headers": ["x-a"]}, "http.configurable_headers", "must be an object"),
         ({"configurable_headers": {"includes": "x-a"}}, "http.configurable_headers.includes", "an array of strings"),
         ({"logging_headers": {"excludes": [1]}}, "http.logging_headers.excludes", "an array of strings"),
+        ({"cors": {"allow_headers": ["\u20ac"]}}, "http.cors.allow_headers", "is not a name of a header"),
+        ({"cors": {"expose_headers": ["a\nb"]}}, "http.cors.expose_headers", "is not a name of a header"),
+        ({"cors": {"allow_methods": ["GET,"]}}, "http.cors.allow_methods", "is not a name of a header or a method"),
         ({"cors": []}, "http.cors", "must be an object"),
         ({"cors": {"allow_origins": "*"}}, "http.cors.allow_origins", "must be an array of strings, not '*'"),
         (

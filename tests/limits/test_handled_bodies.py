@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from holdfast.api.turns import Turns
 from tests.limits.target import MEGABYTE, Target, target
 from tests.support.json_body import JSON
+from tests.support.waiting import until
 
 # An eighth of it is handled at once.
 LIMITS = {"MAX_BUFFERED_BYTES": str(64 * MEGABYTE), "MAX_BODY_BYTES": str(12 * MEGABYTE)}
@@ -27,6 +28,9 @@ LARGE_THREAD = """
 UPDATE holdfast.thread SET metadata = '{"graph_id": "reply"}',
        "values" = jsonb_build_object('text', (SELECT jsonb_agg('ab'::text) FROM generate_series(1, 600000)))
 WHERE thread_id = %s
+"""
+WAITING_FOR_LOCK = """
+SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 """
 
 
@@ -42,6 +46,15 @@ def locked(database_url: str, thread_id: str) -> Iterator[None]:
     with psycopg.connect(database_url) as connection:
         connection.execute("SELECT FROM holdfast.thread WHERE thread_id = %s FOR UPDATE", (thread_id,))
         yield
+
+
+async def waits_for_lock(web: Target) -> None:
+    """Until a request of the web process is being handled, as far as the lock lets it."""
+
+    async def waiting() -> bool:
+        return bool(await web.fleet.query(WAITING_FOR_LOCK))
+
+    await until(waiting, "a session waits for the lock")
 
 
 async def new_thread(web: Target) -> str:
@@ -77,7 +90,7 @@ async def test_large_body_waits_while_others_are_handled(web: Target, database_u
 
     with locked(database_url, thread_id):
         first = asyncio.create_task(create(thread_id, 7 * MEGABYTE))
-        await asyncio.sleep(1)
+        await waits_for_lock(web)
         second = asyncio.create_task(create(other_id, 7 * MEGABYTE))
         assert await create(other_id, 1000) == 200
         done, _ = await asyncio.wait({first, second}, timeout=1)
@@ -97,7 +110,7 @@ async def test_client_that_leaves_gives_its_turn_to_others(web: Target, database
         clients = [await web.connect() for _ in range(3)]
         for client in clients:
             await client.send(head.encode() + body)
-        await asyncio.sleep(1)
+        await waits_for_lock(web)
         for client in clients:
             client.close()
     async with asyncio.timeout(30):
@@ -113,7 +126,7 @@ async def test_large_messages_that_are_handled_are_bounded(web: Target, database
     async with connect(url) as first, connect(url) as second, connect(url) as third:
         with locked(database_url, thread_id):
             await first.send(start)
-            await asyncio.sleep(1)
+            await waits_for_lock(web)
             await second.send(start)
             with pytest.raises(ConnectionClosed) as closed:
                 async with asyncio.timeout(30):

@@ -34,7 +34,7 @@ SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
 """
 TERMINATE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE application_name = 'holdfast upkeep' AND datname = current_database()
+WHERE application_name ~ '^holdfast upkeep' AND datname = current_database()
 """
 
 

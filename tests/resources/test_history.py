@@ -281,17 +281,14 @@ async def test_what_cannot_be_pruned_is_left_whole_and_not_looked_at_for_ever(
     assert await prune_next(database, DAY) is None
 
 
-async def test_a_long_history_goes_in_several_transactions(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "AT_ONCE", 2)
+async def test_a_long_history_goes_in_several_transactions(settings: Settings, database: Database) -> None:
     thread_id = uuid4()
     async with working(settings):
         await ran(database, "calling", thread_id)
     await age_thread(database, thread_id, days=2)
     latest = (await states(database, thread_id))[0]
     gone = []
-    while (one := await prune_next(database, DAY)) is not None:
+    while (one := await prune_next(database, DAY, at_once=2)) is not None:
         gone.append(one.checkpoints)
         assert (await states(database, thread_id))[0] == latest
         await nothing_hangs(database, thread_id)

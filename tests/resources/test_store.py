@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -18,13 +19,14 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from holdfast.db.connect import Database
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, DatabaseError
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.store import load_embeddings, store_section
 from holdfast.resources.store import EmbeddingFailed, PooledStore
 from holdfast.settings import Settings, load_settings
 from holdfast.upkeep import items
 from holdfast.upkeep.items import ItemSweeper
+from tests.support.roles import create_role, drop_role
 from tests.support.smoke import EXAMPLES
 from tests.support.store_project import PROJECT, project
 
@@ -149,6 +151,53 @@ async def test_a_database_without_pgvector_is_the_operators_error(server_url: st
         await store.aput(("a",), "k", {"n": 1})
 
 
+MAKE_OWNER = """
+DO $$ DECLARE one text; BEGIN
+    FOR one IN SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast' LOOP
+        EXECUTE format('ALTER TABLE holdfast.%I OWNER TO ROLE', one);
+    END LOOP;
+END $$
+"""
+
+
+@pytest.fixture
+def modest_role(settings: Settings) -> Iterator[str]:
+    """A role that uses the tables of another one, in a database that has pgvector."""
+    owner_url, name = str(settings.database_url), f"role_{uuid4().hex[:8]}"
+    with psycopg.connect(owner_url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector SCHEMA public")
+    create_role(owner_url, name)
+    yield name
+    drop_role(owner_url, name)
+
+
+async def test_a_role_that_owns_nothing_uses_the_tables_that_the_owner_made(
+    settings: Settings, modest_role: str
+) -> None:
+    url = make_conninfo(str(settings.database_url), user=modest_role)
+    refusal = f"The role {modest_role} may not make .* Start one process as the role postgres, or GRANT postgres TO"
+    with pytest.raises(DatabaseError, match=refusal):
+        async with opened(load_settings({}, database_url=url)):
+            pass
+    async with opened(settings):
+        pass
+    async with opened(load_settings({}, database_url=url)) as store:
+        await exercise(store)
+
+
+async def test_a_right_that_is_missing_for_semantic_search_is_named(settings: Settings, modest_role: str) -> None:
+    with psycopg.connect(str(settings.database_url), autocommit=True) as connection:
+        connection.execute(MAKE_OWNER.replace("ROLE", modest_role).encode())
+    url = make_conninfo(str(settings.database_url), user=modest_role)
+    with pytest.raises(DatabaseError, match=f"GRANT USAGE, CREATE ON SCHEMA holdfast TO {modest_role};") as refused:
+        async with opened(load_settings({}, database_url=url)):
+            pass
+    with psycopg.connect(str(settings.database_url), autocommit=True) as connection:
+        connection.execute(str(refused.value).partition("Run as the owner of the database: ")[2].encode())
+    async with opened(load_settings({}, database_url=url)) as store:
+        await exercise(store)
+
+
 async def test_other_dimensions_than_before_are_the_operators_error(settings: Settings, tmp_path: Path) -> None:
     async with opened(settings):
         pass
@@ -247,25 +296,20 @@ async def test_blocking_code_uses_it_from_threads(settings: Settings) -> None:
 
 
 async def test_expired_items_are_swept(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "BATCH", 2)
+    monkeypatch.setattr(items, "MOST", 2)
     async with opened(settings) as store:
         for n in range(5):
             await store.aput(("a",), str(n), {"text": "sea"}, ttl=1)
         async with database.connection() as connection:
             await connection.execute("UPDATE store SET expires_at = now() - interval '1 second' WHERE key <> '4'")
             sweeper = ItemSweeper(database, 3600)
-            for left in (3, 1, 1):
-                await sweeper.run()
+            # It comes back at once while there is more, and then after its interval.
+            for left, pause in ((3, 0), (1, 0), (1, 3600)):
+                assert await sweeper.run() == pause
                 for table in ("store", "store_vectors"):
                     row = await (await connection.execute(f"SELECT count(*) AS n FROM {table}".encode())).fetchone()
                     assert row is not None
                     assert row["n"] == left
-            # It came back at once while there was more, and now waits for its interval.
-            await connection.execute("UPDATE store SET expires_at = now() - interval '1 second'")
-            await sweeper.run()
-            row = await (await connection.execute("SELECT count(*) AS n FROM store")).fetchone()
-            assert row is not None
-            assert row["n"] == 1
 
 
 @pytest.mark.parametrize(

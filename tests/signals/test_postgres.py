@@ -23,7 +23,7 @@ from tests.support.waiting import until, until_true
 
 TERMINATE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast signals'
+WHERE datname = current_database() AND application_name ~ '^holdfast signals'
 """
 
 
@@ -83,7 +83,7 @@ def test_descriptor_that_another_connection_got_does_not_end_the_process(databas
 
 KEPT = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast test' AND query ~ 'pg_notify'
+WHERE datname = current_database() AND application_name ~ '^holdfast test' AND query ~ 'pg_notify'
   AND pid <> pg_backend_pid()
 """
 
@@ -120,7 +120,7 @@ async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> N
 
 UNLISTENED = """
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast signals' AND query ~ '^UNLISTEN' AND state = 'idle'
+WHERE datname = current_database() AND application_name ~ '^holdfast signals' AND query ~ '^UNLISTEN' AND state = 'idle'
 """
 
 

@@ -217,3 +217,13 @@ async def test_connections_closed_by_the_server_lose_no_hint(redis: RedisServer,
     told = Counter(entry["event"] for entry in logs if entry["event"].startswith("signals."))
     once = {"signals.degraded": 2, "signals.restored": 2}
     assert told == ({} if whose == "sender" else once), "each of the two says so once"
+
+
+async def test_bytes_that_are_no_text_are_lost_and_no_hint_after_them(redis: RedisServer, database_url: str) -> None:
+    """Anybody who can reach the Redis can publish anything."""
+    async with process(signal_settings(database_url, redis_url=redis.url)) as one:
+        for channel in redis.command("PUBSUB", "CHANNELS"):
+            redis.command("PUBLISH", channel, b"\xff\xfe")
+        one.signals.publish("work", "usual")
+        await until_true(lambda: one.hints("work") == ["usual"], "the hint is there")
+        assert not one.signals.degraded

@@ -62,6 +62,31 @@ async def test_a_hint_reaches_every_process(settings: Settings) -> None:
         assert one.hints("events") == other.hints("events") == []
 
 
+async def test_hint_that_a_listener_cannot_use_is_lost_and_no_other(settings: Settings) -> None:
+    def refuse(payload: str | None) -> None:
+        if payload == "strange":
+            raise ArithmeticError
+
+    database = Database(settings, "test")
+    signals = signals_for(database)
+    heard: list[str | None] = []
+    signals.listen("work", refuse)
+    signals.listen("work", heard.append)
+    async with process(settings) as other:
+        await database.open()
+        running = asyncio.create_task(signals.run())
+        try:
+            await until_true(lambda: None in heard, "the process has joined")
+            for hint in ("strange", "usual"):
+                other.signals.publish("work", hint)
+            await until_true(lambda: "usual" in heard, "the next hint is there")
+            assert not signals.degraded
+            assert not running.done()
+        finally:
+            await cancel_all([running])
+            await database.close()
+
+
 async def test_who_is_deaf_hears_nothing_and_is_not_cut_off(settings: Settings) -> None:
     quick = settings.model_copy(update={"signal_ping": 0.1})
     async with process(quick) as one, process(quick) as other:

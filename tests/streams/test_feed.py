@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.db.connect import Database
 from holdfast.streams import hub
-from holdfast.streams.hints import EventHint, Flush, tell, tell_to_look, understand
+from holdfast.streams.hints import MOST_UNPACKED, EventHint, Flush, tell, tell_to_look, understand
 from holdfast.streams.hub import Feed
 from holdfast.streams.log import LogEvent, Portion
 from holdfast.worker.batch import EventEntry
@@ -265,6 +267,10 @@ def test_events_told_as_another_version_does_are_left_to_the_log() -> None:
         "0]\n": [],
         f'"a time",false]\n{rows}\n{{}}': [],
         f"0,false]\n{rows}\n{{}}, and more": [],
+        f"{'9' * 18},false]\n{rows}\n{{}}": [],  # A time that there is not.
+        '0,false]\n[[5,"",2]]\n{}': [],
+        '0,false]\n[["values",[],2]]\n{}': [],
+        f"0,true]\n{b64encode(zlib.compress(bytes(MOST_UNPACKED + 1))).decode()}": [],
         f"0,false]\n{rows}\n{{}}": [LogEvent(7, RUN, "values", "", b"{}", datetime(1970, 1, 1, tzinfo=UTC))],
     }
     for rest, events in told.items():

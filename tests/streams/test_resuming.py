@@ -75,7 +75,7 @@ async def test_a_cursor_into_expired_events_is_answered_410(client: httpx.AsyncC
     await query(database, AGE, run_id)
     async with database.connection() as connection:
         await connection.execute("UPDATE event SET created_at = now() - interval '2 days'")
-        await connection.execute(SWEEP_EVENTS, {"ttl": 86_400, "batch": 10})
+        await connection.execute(SWEEP_EVENTS, {"ttl": 86_400, "batch": 10, "aside": []})
     for place in (path, f"/runs/{run_id}/stream"):
         gone = await client.get(place, headers={"last-event-id": "2"})
         assert gone.status_code == 410
@@ -162,7 +162,7 @@ async def test_a_run_that_is_removed_has_no_stream(client: httpx.AsyncClient, da
     await query(database, AGE, run_id)
     async with database.connection() as connection:
         for statement in (SWEEP_EVENTS, SWEEP_RUNS):
-            await connection.execute(statement, {"ttl": 86_400, "batch": 10})
+            await connection.execute(statement, {"ttl": 86_400, "batch": 10, "aside": []})
     for place in ("", "/stream", "/join"):
         for path in (f"/threads/{thread_id}/runs/{run_id}{place}", f"/runs/{run_id}/stream"):
             gone = await client.get(path, headers={"last-event-id": "2"})

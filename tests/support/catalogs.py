@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,8 @@ from holdfast.graphs.config import GraphTarget, ProjectConfig
 from holdfast.graphs.loading import Loaded
 
 
-def catalog_of(**graphs: Pregel[Any, Any, Any, Any]) -> GraphCatalog:
-    """A catalog of the given graphs, without a project on disk."""
+def catalog_of(**graphs: Pregel[Any, Any, Any, Any] | Callable[..., Any]) -> GraphCatalog:
+    """A catalog of the given graphs and factories, without a project on disk."""
     targets = {name: GraphTarget(name, f"tests:{name}", None, "tests", name) for name in graphs}
     config = ProjectConfig(
         path=Path("langgraph.json"),

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -19,11 +19,13 @@ from uuid import UUID, uuid4
 import httpx
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 
 from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import frame
 from tests.support import waiting
+from tests.support.roles import create_role, drop_role
 from tests.support.step_journal import StepJournal
 from tests.support.watching import Frame, WatchedRun, Watcher, parse_frames, read_stream
 
@@ -116,7 +118,10 @@ class Fleet:
     As a context manager it ends every process it started, each by its own id.
     """
 
-    def __init__(self, database_url: str, directory: Path, project: Path = PROJECT) -> None:
+    def __init__(self, database_url: str, directory: Path, project: Path = PROJECT, *, roles: bool = False) -> None:
+        """`roles`: every process connects as a Postgres role of its own, without superuser, as operators are told to
+        make them."""
+        self._roles: list[str] | None = [] if roles else None
         self.database_url = database_url
         self._project = project
         self.steps = StepJournal(database_url)
@@ -143,6 +148,9 @@ class Fleet:
         await self.client.aclose()
         for member in self.members:
             member.kill()
+        for role in self._roles or []:
+            with suppress(psycopg.OperationalError):  # A test may have ended its Postgres.
+                drop_role(self.database_url, role)
         os.close(self._lifeline_read)
         os.close(self._lifeline_write)
 
@@ -165,9 +173,9 @@ class Fleet:
         await until(answers, f"{member.name} answers")
         return member
 
-    async def start_worker(self, environ: Mapping[str, str] = NOTHING_MORE) -> Member:
-        """A worker that is online."""
-        member = self._start("worker", [], environ)
+    async def start_worker(self, environ: Mapping[str, str] = NOTHING_MORE, *, prefix: Sequence[str] = ()) -> Member:
+        """A worker that is online. `prefix` begins its command, for one that runs in a network of its own."""
+        member = self._start("worker", [], environ, prefix)
 
         async def online() -> bool:
             self._check(member)
@@ -190,11 +198,18 @@ class Fleet:
         """Where the web processes that are running answer."""
         return [member.url for member in self.members if member.url and member.process.poll() is None]
 
-    def _start(self, role: str, arguments: Sequence[str], environ: Mapping[str, str]) -> Member:
+    def _start(
+        self, role: str, arguments: Sequence[str], environ: Mapping[str, str], prefix: Sequence[str] = ()
+    ) -> Member:
         name = f"{role}-{sum(member.name.startswith(role) for member in self.members) + 1}"
-        command = [sys.executable, "-m", "holdfast", role, "--config", str(self._project), *arguments]
+        command = [*prefix, sys.executable, "-m", "holdfast", role, "--config", str(self._project), *arguments]
         log = self._directory / f"{name}.log"
-        member = Member(name, command, {**self._environ, **environ}, log, self._lifeline_read)
+        own: dict[str, str] = {}
+        if self._roles is not None:
+            self._roles.append(f"{role}_{uuid4().hex[:12]}")
+            create_role(self.database_url, self._roles[-1])
+            own["DATABASE_URL"] = make_conninfo(self.database_url, user=self._roles[-1])
+        member = Member(name, command, {**self._environ, **own, **environ}, log, self._lifeline_read)
         self.members.append(member)
         return member
 
@@ -204,11 +219,19 @@ class Fleet:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    async def post(self, graph: str, given: dict[str, Any], thread_id: UUID | None = None, **body: Any) -> WatchedRun:
-        """Create a run, in a thread of its own unless one is given."""
+    async def post(
+        self,
+        graph: str,
+        given: dict[str, Any],
+        thread_id: UUID | None = None,
+        *,
+        url: str | None = None,
+        **body: Any,
+    ) -> WatchedRun:
+        """Create a run, in a thread of its own unless one is given; at a web process, the first unless one is given."""
         thread_id = thread_id or uuid4()
         response = await self.client.post(
-            f"{self.urls[0]}/threads/{thread_id}/runs",
+            f"{url or self.urls[0]}/threads/{thread_id}/runs",
             json={
                 "assistant_id": graph,
                 "input": given,
@@ -306,10 +329,13 @@ class Fleet:
 
     # --- what must be true of every run that ended well ---------------------------------------------
 
-    async def prove(self, run: WatchedRun, watcher: Watcher, *, attempts: list[int] | None) -> None:
+    async def prove(
+        self, run: WatchedRun, watcher: Watcher, *, attempts: list[int] | None, unknown: Collection[str] = ()
+    ) -> None:
         """The event sequence of a run that is alone in its thread: in the log, as it was watched, and replayed.
 
-        `attempts` are those whose beginning was announced, in order; None if that was a matter of chance.
+        `attempts` are those whose beginning was announced, in order; None if that was a matter of chance. `unknown`
+        are kinds of events that an older version shows because it does not know that they are not for clients.
         """
         events = await self.events(run)
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1)), "the log has a gap"
@@ -323,8 +349,8 @@ class Fleet:
         assert announced == sorted(set(announced))
         if attempts is not None:
             assert announced == attempts
-        assert watcher.frames == visible, "the watcher saw something else than the log holds"
-        assert await self.replay(run) == visible
+        assert _without(unknown, watcher.frames) == visible, "the watcher saw something else than the log holds"
+        assert _without(unknown, await self.replay(run)) == visible
         middle = len(visible) // 2
         assert await self.replay(run, after=visible[middle].id) == visible[middle + 1 :]
 
@@ -334,7 +360,13 @@ class Fleet:
         return parse_frames(seen.decode().splitlines())
 
     async def prove_finished(
-        self, run: WatchedRun, watcher: Watcher, *, attempts: list[int] | None, nodes: list[str] | None = None
+        self,
+        run: WatchedRun,
+        watcher: Watcher,
+        *,
+        attempts: list[int] | None,
+        nodes: list[str] | None = None,
+        unknown: Collection[str] = (),
     ) -> None:
         """All of the above for a five-step run, and that no step was repeated once its checkpoint was durable.
 
@@ -347,4 +379,8 @@ class Fleet:
         assert not [mark for mark in marks if mark.repeated_what_was_durable]
         if nodes is not None:
             assert [mark.node for mark in marks] == nodes
-        await self.prove(run, watcher, attempts=attempts)
+        await self.prove(run, watcher, attempts=attempts, unknown=unknown)
+
+
+def _without(kinds: Collection[str], frames: Sequence[Frame]) -> list[Frame]:
+    return [frame for frame in frames if frame.event not in kinds]

@@ -15,6 +15,10 @@ class Proxy(ABC):
 
     def __init__(self) -> None:
         self._refusing = False
+        # How fast answers arrive on each connection. None: as fast as they can.
+        self.bytes_per_second: int | None = None
+        # Connections that were refused.
+        self.refused = 0
         self._held_from: bytes | None = None
         self._held = asyncio.Event()
         self._requests = asyncio.Event()
@@ -42,9 +46,20 @@ class Proxy(ABC):
         self._requests.clear()
         self._answers.clear()
 
+    def strand(self) -> None:
+        """Nothing arrives any more on the connections there are; new ones work. So it is after a fail-over from a
+        server that hangs."""
+        self.fall_silent()
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        self.restore()
+
+    def refuse(self) -> None:
+        """Refuse new connections until `restore`."""
+        self._refusing = True
+
     def cut(self) -> None:
         """Break every connection, with whatever was held back, and refuse new ones until `restore`."""
-        self._refusing = True
+        self.refuse()
         for writer in self._writers:
             writer.transport.abort()
 
@@ -70,6 +85,7 @@ class Proxy(ABC):
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
+            self.refused += 1
             writer.transport.abort()
             return
         try:
@@ -93,6 +109,8 @@ class Proxy(ABC):
                     passing.clear()
                     self._held.set()
                 await passing.wait()
+                if passing is self._answers and self.bytes_per_second is not None:
+                    await asyncio.sleep(len(data) / self.bytes_per_second)
                 writer.write(data)
                 await writer.drain()
         except OSError:

@@ -1,10 +1,11 @@
-"""Other servers a test may need: an older Postgres, PgBouncer."""
+"""Other servers a test may need: an older Postgres, one on the network, PgBouncer."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+
+from holdfast.db.embedded_server import SUPERUSER, Server
 
 
 def required(program: str, package: str | None = None) -> str:
@@ -80,6 +83,37 @@ def pgbouncer(url: str, directory: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def network_postgres(directory: Path, address: str) -> Iterator[str]:
+    """A private server, the embedded one's program, that listens on an address of the network and trusts everybody
+    there."""
+    server = Server(directory, lambda: False)
+    server.initialise()
+    port = free_port()
+    with (server.pgdata / "pg_hba.conf").open("a") as rules:
+        rules.write("host all all samenet trust\n")
+    options = {"listen_addresses": address, "port": str(port), "unix_socket_directories": ""}
+    command = [str(server._bin / "postgres"), "-D", str(server.pgdata)]
+    command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+    with server.log.open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **server._ownership())
+    url = f"postgresql://{SUPERUSER}@{address}:{port}/postgres"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(url, connect_timeout=20).close()
+                break
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline or process.poll() is not None:
+                    pytest.fail(f"Postgres does not answer:\n{server.log.read_text()}")
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
 
 @contextmanager

@@ -92,7 +92,9 @@ class Watcher:
 
     async def follow(self) -> None:
         """Return when the run has ended and its stream with it."""
-        for base in itertools.cycle(self._bases):
+        for place in itertools.count():
+            # Looked up each time: processes may have been added.
+            base = self._bases[place % len(self._bases)]
             try:
                 if await self._listen(base):
                     return

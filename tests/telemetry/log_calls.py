@@ -68,8 +68,10 @@ def _within(node: ast.AST, function: Function | None, name: str, logs: bool) -> 
 def _call(call: ast.Call, function: Function | None, place: str, logs: bool) -> Iterator[LogCall]:
     if isinstance(call.func, ast.Name) and call.func.id == "Backoff":
         outage, recovered = (_literals(argument, place) for argument in call.args[:2])
-        yield from (LogCall(event, "warning", OUTAGE, False, place) for event in outage if event)
-        yield from (LogCall(event, "info", RECOVERY, False, place) for event in recovered if event)
+        spread = [_spread(keyword.value, function) for keyword in call.keywords if keyword.arg == "about"]
+        about = {field for found in spread for field in found or ()}
+        yield from (LogCall(event, "warning", OUTAGE | about, None in spread, place) for event in outage if event)
+        yield from (LogCall(event, "info", RECOVERY | about, None in spread, place) for event in recovered if event)
         return
     if not isinstance(call.func, ast.Attribute) or not _is_logger(call.func.value, logs):
         return

@@ -138,6 +138,11 @@ async def _play(scene: Scene) -> None:
         return any(line["run_id"] == held for line in second.said("held"))
 
     await until(again, "the other worker has it")
+
+    async def postponed() -> bool:
+        return any("webhook.postponed" in member.log.read_text() for member in scene.fleet.members)
+
+    await until(postponed, "a webhook was tried")
     hosts = conninfo_to_dict(scene.fleet.database_url)
     nowhere = make_conninfo(password=PASSWORD, host="127.0.0.1", port=9, dbname="x", user=str(hosts.get("user")))
     failed = await command({"DATABASE_URL": nowhere}, "worker", "--config", str(PROJECT))

@@ -17,7 +17,7 @@ import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.resources.state import _assistant_config
+from holdfast.resources.run_configs import config_of
 from holdfast.streams.envelopes import CHANNELS
 from tests.support.live_worker import running_worker
 from tests.support.waiting import until
@@ -188,8 +188,8 @@ async def test_thread_is_not_read_with_the_config_of_the_next_assistant_with_the
     await ok(pair.acme, "POST", "/assistants", created)
     own = await ok(pair.acme, "POST", f"/threads/{uuid4()}/runs", body)
     async with pair.house.database.connection() as connection:
-        found = [await _assistant_config(connection, UUID(one["thread_id"]), assistant) for one in (run, own)]
-    assert found == [{}, config]
+        found = [await config_of(connection, UUID(one["thread_id"]), assistant, {}) for one in (run, own)]
+    assert found == [{"configurable": {}}, config]
 
 
 # What a delete and a create with the same id leave of a row, done under its lock.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
 from psycopg.rows import DictRow
 
+from holdfast.settings import Settings
 from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import frame
 from tests.support.watching import Frame, parse_frames
@@ -19,6 +22,13 @@ from tests.torture.tracebacks import tracebacks
 from tests.torture.witness import Witness
 
 EXAMPLES = 3
+# The first two checkpoints of a run are those of its input and of LangGraph's own first step; later ones are results of
+# nodes.
+NODE_RESULTS = """
+SELECT run_id, max(at) AS last FROM (SELECT *, min(step) OVER (PARTITION BY run_id) AS first FROM progress) AS written
+WHERE step > first + 1 GROUP BY run_id
+"""
+MAX_CRASHES: int = Settings.model_fields["max_crashes"].default
 
 
 @dataclass
@@ -31,7 +41,7 @@ class Finding:
 
     def add(self, example: str) -> None:
         self.count += 1
-        if len(self.examples) < EXAMPLES:
+        if len(self.examples) < EXAMPLES and example not in self.examples:
             self.examples.append(example)
 
 
@@ -43,21 +53,36 @@ class Verdict:
     takeovers: list[float]
     zombie_steps: int
     retried_steps: int
+    poison: int
+    """Runs given up because each of their last attempts ended with its worker, without progress."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """How often each kind of fault was done."""
+    not_accepted: str = ""
+    """Runs that were refused, and requests that got no answer."""
 
     @property
     def good(self) -> bool:
         return self.accepted > 0 and not any(finding.count for finding in self.violations)
 
-    def table(self) -> str:
-        rows = [("runs accepted", str(self.accepted)), ("runs finished", str(self.finished))]
-        rows += [(finding.what, str(finding.count)) for finding in self.violations]
-        rows.append(("steps repeated that were not checkpointed yet", str(self.retried_steps)))
-        rows.append(("steps begun by a worker that had just lost the run", str(self.zombie_steps)))
+    def rows(self) -> list[tuple[str, str]]:
+        """The table, violations first."""
+        rows = [
+            ("runs accepted", f"{self.accepted:,}"),
+            ("runs finished (the others were rolled back)", f"{self.finished:,}"),
+        ]
+        rows += [(finding.what, f"{finding.count:,}") for finding in self.violations]
+        rows.append(("steps repeated that were not checkpointed yet", f"{self.retried_steps:,}"))
+        rows.append(("steps begun by a worker that had just lost the run", f"{self.zombie_steps:,}"))
+        rows.append(("runs given up after workers died of them without progress", f"{self.poison:,}"))
         if self.takeovers:
             ordered = sorted(self.takeovers)
             p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-            rows.append(("take-overs after kill -9", str(len(ordered))))
-            rows.append(("take-over p50 / p99", f"{statistics.median(ordered):.1f} s / {p99:.1f} s"))
+            middle = f"{statistics.median(ordered):.1f} s / {p99:.1f} s"
+            rows.append((f"take-over after kill -9, p50 / p99 of {len(ordered):,}", middle))
+        return rows
+
+    def table(self) -> str:
+        rows = self.rows()
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {value}" for name, value in rows]
         for finding in self.violations:
@@ -65,10 +90,14 @@ class Verdict:
         return "\n".join(lines)
 
 
-def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[float, str]], logs: Path) -> Verdict:
-    """Judge a load that is over, with everything healed and at rest. `logs`: where the processes left theirs."""
+def check(
+    witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[float, str]], logs: Path, told: Set[UUID]
+) -> Verdict:
+    """Judge a load that is over, with everything healed and at rest. `logs`: where the processes left theirs; `told`:
+    the runs whose end a receiver was told."""
     runs = {row["run_id"]: row for row in witness.rows("SELECT * FROM run")}
     marks = witness.rows("SELECT * FROM mark ORDER BY number")
+    deserved, innocent = _poison(witness, stories, runs)
     lost, wrong = _ends(stories, runs)
     repeated, zombies, retried = _steps(marks)
     return Verdict(
@@ -79,16 +108,19 @@ def check(witness: Witness, stories: Sequence[Story], killed: Sequence[tuple[flo
         violations=[
             lost,
             wrong,
+            innocent,
             repeated,
             _stale_writes(witness),
             _overlaps(witness),
             _streams(witness, stories, runs),
             _gaps(witness),
+            _webhooks(stories, runs, told),
             _tracebacks(logs),
         ],
         takeovers=_takeovers(witness, killed),
         zombie_steps=zombies,
         retried_steps=retried,
+        poison=deserved,
     )
 
 
@@ -102,9 +134,41 @@ def _ends(stories: Sequence[Story], runs: dict[UUID, DictRow]) -> tuple[Finding,
                 lost.add(f"{about} is gone")
         elif row["finished_at"] is None:
             lost.add(f"{about} is still {row['status']}")
-        elif row["status"] not in story.may_end:
+        elif row["dead_letter"] != "poison" and row["status"] not in story.may_end:
             wrong.add(f"{about} ended as {row['status']}: {row['error']}")
     return lost, wrong
+
+
+def _poison(witness: Witness, stories: Sequence[Story], runs: dict[UUID, DictRow]) -> tuple[int, Finding]:
+    """How many runs were given up with reason, and those that were not: a run may be given up only if its last
+    MAX_CRASHES attempts ended with the death of their worker, and no node's result became durable since the first of
+    these deaths."""
+    deserved, innocent = 0, Finding("innocent runs given up as poison")
+    by_itself = {story.run.run_id for story in stories if story.may_be_poison}
+    owned: dict[UUID, list[DictRow]] = defaultdict(list)
+    for row in witness.rows("SELECT * FROM ownership ORDER BY number"):
+        owned[row["run_id"]].append(row)
+    progress: dict[UUID, datetime] = {row["run_id"]: row["last"] for row in witness.rows(NODE_RESULTS)}
+    for run_id, row in runs.items():
+        if row["dead_letter"] != "poison":
+            continue
+        ends = [later for one, later in pairwise(owned[run_id]) if one["status"] == "running"]
+        last = progress.get(run_id)
+        if len(ends) < MAX_CRASHES:
+            innocent.add(f"{run_id} after {len(ends)} attempts")
+        elif run_id not in by_itself and last is not None and last > ends[-MAX_CRASHES]["at"]:
+            innocent.add(f"{run_id} made progress at {last}, after the first of {MAX_CRASHES} deaths")
+        else:
+            deserved += 1
+    return deserved, innocent
+
+
+def _webhooks(stories: Sequence[Story], runs: dict[UUID, DictRow], told: Set[UUID]) -> Finding:
+    found = Finding("webhooks that never came")
+    for story in stories:
+        if story.webhook and story.run.run_id in runs and story.run.run_id not in told:
+            found.add(f"{story.kind} {story.run.run_id}")
+    return found
 
 
 def _steps(marks: Sequence[DictRow]) -> tuple[Finding, int, int]:

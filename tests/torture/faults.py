@@ -22,6 +22,9 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'holdfast %' AND random() < 0.3
 """
 
+# Tables that upkeep works on and that no run needs to go on.
+UPKEEP_TABLES = ("abandoned", "cron", "graph_absence", "idempotency_key", "webhook_delivery")
+
 
 class Faults:
     """One after the other, with pauses; those that last do so beside the next."""
@@ -42,6 +45,8 @@ class Faults:
             "kill -9 of the supervisor": self.kill_supervisor,
             "fast restart of Postgres": lambda: self.restart_postgres(signal.SIGINT),
             "crash of Postgres": lambda: self.restart_postgres(signal.SIGKILL),
+            "Postgres hung (SIGSTOP)": self.hang_postgres,
+            "LOCK TABLE on an upkeep table": self.lock_table,
             "pg_terminate_backend": self.terminate,
             "a worker cut off": lambda: self.partition(silent=False),
             "a worker's network silent": lambda: self.partition(silent=True),
@@ -56,6 +61,7 @@ class Faults:
             with suppress(TimeoutError):
                 await asyncio.wait_for(until.wait(), self._random.uniform(1.0, 4.0))
                 break
+            self._replace_ended()
             name = self._random.choice(list(self._kinds))
             if await self._kinds[name]():
                 self.done[name] += 1
@@ -78,6 +84,12 @@ class Faults:
     def _place(self, places: tuple[str, ...]) -> str | None:
         free = [place for place in places if place not in self._held]
         return self._random.choice(free) if free else None
+
+    def _replace_ended(self) -> None:
+        """What an orchestrator does about processes that end by themselves, as a worker does that cannot work."""
+        for place, member in self._stage.members.items():
+            if member.process.poll() is not None and place not in self._held:
+                self._last(place, self._replace(place, 0.0))
 
     async def _replace(self, place: str, after: float) -> None:
         await asyncio.sleep(after)
@@ -163,7 +175,7 @@ class Faults:
 
     async def restart_postgres(self, number: signal.Signals) -> bool:
         postmaster = self._stage.postmaster()
-        if postmaster == 0:
+        if postmaster == 0 or "postgres" in self._held:
             return False
         # Its guard starts it again.
         os.kill(postmaster, number)
@@ -171,7 +183,43 @@ class Faults:
             await asyncio.sleep(0.1)
         return True
 
+    async def hang_postgres(self) -> bool:
+        """Every process of Postgres stops, longer than every lease and every timeout of ours; no connection breaks."""
+        processes = self._stage.postgres_processes()
+        if not processes or "postgres" in self._held:
+            return False
+
+        async def hung() -> None:
+            try:
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.suspend()
+                await asyncio.sleep(LEASE + self._random.uniform(1.0, 4.0))
+            finally:
+                for process in reversed(processes):
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
+
+        self._last("postgres", hung())
+        return True
+
+    async def lock_table(self) -> bool:
+        if "postgres" in self._held or "lock" in self._held:
+            return False
+        table = self._random.choice(UPKEEP_TABLES)
+
+        async def locked() -> None:
+            with suppress(psycopg.Error):
+                async with await psycopg.AsyncConnection.connect(self._stage.url, application_name="lock") as holder:
+                    await holder.execute(f"LOCK TABLE holdfast.{table} IN ACCESS EXCLUSIVE MODE".encode())
+                    await asyncio.sleep(self._random.uniform(3.0, LEASE + 4.0))
+
+        self._last("lock", locked())
+        return True
+
     async def terminate(self) -> bool:
+        if "postgres" in self._held:
+            return False
         with suppress(psycopg.OperationalError):
             async with await psycopg.AsyncConnection.connect(self._stage.url, autocommit=True) as connection:
                 await connection.execute(TERMINATE)

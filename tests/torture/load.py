@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -11,10 +12,18 @@ from uuid import UUID, uuid4
 
 import httpx
 
+from tests.support.json_body import JSON
 from tests.support.watching import Frame, WatchedRun, Watcher, read_frames
 
 ENDS = frozenset({"success", "error", "timeout", "interrupted"})
 PAUSE = 0.1
+# As graphs say them (project/graphs.py). The API accepts some and refuses others; a run that it accepts must end.
+HOSTILE = {"nul": "a\0b", "surrogate": "a\ud800b", "large": "x" * 300_000, "deep": json.loads("[" * 200 + "]" * 200)}
+REFUSALS = (400, 413, 422)
+# Longer than the limit that the stage sets for a blocked event loop, and shorter.
+BLOCKED_TOO_LONG, BLOCKED = 12.0, 1.5
+# Longer than a supervisor lets a child be silent, and shorter.
+FROZEN_TOO_LONG, FROZEN = 25.0, 1.5
 
 
 @dataclass
@@ -28,6 +37,10 @@ class Story:
     frames: list[Frame] | None = None
     """What a watcher saw, over all its connections; None when nobody watched."""
     watched_to_its_end: bool = False
+    may_be_poison: bool = False
+    """Whether it takes its worker down by itself."""
+    webhook: bool = False
+    """Whether its end is to be told to the receiver that answers."""
 
 
 class RestlessWatcher(Watcher):
@@ -59,6 +72,10 @@ class Load:
 
     bases: list[str]
     random: Random
+    webhook: str
+    """A receiver that answers."""
+    hung_webhook: str
+    """One that takes every request and never answers."""
     stories: list[Story] = field(default_factory=list)
     refused: int = 0
     unanswered: int = 0
@@ -76,6 +93,14 @@ class Load:
                 self.flaky,
                 self.cancelled,
                 self.conflict,
+                self.hostile_request,
+                self.hostile_graph,
+                self.told,
+                self.told_nobody,
+                self.sync,
+                self.hangs,
+                self.blocks,
+                self.freezes,
             ]
 
             async def one() -> None:
@@ -104,6 +129,7 @@ class Load:
     async def post(self, kind: str, graph: str, given: Any, thread_id: UUID | None = None, **more: Any) -> Story | None:
         """A run that was accepted. One whose answer was lost is posted anew, in another thread; None: refused."""
         may_end = more.pop("may_end", frozenset({"success"}))
+        may_refuse = more.pop("may_refuse", False)
         body = {
             "assistant_id": graph,
             "input": given,
@@ -115,7 +141,9 @@ class Load:
         while True:
             try:
                 base = self.random.choice(self.bases)
-                answer = await self._client.post(f"{base}/threads/{thread}/runs", json=body)
+                # Escaped: a lone surrogate has no encoding.
+                content = json.dumps(body)
+                answer = await self._client.post(f"{base}/threads/{thread}/runs", content=content, headers=JSON)
             except httpx.TransportError:
                 self.unanswered += 1
             else:
@@ -123,7 +151,7 @@ class Load:
                     break
                 if answer.status_code == 409 and answer.json().get("run_id") is not None:
                     break  # What it answers is answered: by the run whose own answer was lost.
-                if answer.status_code == 409:
+                if answer.status_code == 409 or (may_refuse and answer.status_code in REFUSALS):
                     self.refused += 1
                     return None
                 if answer.status_code != 503:
@@ -213,3 +241,72 @@ class Load:
             await asyncio.sleep(self.random.uniform(0, 0.5))
         for story in mine:
             await self.joined(story)
+
+    async def hostile_request(self) -> None:
+        """Values that Postgres or UTF-8 cannot hold everywhere, in every field that a client fills."""
+        name, value = self.random.choice(list(HOSTILE.items()))
+        fields: dict[str, dict[str, Any]] = {
+            "input": {"input": {"done": [value]}},
+            "config": {"config": {"configurable": {"said": value}, "tags": [str(value)[:2000]]}},
+            "context": {"context": {"said": value}},
+            "metadata": {"metadata": {"said": value}},
+            "webhook": {"webhook": f"{self.webhook}?said={str(value)[:100]}"},
+        }
+        field = self.random.choice(list(fields))
+        more = {"may_end": frozenset({"success", "error"}), "may_refuse": True, **fields[field]}
+        given = more.pop("input", {})
+        story = await self.post(f"hostile {field} ({name})", "short", given, **more)
+        if story is not None:
+            await self.joined(story)
+
+    async def hostile_graph(self) -> None:
+        """The same, from graph code: as the message of an exception, as an event and as a value of the state."""
+        name = self.random.choice(["nul", "surrogate", "large"])
+        if self.random.random() < 0.5:
+            graph, may_end = "raises", frozenset({"error"})
+        else:
+            graph, may_end = "writes", frozenset({"success", "error"})
+        story = await self.post(f"{graph} ({name})", graph, {"hostile": name}, may_end=may_end, webhook=self.webhook)
+        assert story is not None
+        story.webhook = True
+        await self.watch(story)
+
+    async def told(self) -> None:
+        story = await self.post("told", "short", {}, webhook=self.webhook)
+        assert story is not None
+        story.webhook = True
+        await self.joined(story)
+
+    async def told_nobody(self) -> None:
+        story = await self.post("told nobody", "short", {}, webhook=self.hung_webhook)
+        assert story is not None
+        await self.joined(story)
+
+    async def sync(self) -> None:
+        story = await self.post("sync", "sleeps", {"seconds": self.random.uniform(0.0, 0.5)})
+        assert story is not None
+        await self.joined(story)
+
+    async def hangs(self) -> None:
+        """A sync node that does not come back for long, and a client that does not wait for it."""
+        ends = frozenset({"success", "interrupted"})
+        story = await self.post("hangs", "sleeps", {"seconds": 30.0}, may_end=ends)
+        assert story is not None
+        await asyncio.sleep(self.random.uniform(0, 2.0))
+        await self.request("POST", f"{story.run.path}/cancel")
+        await self.joined(story)
+
+    async def blocks(self) -> None:
+        await self._stops_worker("blocks", BLOCKED, BLOCKED_TOO_LONG, share_too_long=0.1)
+
+    async def freezes(self) -> None:
+        await self._stops_worker("freezes", FROZEN, FROZEN_TOO_LONG, share_too_long=0.05)
+
+    async def _stops_worker(self, graph: str, seconds: float, too_many: float, *, share_too_long: float) -> None:
+        """A node that stops its worker for some seconds, sometimes for so long that the worker is replaced."""
+        too_long = self.random.random() < share_too_long
+        more: dict[str, Any] = {"may_end": frozenset({"success", "error"})} if too_long else {}
+        story = await self.post(graph, graph, {"seconds": too_many if too_long else seconds}, **more)
+        assert story is not None
+        story.may_be_poison = too_long
+        await self.joined(story)

@@ -1,7 +1,9 @@
-"""The fleet under torture: Postgres, Redis, two web processes, four workers, and ways to hurt each of them.
+"""The fleet under torture: Postgres, Redis, two web processes, four workers, two receivers of webhooks, and ways to
+hurt each of them.
 
 One web process and two workers are supervised (`holdfast serve`); the others stand alone, so that each has a name of
-its own in the record. The last worker reaches Postgres through a proxy, and the one before it has the wrong time.
+its own in the record: a Postgres role that is no superuser and has the rights that docs/operations.md lists. The last
+worker reaches Postgres through a proxy, and the one before it has the wrong time.
 """
 
 from __future__ import annotations
@@ -32,14 +34,25 @@ from holdfast.settings import load_settings
 from tests.support import waiting
 from tests.support.fleet import INTERVALS, Member
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.receiver import receiving
 from tests.support.redis_server import RedisServer
+from tests.support.roles import create_role
 from tests.support.servers import free_port
-from tests.torture.witness import Witness, add_user
+from tests.torture.witness import Witness
 
 PROJECT = Path(__file__).parent / "project" / "langgraph.json"
 LEASE = float(INTERVALS["LEASE_DURATION_SECONDS"])
-# Workers die here all the time, and no run is to blame.
-SETTINGS = {**INTERVALS, "HOLDFAST_MAX_CRASHES": "1000", "N_JOBS_PER_WORKER": "20", "BG_JOB_MAX_RETRIES": "6"}
+# What decides who is to blame for the death of a worker (HOLDFAST_MAX_CRASHES) stays as it is by default.
+SETTINGS = {
+    **INTERVALS,
+    "N_JOBS_PER_WORKER": "20",
+    "BG_JOB_MAX_RETRIES": "6",
+    # Between what the load blocks an event loop for usually and what it does now and then.
+    "BLOCKED_LOOP_LIMIT_SECONDS": "8",
+    "WEBHOOK_ALLOW_PRIVATE": "true",
+    "WEBHOOK_TIMEOUT_SECONDS": "2",
+    "WEBHOOK_RETRY_BASE_SECONDS": "0.2",
+}
 PATIENCE = 180.0
 
 
@@ -55,9 +68,12 @@ class Stage:
         """Who stands where now: `serve`, `web`, `worker-1`, `worker-2`."""
         self.killed: list[tuple[float, str]] = []
         """When whom: what take-overs are counted from."""
+        self.keep = False
+        """Whether the logs are kept at the end."""
         self._wrong = wrong
         self._started = 0
         self._everybody: list[Member] = []
+        self._granting = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._lifeline_read, self._lifeline_write = os.pipe()
 
@@ -73,6 +89,9 @@ class Stage:
         self.witness.begin()
         self.redis = self._stack.enter_context(RedisServer())
         self.proxy = await self._stack.enter_async_context(PostgresProxy(self.url))
+        self.receiver = await self._stack.enter_async_context(receiving())
+        self.hung_receiver = await self._stack.enter_async_context(receiving())
+        self.hung_receiver.hold = asyncio.Event()
         for place in ("serve", "web", "worker-1", "worker-2"):
             await self.start(place)
         await self.answering()
@@ -91,7 +110,7 @@ class Stage:
         await self._stack.aclose()
         os.close(self._lifeline_read)
         os.close(self._lifeline_write)
-        if error is None:
+        if error is None and not self.keep:
             shutil.rmtree(self.directory, ignore_errors=True)
         else:
             print(f"The logs are in {self.directory}", file=sys.stderr)
@@ -102,7 +121,7 @@ class Stage:
         """Put a new process in a place, under a name that was never used, as soon as there is a database."""
         self._started += 1
         who = f"p{self._started}_{place.replace('-', '_')}"
-        await self._at_last(add_user(who))
+        await self._add_role(who)
         url = self.proxy.url if place == "worker-2" else self.url
         environ = {
             **SETTINGS,
@@ -175,8 +194,17 @@ class Stage:
                     return await cursor.fetchall() if cursor.description is not None else []
             except psycopg.OperationalError:
                 await asyncio.sleep(0.1)
-            except psycopg.errors.DuplicateObject:
-                return []  # The attempt before went through, and its answer was lost.
+
+    async def _add_role(self, name: str) -> None:
+        """A role for a process, as soon as there is a database. One at a time: a grant fails if another changes the
+        same table's rights at that moment."""
+        async with self._granting:
+            while True:
+                try:
+                    await asyncio.to_thread(create_role, self.url, name)
+                    return
+                except psycopg.OperationalError:
+                    await asyncio.sleep(0.1)
 
     # --- Postgres ---------------------------------------------------------------------------------
 
@@ -186,6 +214,14 @@ class Stage:
             return int((self.directory / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
         except (OSError, ValueError):
             return 0
+
+    def postgres_processes(self) -> list[psutil.Process]:
+        """All of them, the postmaster first; none while there is none."""
+        with suppress(psutil.NoSuchProcess):
+            if postmaster := self.postmaster():
+                process = psutil.Process(postmaster)
+                return [process, *process.children(recursive=True)]
+        return []
 
     def note_kill(self, member: Member) -> None:
         self.killed.append((time.time(), member.name))

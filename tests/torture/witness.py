@@ -1,4 +1,5 @@
-"""What is recorded outside Holdfast: marks of every step, and, by triggers, who owned a run and who wrote to it.
+"""What is recorded outside Holdfast: marks of every step, and, by triggers, who owned a run, who wrote to it and when
+it made progress.
 
 Every process connects as a Postgres user of its own, so that `session_user` says who it is, whatever it believes.
 """
@@ -26,21 +27,26 @@ CREATE TABLE public.stale_write (
     owner text
 );
 
-CREATE FUNCTION public.note_identity() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE TABLE public.progress (
+    number bigserial, at timestamptz NOT NULL DEFAULT clock_timestamp(), run_id uuid NOT NULL, step integer NOT NULL
+);
+
+-- The functions run with the rights of their owner: the roles of the processes may do nothing in this schema.
+CREATE FUNCTION public.note_identity() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO public.identity VALUES (NEW.worker_id, session_user);
     RETURN NULL;
 END $$;
 CREATE TRIGGER note_identity AFTER INSERT ON holdfast.worker FOR EACH ROW EXECUTE FUNCTION public.note_identity();
 
-CREATE FUNCTION public.note_ownership() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION public.note_ownership() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO public.ownership (run_id, thread_id, status, fence, who)
     VALUES (NEW.run_id, NEW.thread_id, NEW.status, NEW.fence,
             (SELECT who FROM public.identity WHERE worker_id = NEW.worker_id));
     RETURN NULL;
 END $$;
-CREATE FUNCTION public.note_deletion() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION public.note_deletion() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     INSERT INTO public.ownership (run_id, thread_id, status, fence)
     VALUES (OLD.run_id, OLD.thread_id, 'deleted', OLD.fence);
@@ -50,15 +56,17 @@ CREATE TRIGGER note_deletion AFTER DELETE ON holdfast.run FOR EACH ROW EXECUTE F
 CREATE TRIGGER note_ownership AFTER UPDATE ON holdfast.run FOR EACH ROW
     WHEN ((OLD.status, OLD.fence) IS DISTINCT FROM (NEW.status, NEW.fence)) EXECUTE FUNCTION public.note_ownership();
 
--- A worker writes only to runs that are its own at that moment. Others write the end of runs that nobody has.
-CREATE FUNCTION public.note_event() RETURNS trigger LANGUAGE plpgsql AS $$
+-- A worker writes only to runs that are its own at that moment. Others write the end of runs that nobody has, and the
+-- error of those that are given up.
+CREATE FUNCTION public.note_event() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     holder text;
     state text;
 BEGIN
     SELECT identity.who, run.status INTO holder, state
     FROM holdfast.run LEFT JOIN public.identity USING (worker_id) WHERE run.run_id = NEW.run_id;
-    IF holder IS DISTINCT FROM session_user AND NOT (NEW.kind = 'end' AND state IS DISTINCT FROM 'running') THEN
+    IF holder IS DISTINCT FROM session_user
+       AND NOT (NEW.kind IN ('end', 'error') AND state IS DISTINCT FROM 'running') THEN
         INSERT INTO public.stale_write (what, run_id, who, owner)
         VALUES ('event ' || NEW.kind, NEW.run_id, session_user, holder);
     END IF;
@@ -66,7 +74,7 @@ BEGIN
 END $$;
 CREATE TRIGGER note_event AFTER INSERT ON holdfast.event FOR EACH ROW EXECUTE FUNCTION public.note_event();
 
-CREATE FUNCTION public.note_checkpoint() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION public.note_checkpoint() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     holder text;
 BEGIN
@@ -76,16 +84,15 @@ BEGIN
         INSERT INTO public.stale_write (what, run_id, who, owner)
         VALUES ('checkpoint', (NEW.metadata ->> 'run_id')::uuid, session_user, holder);
     END IF;
+    IF NEW.checkpoint_ns = '' THEN
+        INSERT INTO public.progress (run_id, step)
+        VALUES ((NEW.metadata ->> 'run_id')::uuid, (NEW.metadata ->> 'step')::integer);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER note_checkpoint AFTER INSERT ON holdfast.checkpoints FOR EACH ROW
     WHEN (NEW.metadata ? 'run_id') EXECUTE FUNCTION public.note_checkpoint();
 """
-
-
-def add_user(name: str) -> str:
-    """Makes a name for a process. A superuser: rights are not what is tested here."""
-    return f"CREATE ROLE {name} SUPERUSER LOGIN"
 
 
 class Witness:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 from uuid import uuid4
@@ -22,18 +23,21 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from structlog.testing import capture_logs
 
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.db.connect import Database
 from holdfast.errors import SettingsError
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import tracing
 from holdfast.telemetry.otlp import CountedExporter, Losses, Outbox
 from holdfast.telemetry.steps import StepProvider
 from holdfast.telemetry.tracing import Subject
-from holdfast.worker.traces import trace_end
+from holdfast.upkeep.traces import send_traced
+from holdfast.worker.traces import trace_crash, trace_end
 from tests.cli.processes import Program, wait_for
 from tests.support.catalogs import catalog_of
 from tests.support.collector import Collector
-from tests.support.live_worker import quick_settings
-from tests.support.nodes import GO, first, last, line
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import GO, Words, first, last, line
+from tests.support.records import post_run, query, run_ended
 from tests.support.servers import free_port
 from tests.support.serving import serving
 from tests.support.waiting import until_true
@@ -340,3 +344,86 @@ def test_a_wrong_value_is_refused_with_the_setting_the_value_and_the_rule(
         load_settings(environ)
     for word in words:
         assert word in str(error.value)
+
+
+def test_span_that_cannot_be_encoded_is_lost_and_no_other(collector: Collector) -> None:
+    """Names and messages may come from graph code, and a batch has spans of many runs."""
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})), capture_logs() as logs:
+        assert tracing.recorder is not None
+        tracer = tracing.recorder._provider.get_tracer("graph code")
+        tracer.start_span("before").end()
+        tracer.start_span("half a \ud83d character").end()
+        late = tracer.start_span("late", start_time=2**70)
+        late.end()
+        tracer.start_span("after").end()
+        tracing.recorder._provider.force_flush()
+        assert tracing.recorder.losses.dropped == 2
+    assert sorted(span.name for span in collector.spans) == ["after", "before"]
+    assert [entry["event"] for entry in logs if entry["event"] == "traces.dropped"] == ["traces.dropped"]
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Speechless(), ValueError("half a \ud83d character"), ValueError("x" * 10_000_000)],
+    ids=lambda e: type(e).__name__,
+)
+def test_attempt_that_fails_with_a_hostile_error_is_traced(collector: Collector, error: Exception) -> None:
+    subject = Subject(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
+        assert tracing.recorder is not None
+        begun = tracing.recorder.attempt(
+            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
+        )
+        trace_crash(begun, error)
+    [attempt] = collector.named("holdfast.attempt")
+    assert attempt.attributes["holdfast.outcome"] == "crashed"
+
+
+# What this version does not write into a run's kwargs.
+STORED = {
+    "number": 5,
+    "traceparent is a number": {"traceparent": 5},
+    "traceparent is a list": {"traceparent": [[]]},
+    "traceparent in words": {"traceparent": "half a \ud83d character", "tracestate": "\ud83d"},
+    "queued at the end of time": {"queued_at": 2**70},
+    "queued before time": {"queued_at": -(2**70)},
+    "queued in words": {"queued_at": "now"},
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+async def test_run_with_a_hostile_trace_is_executed_and_so_are_its_neighbours(
+    database_url: str, database: Database, collector: Collector, stored: str
+) -> None:
+    async def answer(state: Words) -> dict[str, Any]:
+        return {"words": ["done"]}
+
+    settings = quick_settings(database_url, otlp_endpoint=collector.url)
+    kwargs = {"input": GO, "config": {"run_name": "half a \ud83d character"}, "trace": STORED[stored]}
+    hostile = await post_run(database, "graph", input=GO)
+    # As escapes.
+    await query(database, "UPDATE run SET kwargs = %s RETURNING 1", json.dumps(kwargs))
+    usual = await post_run(database, "graph", input=GO)
+    with sending(settings):
+        async with running_worker(settings, catalog_of(graph=line(answer))):
+            for created in (hostile, usual):
+                assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
+    ended = {span.run_id for span in collector.named("holdfast.attempt")}
+    assert ended == {str(created.run["run_id"]) for created in (hostile, usual)}
+
+
+async def test_webhook_of_a_run_of_another_shape_is_sent_without_a_span(collector: Collector) -> None:
+    class Sender:
+        async def send(self, delivery: Any) -> str:
+            return "sent"
+
+    delivery: Any = SimpleNamespace(run={}, run_id=uuid4(), delivery_id=uuid4(), attempts=1, url="http://[::1")
+    sender: Any = Sender()
+    with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
+        sent: Any = await send_traced(sender, delivery)
+    assert sent == "sent"

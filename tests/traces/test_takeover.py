@@ -24,7 +24,12 @@ async def test_a_killed_attempt_and_the_one_after_it(server_url: str) -> None:
         async def reached() -> bool:
             return (traced.gates / f"{gate}.reached").exists()
 
+        async def durable() -> bool:
+            steps = "SELECT FROM checkpoints WHERE thread_id = %s AND (metadata ->> 'step')::int >= 1"
+            return bool(await traced.fleet.query(steps, (created["thread_id"],)))
+
         await until(reached, "the second step is reached")
+        await until(durable, "the checkpoint of the first step is stored")
         victim = await traced.fleet.owner(run)
         victim.kill()
         await traced.fleet.taken_over(run)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,6 +11,8 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
+from psycopg_pool import PoolTimeout
+from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
@@ -26,12 +26,15 @@ from holdfast.resources.crons import CronContent, create_cron, fire, new_cron_id
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.upkeep import appointments
+from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep.duty import LOOK_INTERVAL
 from holdfast.upkeep.leader import Upkeep
+from tests.engine.scene import somebody_waits
 from tests.support.records import query, run_ended
 from tests.support.smoke import EXAMPLES, post, working
 from tests.support.waiting import until
+from tests.upkeep.test_bad_rows import REFUSE
 
 HOURLY = "0 * * * *"
 QUICK = {"seconds": 0}
@@ -104,8 +107,7 @@ async def due_rows(database: Database) -> list[DictRow]:
 
 
 async def one_pass(database: Database) -> float:
-    async with database.connection() as connection:
-        return await CronFirer(database, PostgresSignals(database)).run(connection)
+    return await CronFirer(database, PostgresSignals(database)).run()
 
 
 async def test_of_many_processes_that_see_a_cron_due_one_fires_it(database: Database) -> None:
@@ -241,7 +243,9 @@ async def test_the_look_reads_what_is_due_first(database: Database) -> None:
         "'keep', '{}', '{}' FROM generate_series(1, 5000) AS number RETURNING 1",
         assistant_id("steps"),
     )
-    plan = await query(database, f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {crons.UPCOMING % {'limit': 100}}")
+    plan = await query(
+        database, f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {crons.UPCOMING % {'limit': 100, 'aside': 'ARRAY[]'}}"
+    )
     text = "\n".join(line["QUERY PLAN"] for line in plan)
     assert "Index Scan using cron_due" in text
     assert "Sort" not in text
@@ -259,6 +263,117 @@ async def test_one_that_cannot_be_fired_does_not_stop_the_others(database: Datab
     assert await due_rows(database) == []
     postponed = (await row(database, broken))["next_run_date"] - datetime.now(UTC)
     assert timedelta(0) < postponed < timedelta(seconds=61)
+
+
+async def test_a_cron_that_cannot_be_written_delays_no_other(database: Database) -> None:
+    broken, *sound = [await cron(database) for _ in range(3)]
+    await make_due(database, broken, ago=timedelta(seconds=9))
+    await make_due(database, *sound)
+    async with database.transaction() as connection:
+        await connection.execute(REFUSE)
+        await connection.execute(
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON cron FOR EACH ROW WHEN (OLD.cron_id = '{broken}') "
+            "EXECUTE FUNCTION refuse()".encode()
+        )
+    firer = CronFirer(database, PostgresSignals(database))
+    with capture_logs() as logs:
+        await firer.run()
+        assert [len(await runs(database, one)) for one in (broken, *sound)] == [0, 1, 1]
+        assert await firer.run() > 0
+    [reported] = [line for line in logs if line["event"] == "upkeep.row_set_aside"]
+    assert (reported["duty"], reported["cron_id"]) == ("crons", str(broken))
+    # What was set aside is one due time: a cron that is mended fires at the next.
+    async with database.connection() as connection:
+        await connection.execute("ALTER TABLE cron DISABLE TRIGGER refuse")
+    assert await firer.run() > 0
+    await make_due(database, broken, ago=timedelta(seconds=5))
+    await firer.run()
+    assert len(await runs(database, broken)) == 1
+
+
+async def test_a_cron_with_a_time_that_python_cannot_read_hides_no_other(database: Database) -> None:
+    far, due = await cron(database), await cron(database)
+    await query(database, "UPDATE cron SET end_time = '10000-01-01 12:00:00+00' WHERE cron_id = %s RETURNING 1", far)
+    await make_due(database, far, due)
+    await one_pass(database)
+    for cron_id in (far, due):
+        assert len(await runs(database, cron_id)) == 1
+
+
+async def test_a_cron_whose_thread_is_locked_delays_no_other(database: Database) -> None:
+    locked = await thread(database)
+    waits, due = await cron(database, thread_id=locked), await cron(database)
+    await make_due(database, waits, ago=timedelta(minutes=1))
+    await make_due(database, due)
+    hasty = Database(database.settings.model_copy(update={"database_timeout": 2.0}), "test")
+    await hasty.open()
+    try:
+        async with database.transaction() as connection:
+            await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (locked,))
+            with capture_logs() as logs:
+                await one_pass(hasty)
+            assert len(await runs(database, due)) == 1
+    finally:
+        await hasty.close()
+    assert [line["cron_id"] for line in logs if line["event"] == "cron.failed"] == [str(waits)]
+
+
+async def test_crons_whose_threads_are_locked_leave_time_for_others(database: Database) -> None:
+    """All that is due is tried within the time that the duty has."""
+    threads = [await thread(database) for _ in range(4)]
+    waiting = [await cron(database, thread_id=thread_id) for thread_id in threads]
+    due = await cron(database)
+    await make_due(database, *waiting, ago=timedelta(minutes=1))
+    await make_due(database, due)
+    hasty = Database(database.settings.model_copy(update={"database_timeout": 3.0}), "test")
+    await hasty.open()
+    [duty] = [duty for duty in Upkeep(hasty, PostgresSignals(hasty)).duties if duty.name == "crons"]
+    try:
+        async with database.transaction() as connection:
+            await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
+            async with asyncio.timeout(duty.timeout):
+                await duty.work()
+            assert len(await runs(database, due)) == 1
+    finally:
+        await hasty.close()
+
+
+async def test_a_cron_that_is_locked_delays_no_other(database: Database) -> None:
+    """Its thread is locked, too, as by somebody who deletes both."""
+    locked = await thread(database)
+    with_thread, alone, due = await cron(database, thread_id=locked), await cron(database), await cron(database)
+    await make_due(database, with_thread, alone, ago=timedelta(minutes=1))
+    await make_due(database, due)
+    hasty = Database(database.settings.model_copy(update={"database_timeout": 2.0}), "test")
+    await hasty.open()
+    try:
+        async with asyncio.timeout(20), database.transaction() as connection:
+            await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (locked,))
+            await connection.execute("SELECT 1 FROM cron WHERE cron_id = ANY(%s) FOR UPDATE", ([with_thread, alone],))
+            await one_pass(hasty)
+            assert len(await runs(database, due)) == 1
+            assert await CronFirer(hasty, PostgresSignals(hasty))._fire((await due_rows(database))[1]) is False
+        assert len(await due_rows(database)) == 2
+        await one_pass(hasty)
+    finally:
+        await hasty.close()
+    assert [len(await runs(database, one)) for one in (with_thread, alone)] == [1, 1]
+
+
+async def test_a_cron_is_not_blamed_for_a_pool_that_is_used_up(database: Database) -> None:
+    await make_due(database, await cron(database))
+    [due] = await due_rows(database)
+    small = database.settings.model_copy(update={"database_timeout": 2.0, "pool_min": 1, "pool_max": 1})
+    hasty = Database(small, "test")
+    await hasty.open()
+    try:
+        async with hasty.connection():
+            with capture_logs() as logs, pytest.raises(PoolTimeout):
+                await CronFirer(hasty, PostgresSignals(hasty))._fire(due)
+    finally:
+        await hasty.close()
+    assert logs == []
+    assert len(await due_rows(database)) == 1
 
 
 async def test_a_change_while_it_is_due_is_what_counts(database: Database) -> None:
@@ -301,37 +416,11 @@ async def test_firing_and_deleting_at_the_same_time(database: Database) -> None:
         assert await query(database, "SELECT 1 FROM cron UNION ALL SELECT 1 FROM run") == []
 
 
-async def test_it_looks_seldom_and_comes_back_in_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 1000.0
-    monkeypatch.setattr(appointments, "time", SimpleNamespace(monotonic=lambda: clock))
-    duties = appointments.Appointments(database, PostgresSignals(database))
-    async with database.connection() as connection:
-        looks = counted(connection, monkeypatch)
-        for _ in range(50):
-            assert 0 < await duties.run(connection) <= appointments.LOOK_INTERVAL
-            clock += 1
-        assert looks() == 10
-        cron_id = await cron(database)
-        await make_due(database, cron_id, ago=timedelta(seconds=-4.5))
-        clock += appointments.LOOK_INTERVAL
-        wait = await duties.run(connection)
-        assert 0 < wait <= 4.5
-        clock += wait / 2
-        assert await duties.run(connection) == pytest.approx(wait / 2)
-        assert looks() == 11
-
-
-def counted(connection: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many statements have been sent through the connection since."""
-    execute, sent = connection.execute, 0
-
-    async def counting(*arguments: Any, **options: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        return await execute(*arguments, **options)
-
-    monkeypatch.setattr(connection, "execute", counting)
-    return lambda: sent
+async def test_it_looks_seldom_and_comes_back_in_time(database: Database) -> None:
+    assert await one_pass(database) == LOOK_INTERVAL
+    cron_id = await cron(database)
+    await make_due(database, cron_id, ago=timedelta(seconds=-4.5))
+    assert 0 < await one_pass(database) <= 4.5
 
 
 async def test_every_second_for_real(database: Database, database_url: str) -> None:
@@ -360,14 +449,35 @@ async def test_every_second_for_real(database: Database, database_url: str) -> N
         assert [thread["hidden_at"] is not None for thread in found] == [hidden] * len(threads)
 
 
+async def test_it_waits_for_no_other_duty(database: Database, database_url: str) -> None:
+    """Other duties wait for a lock, and are not given up."""
+    settings = load_settings({"DATABASE_TIMEOUT": "300"}, database_url=database_url)
+    other = Database(settings, "test")
+    await other.open()
+    cron_id = await cron(database)
+    # Not a connection of ours: those are ended when they are idle in a transaction.
+    async with await AsyncConnection.connect(database_url, options="-c search_path=holdfast") as connection:
+        await connection.execute("LOCK TABLE webhook_delivery, interrupt, abandoned, graph_absence, checkpoint_writes")
+        upkeep = asyncio.create_task(Upkeep(other, PostgresSignals(other)).run())
+        await somebody_waits(database, 3)
+        await make_due(database, cron_id)
+
+        async def fired() -> bool:
+            return bool(await runs(database, cron_id))
+
+        await until(fired, "the cron fires while the tables are locked")
+    await cancel_all([upkeep])
+    await other.close()
+
+
 async def test_crons_can_be_switched_off(database: Database, database_url: str) -> None:
     cron_id = await cron(database)
     await make_due(database, cron_id)
     for value, fired in (("false", 0), ("true", 1)):
         other = Database(load_settings({"FF_CRONS_ENABLED": value}, database_url=database_url), "test")
         await other.open()
-        async with other.connection() as connection:
-            await Upkeep(other, PostgresSignals(other))._pass(connection)
+        for duty in Upkeep(other, PostgresSignals(other)).duties:
+            await duty.work()
         await other.close()
         assert len(await runs(database, cron_id)) == fired
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from psycopg import AsyncConnection
@@ -11,20 +12,23 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.cancelling import cancel_all
+from holdfast.upkeep import leader
 from holdfast.upkeep.leader import Upkeep
 
 
 class Candidate(Upkeep):
-    """Counts its passes instead of doing the duties."""
+    """Counts its passes instead of looking for lost workers."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, PostgresSignals(database))
         self.passes = 0
 
-    async def _pass(self, connection: AsyncConnection[DictRow]) -> float | None:
-        await connection.execute("SELECT 1")
+    async def _look(self, session: AsyncConnection[DictRow] | None) -> float:
+        assert session is not None
+        await session.execute("SELECT 1")
         self.passes += 1
-        return None
+        return 0.1
 
 
 @pytest.fixture
@@ -60,7 +64,7 @@ async def test_a_leader_without_its_session_leads_no_more(database: Database) ->
     async with database.connection() as connection:
         ended = await connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name = 'holdfast upkeep' AND datname = current_database()"
+            "WHERE application_name ~ '^holdfast upkeep' AND datname = current_database()"
         )
         assert ended.rowcount == 1
     tasks.append(asyncio.create_task(second.run()))
@@ -75,3 +79,40 @@ async def test_a_leader_without_its_session_leads_no_more(database: Database) ->
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+class Blocked(Candidate):
+    """Does nothing with its session any more, as a process that is stopped, or whose event loop is blocked."""
+
+    def __init__(self, database: Database, *, within_transaction: bool) -> None:
+        super().__init__(database)
+        self._within_transaction = within_transaction
+        self.blocked = asyncio.Event()
+
+    async def _look(self, session: AsyncConnection[DictRow] | None) -> float:
+        assert session is not None
+        async with session.transaction() if self._within_transaction else nullcontext():
+            await session.execute("SELECT 1")
+            self.blocked.set()
+            await asyncio.sleep(3600)
+        return 0.1
+
+
+@pytest.mark.parametrize("within_transaction", [False, True], ids=["between looks", "in a transaction"])
+async def test_another_leads_when_the_leader_is_blocked(
+    database_url: str, within_transaction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "SILENCE_SECONDS", 1.0)
+    # It does not take a lease.
+    settings = load_settings(
+        {"REAPER_INTERVAL_SECONDS": "0.1", "LEASE_DURATION_SECONDS": "3600"}, database_url=database_url
+    )
+    database = Database(settings, "test")
+    await database.open()
+    first, second = Blocked(database, within_transaction=within_transaction), Candidate(database)
+    tasks = [asyncio.create_task(first.run())]
+    await first.blocked.wait()
+    tasks.append(asyncio.create_task(second.run()))
+    await leads(second)
+    await cancel_all(tasks)
+    await database.close()

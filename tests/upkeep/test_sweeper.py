@@ -180,7 +180,7 @@ async def test_a_run_created_while_the_sweeper_looks_keeps_its_thread(settings: 
 
         async def sweep() -> int:
             async with database.connection() as connection:
-                return (await connection.execute(waiting.encode(), {"batch": 10})).rowcount
+                return (await connection.execute(waiting.encode(), {"batch": 10, "aside": []})).rowcount
 
         async def waits() -> bool:
             statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%doomed%'"
@@ -339,7 +339,9 @@ async def test_a_run_created_while_resting_threads_are_swept_keeps_its_thread(
 
         async def sweep() -> int:
             async with database.connection() as connection:
-                return (await connection.execute(waiting.encode(), {"batch": 10, "ttl": 86_400.0})).rowcount
+                return (
+                    await connection.execute(waiting.encode(), {"batch": 10, "ttl": 86_400.0, "aside": []})
+                ).rowcount
 
         async def waits() -> bool:
             statement = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%doomed%'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -172,7 +173,7 @@ async def test_migration_removes_addresses_from_stored_errors(database: Database
     from holdfast.db.migrate import migrations
 
     [migration] = [one for one in migrations() if one.name == "0016_webhook_secrets"]
-    statement = migration.statements[migration.statements.index("UPDATE webhook_delivery") :]
+    [statement] = re.findall(r"UPDATE webhook_delivery[^;]*;", migration.statements)
     for status, stored in ((None, error), (None, "No answer within 10 seconds."), (500, "The answer was 500.")):
         await query(
             database,

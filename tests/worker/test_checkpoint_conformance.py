@@ -156,14 +156,15 @@ async def described(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -
     }
 
 
-# One difference is meant: an answer that a node has taken is not kept for the next question (see test_resume).
+# One difference is meant: an answer is kept for the next question of the node that has used it, and for nothing else
+# (see test_resume and tests/gates/test_failed_answers.py).
 STORED = {
     "checkpoints": """SELECT checkpoint -> 'channel_values' AS inline, metadata ->> 'source' AS source
                       FROM checkpoints WHERE thread_id = %s ORDER BY checkpoint_id""",
     "blobs": """SELECT channel, type, count(*) AS n FROM checkpoint_blobs WHERE thread_id = %s
                 GROUP BY 1, 2 ORDER BY 1, 2""",
     "writes": """SELECT channel, type, idx, task_path, count(*) AS n FROM checkpoint_writes
-                 WHERE thread_id = %s AND NOT (channel = '__resume__' AND task_id LIKE '00000000-%%')
+                 WHERE thread_id = %s AND channel <> '__resume__'
                  GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
 }
 

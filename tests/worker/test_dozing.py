@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import Front
+from holdfast.engine.upcoming import Front
 from holdfast.settings import Settings
 from holdfast.worker.dozing import ASK, AWAKE, LOOK, TOO_LONG, Dozing, ask_front
 from holdfast.worker.wakes import LONGEST

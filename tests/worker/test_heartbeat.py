@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -22,12 +24,14 @@ from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Gate, Words, line
+from tests.support.nodes import first as first_words
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import attempts_told, post_run, query, run_ended, run_events, run_row, thread_events
 from tests.support.waiting import until, until_true
 
 WORKERS = "SELECT worker_id, status, backend_pid, lease_until, session_gone_at FROM worker ORDER BY started_at"
 SESSION = """
-SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast heartbeat'
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^holdfast heartbeat'
 """
 
 
@@ -204,11 +208,14 @@ async def test_a_worker_that_is_cut_off_stops_by_its_own_clock(
             await asyncio.to_thread(wall.take_down)
         gate.opened.set()
         run = await run_ended_somehow(database, created.run["run_id"])
-        names = {row["worker_id"]: row["status"] for row in await workers(database)}
+
+        async def replaced() -> bool:
+            names = {row["worker_id"]: row["status"] for row in await workers(database)}
+            return names.pop(first["worker_id"]) == "lost" and list(names.values()) == ["online"]
+
+        await until(replaced, "the worker is lost, and back as a new one")
 
     assert (run["status"], run["attempt"]) == ("success", 2)
-    assert names.pop(first["worker_id"]) == "lost"
-    assert list(names.values()) == ["online"]
 
 
 async def run_ended_somehow(database: Database, run_id: UUID) -> DictRow:
@@ -222,6 +229,29 @@ async def run_ended_somehow(database: Database, run_id: UUID) -> DictRow:
         return row if row["finished_at"] is not None else None
 
     return cast(DictRow, await until(ended, f"the end of run {run_id}"))
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["known", "declared lost"])
+async def test_a_registration_whose_answer_was_lost_is_repeated_under_its_id(
+    database_url: str, database: Database, lost: bool
+) -> None:
+    """Otherwise a second worker, which nobody is, would be online until its lease is over."""
+    async with PostgresProxy(database_url) as proxy:
+        held = proxy.hold_answers_from("peers")
+        patient = quick_settings(proxy.url, lease=1000.0)
+        async with running_worker(patient, catalog_of(graph=line(first_words)), upkeep=False):
+            await held.wait()
+            [first] = await until(lambda: workers(database), "the worker is registered")
+            if lost:
+                await query(database, "UPDATE worker SET status = 'lost' RETURNING 1")
+            proxy.cut()
+            proxy.restore()
+            created = await post_run(database, "graph", input={"words": []})
+            await run_ended(database, created.run["run_id"])
+            rows = await workers(database)
+    assert [row["status"] for row in rows] == (["lost", "online"] if lost else ["online"])
+    assert rows[0]["worker_id"] == first["worker_id"]
+    assert rows[-1]["backend_pid"] != first["backend_pid"]
 
 
 async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Settings, database: Database) -> None:
@@ -238,7 +268,9 @@ async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Setti
         for registration in (gone, older, second):
             lease.register(session, registration, settings.lease, session=True)
         lease.resign(session, gone.worker_id)
-        assert lease.register(session, first, settings.lease, session=True).peers == known
+        registered = lease.register(session, first, settings.lease, session=True)
+        assert registered is not None
+        assert registered.peers == known
         renewal = lease.renew(session, second.worker_id, settings.lease, session=True, reconnected=False)
         assert renewal is not None
         assert renewal.peers == known
@@ -266,3 +298,60 @@ async def test_a_worker_that_leaves_says_so(settings: Settings, database: Databa
         return await query(database, SESSION) == []
 
     await until(gone, "its session is closed")
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Those that are opened from here on have numbers above 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while taken[-1] < 1100:
+            taken.append(os.dup(taken[0]))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_worker_with_many_open_files_keeps_its_lease(
+    settings: Settings, database: Database, many_descriptors: None
+) -> None:
+    async with running_worker(settings, catalog_of(graph=line(Gate()))) as worker:
+        first = await until(lambda: online(database), "the worker is registered")
+        assert first is not None
+
+        async def renewed() -> bool:
+            row = await online(database)
+            return row is not None and row["lease_until"] > first["lease_until"]
+
+        await until(renewed, "its lease is renewed")
+        assert worker.live().well
+
+
+async def test_the_heartbeat_survives_a_defect(
+    settings: Settings, database: Database, logged: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew, failed = lease.renew, threading.Event()
+
+    def fails_once(*given: Any, **named: Any) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError("a defect")
+        return renew(*given, **named)
+
+    monkeypatch.setattr(lease, "renew", fails_once)
+    async with running_worker(settings, catalog_of(graph=line(Gate()))) as worker:
+        await until_true(failed.is_set, "a renewal has failed")
+        first = await until(lambda: online(database), "the worker is registered")
+        assert first is not None
+
+        async def renewed() -> bool:
+            row = await online(database)
+            return row is not None and row["lease_until"] > first["lease_until"]
+
+        await until(renewed, "its lease is renewed")
+        assert worker.live().well
+    assert "heartbeat.failed" in {entry["event"] for entry in logged}

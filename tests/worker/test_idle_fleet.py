@@ -27,14 +27,15 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals import Signals
 from holdfast.signals.choose import signals_for
 from holdfast.telemetry.cancelling import cancel_all
-from holdfast.worker import main
+from holdfast.worker import registration
 from holdfast.worker.cores import Cores
 from holdfast.worker.main import Worker
 from tests.support.redis_server import RedisServer
 from tests.support.smoke import EXAMPLES, ended
 from tests.support.waiting import until_true
 
-WORKERS = 50
+# Each has four connections, and the server has 200.
+WORKERS = 45
 RUNS = 5
 # Seconds: the turn of those who are not first does not come while the test runs, however slow the machine is.
 PATIENT = 300.0
@@ -154,7 +155,7 @@ async def idle_fleet(settings: Settings, step: float) -> AsyncIterator[IdleFleet
 
 async def test_one_new_run_costs_a_handful_of_statements(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     # As if each had a core: all of them take turns, none is a reserve.
-    monkeypatch.setattr(main, "usable_cores", lambda: Cores(WORKERS, "all"))
+    monkeypatch.setattr(registration, "usable_cores", lambda: Cores(WORKERS, "all"))
     async with idle_fleet(settings, PATIENT) as fleet:
         await fleet.execute()
         statements = Statements(monkeypatch)

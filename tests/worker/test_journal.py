@@ -74,7 +74,7 @@ async def waits_for_lock(database: Database) -> bool:
     rows = await query(
         database,
         "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
-        "AND application_name = 'holdfast journal' AND wait_event_type = 'Lock'",
+        "AND application_name ~ '^holdfast journal' AND wait_event_type = 'Lock'",
     )
     return bool(rows)
 
@@ -102,7 +102,7 @@ async def test_what_a_run_says_first_is_written_although_nobody_waits(station: S
 async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.journal.BREATH", 3600)
+    monkeypatch.setattr("holdfast.worker.lane.BREATH", 3600)
     lane, other = await open_lanes(station, 2)
     say(lane, "first")
     say(other, "awaited")

@@ -27,7 +27,7 @@ from tests.worker.crash_graphs import steps
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 KILL_JOURNAL = """
 SELECT pg_terminate_backend(pid) AS killed FROM pg_stat_activity
-WHERE datname = current_database() AND application_name = 'holdfast journal'
+WHERE datname = current_database() AND application_name ~ '^holdfast journal'
 """
 
 
@@ -273,4 +273,4 @@ async def set_read_only(database: Database, state: str) -> None:
 
 
 async def refused(station: Station) -> Any:
-    return station.journal._backoff._failures > 1
+    return station.journal.backoff._failures > 1

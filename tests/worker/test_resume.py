@@ -23,7 +23,8 @@ from holdfast.db.connect import Database
 from holdfast.engine.outcome import Outcome
 from holdfast.settings import Settings
 from holdfast.worker.batch import CheckpointEntry, Entry, WritesEntry
-from holdfast.worker.checkpoints import NULL_TASK_ID, PooledSaver
+from holdfast.worker.checkpoints import PooledSaver
+from holdfast.worker.resume import NULL_TASK_ID
 from tests.support.catalogs import catalog_of
 from tests.support.records import attempts_told, post_run, run_events, run_row, thread_row
 from tests.support.station import open_station
@@ -179,8 +180,9 @@ def holds_state(durable: list[Entry | Outcome]) -> bool:
 
 
 @pytest.fixture
-def forgetful(database_url: str) -> None:
+def forgetful(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pulls the plug on the server here, and thousands of small commits are quicker unsynchronised."""
+    monkeypatch.setattr("holdfast.db.session_options._COMMITS_ARE_KEPT", "NULL")
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
+import psycopg
 import pytest
 from langgraph.pregel import Pregel
 
@@ -16,7 +17,7 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended
 from holdfast.errors import Cancelled
 from holdfast.settings import Settings
-from holdfast.worker import executor
+from holdfast.worker import executor, main, strays
 from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -34,6 +35,7 @@ from tests.support.records import (
 )
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
+from tests.worker.conftest import JournalSessions
 
 OpenStation = Callable[..., Any]
 
@@ -182,6 +184,40 @@ async def test_a_drained_run_keeps_its_place_and_goes_on_elsewhere(settings: Set
     assert orjson.loads(events[-2].data) == {"words": ["go", "first", "gate", "last"]}
 
 
+@pytest.mark.parametrize("returned_by", ["the worker", "upkeep"])
+async def test_worker_whose_journal_cannot_write_stops(
+    settings: Settings,
+    database: Database,
+    journal_sessions: JournalSessions,
+    monkeypatch: pytest.MonkeyPatch,
+    returned_by: str,
+) -> None:
+    """Its runs go on elsewhere, and its end is no crash of theirs."""
+
+    async def refused(*_: Any) -> Any:
+        raise psycopg.OperationalError("too many connections")
+
+    monkeypatch.setattr(main, "CLEANUP_TIMEOUT", 0.5)
+    if returned_by == "upkeep":
+        monkeypatch.setattr(strays, "return_strays", refused)
+    gate = Gate()
+    graph = line(first, gate, last)
+    async with running_worker(settings, catalog_of(graph=graph)) as leaving:
+        created = await post_run(database, "graph", input=GO)
+        await asyncio.wait_for(gate.reached.wait(), 60)
+        journal_sessions.refused = True
+        await leaving.journal.session.close()
+        leaving.stop()
+    assert [row["status"] for row in await query(database, "SELECT status FROM worker")] == ["offline"]
+
+    journal_sessions.refused = False
+    gate.opened.set()
+    async with running_worker(settings, catalog_of(graph=graph)):
+        run = await run_ended(database, created.run["run_id"])
+    assert (run["status"], run["attempt"], run["retries"], run["crashes"]) == ("success", 2, 0, 0)
+    assert gate.visits == 2
+
+
 async def test_a_cancel_that_is_swallowed_does_not_keep_it(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +232,7 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
         task = asyncio.current_task()
         assert task is not None
         try:
-            if stopping.is_set() and task.get_name() in {"claim", "upkeep"} - swallowed:
+            if stopping.is_set() and task.get_name() in {"claim", "crons"} - swallowed:
                 waiting.add(task.get_name())
                 await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -209,12 +245,12 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
     running = asyncio.create_task(worker.run())
     await worker._heartbeat.registered()
     stopping.set()
-    # Both come back to the pool by themselves: the claim by its slow poll, the upkeep by its interval.
-    await until_true(lambda: {"claim", "upkeep"} <= waiting, "both wait for a connection")
+    # Both come back to the pool by themselves: the claim by its slow poll, the crons by theirs.
+    await until_true(lambda: {"claim", "crons"} <= waiting, "both wait for a connection")
     worker.stop()
     await asyncio.wait_for(running, 60)
 
-    assert {"claim", "upkeep"} <= swallowed
+    assert {"claim", "crons"} <= swallowed
     assert [row["status"] for row in await query(database, "SELECT status FROM worker")] == ["offline"]
 
 

@@ -9,12 +9,18 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from holdfast.db.connect import Database
 from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.cancelling import cancel_all
-from holdfast.worker.wakes import Wakes
+from holdfast.worker.wakes import Wakes, run_ids_of
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings, running_worker
+from tests.support.nodes import GO, Words, line
+from tests.support.records import post_run, query, run_ended
 from tests.support.waiting import until_true
 
 WORKERS = 50
@@ -264,3 +270,50 @@ async def test_more_scheduled_runs_than_it_remembers_are_asked_for() -> None:
     alone = Alone()
     alone.hear(*(ReadyRun(UUID(int=number), "graph", after=3600) for number in range(1, 1002)))
     assert alone.asked == 1
+
+
+# What nobody sends, or another version might.
+STRANGE = {
+    "no JSON": "{",
+    "number": "5",
+    "list": "[1]",
+    "name as long as an id": f'{{"ready": [["{"x" * 36}", null, 0]]}}',
+    "name is a number": '{"ready": [[5, null, 0]]}',
+    "taken by another name": f'{{"taken": ["{"x" * 36}", [], {{}}]}}',
+    "graph is a list": f'{{"ready": [["{UUID(int=1)}", [], 0]]}}',
+    "due never": f'{{"ready": [["{UUID(int=1)}", null, 1e300]]}}',
+    "due in words": f'{{"ready": [["{UUID(int=1)}", null, "soon"]]}}',
+    "too few": f'{{"ready": [["{UUID(int=1)}"]]}}',
+    "many digits": f'{{"ready": [["{UUID(int=1)}", null, {"9" * 1000}]]}}',
+    "id in another form": f'{{"ready": [["{{{UUID(int=1).hex}}}", null, 0]]}}',
+    "deep": "[" * 5_000,
+}
+
+
+@pytest.mark.parametrize("payload", STRANGE)
+async def test_hint_that_nobody_sends_does_no_harm(payload: str) -> None:
+    wakes = Wakes(["graph"], lambda: None, lambda: None)
+    wakes.hint(STRANGE[payload])
+    assert set(run_ids_of(wakes.looking())) <= {UUID(int=1)}
+
+
+@pytest.mark.parametrize("payload", STRANGE)
+async def test_worker_goes_on_after_a_hint_that_nobody_sends(
+    database_url: str, database: Database, payload: str
+) -> None:
+    async def work(state: Words) -> dict[str, Any]:
+        return {"words": ["done"]}
+
+    # A look that takes from tenants in turn is one that reads the names of hints.
+    tenant = "UPDATE run SET tenant_id = 'one' WHERE run_id = %s RETURNING 1"
+    await query(database, "INSERT INTO tenant (tenant_id) VALUES ('one') ON CONFLICT DO NOTHING RETURNING 1")
+    async with running_worker(quick_settings(database_url), catalog_of(graph=line(work))) as worker:
+        for topic in ("work", "cancel", "events", "webhooks"):
+            await query(database, "SELECT pg_notify(%s, %s)", f"holdfast_{topic}", STRANGE[payload])
+        for _ in range(2):
+            created = await post_run(database, "graph", input=GO)
+            await query(database, tenant, created.run["run_id"])
+            for topic in ("work", "cancel"):
+                await query(database, "SELECT pg_notify(%s, %s)", f"holdfast_{topic}", STRANGE[payload])
+            assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
+        assert not worker.signals.degraded

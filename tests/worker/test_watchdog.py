@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.telemetry.run_context import logging_run, run_in
-from holdfast.worker.watchdog import blocking_place, context_of
+from holdfast.telemetry.run_context import RUN_FIELDS, logging_run, run_in
+from holdfast.worker.watchdog import LoopWatchdog, blocking_place, context_of
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line
@@ -124,7 +125,7 @@ async def test_a_block_that_goes_on_counts_already(settings: Settings, database:
     during: list[float] = []
 
     async def looking(state: Words) -> dict[str, Any]:
-        watchdog = worker._watchdog
+        watchdog = worker.condition.watchdog
         assert watchdog is not None
         deadline = time.monotonic() + 60
         while not watchdog.blocked_total and time.monotonic() < deadline:
@@ -196,3 +197,41 @@ OURS = str(Path(structlog.__file__).parents[1] / "langgraph" / "pregel" / "_retr
 def test_the_projects_own_line_is_blamed(files: list[str], blamed: int | None) -> None:
     place = blocking_place(Stack(*files).frame)
     assert (None if place is None else place.line) == blamed
+
+
+async def test_the_task_that_blocks_now_is_named_not_the_one_before_it() -> None:
+    """Two tasks block the loop, one right after the other."""
+    named: list[Any] = []
+    watchdog = LoopWatchdog(0.1, still_blocked=lambda about: named.append(about.get("run_id")))
+    watchdog.start()
+    go = asyncio.Event()
+
+    async def block(run_id: str, until_named: bool) -> None:
+        with logging_run(**dict.fromkeys(RUN_FIELDS, "") | {"run_id": run_id}):
+            await go.wait()
+            deadline = time.monotonic() + (30.0 if until_named else 0.3)
+            while time.monotonic() < deadline and not (until_named and run_id in named):
+                time.sleep(0.05)
+
+    tasks = [asyncio.create_task(block("first", False)), asyncio.create_task(block("second", True))]
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(*tasks)
+    watchdog.stop()
+    assert named[-1] == "second"
+
+
+async def test_a_look_that_fails_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch, logged: list[Any]) -> None:
+    """The worker must leave although nobody can tell what blocks it."""
+    seen = threading.Event()
+    dog = LoopWatchdog(0.1, still_blocked=lambda about: seen.set())
+
+    def fail() -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(dog, "_current_run", fail)
+    dog.start()
+    assert seen.wait(60)  # Which blocks the loop.
+    assert not dog.ended
+    dog.stop()
+    assert "loop.look_failed" in [entry["event"] for entry in logged]

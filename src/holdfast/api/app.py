@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -36,7 +37,7 @@ from holdfast.api import (
 from holdfast.api.context import WebContext
 from holdfast.api.custom_app import own_routes, surround
 from holdfast.api.edge import BodyLimit
-from holdfast.api.errors import install_error_handlers
+from holdfast.api.errors import Json, install_error_handlers
 from holdfast.api.express import Api, Express
 from holdfast.api.meta import describe, meta_router
 from holdfast.api.perimeter import MountPrefix, Perimeter
@@ -46,9 +47,13 @@ from holdfast.api.shortcuts import Shortcuts
 from holdfast.api.traces import SILENT, traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
+from holdfast.graphs.loading import summary_of
 from holdfast.telemetry.cancelling import cancel_all
 
 log = structlog.get_logger(__name__)
+
+STOPPING = "The server is stopping. Send the request again, to the server that takes its place."
+CLOSING = {"retry-after": "1", "connection": "close"}
 
 # Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
 ROUTERS = (
@@ -131,7 +136,14 @@ class Application:
         self._running: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._lifespan if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+        try:
+            await (self._lifespan if scope["type"] == "lifespan" else self._app)(scope, receive, send)
+        except asyncio.CancelledError:
+            # The process stops, and the time for it is over. uvicorn would answer 500, as for a defect.
+            if scope["type"] == "http":
+                with suppress(RuntimeError):  # The answer has begun.
+                    await Json({"detail": STOPPING}, 503, CLOSING)(scope, receive, send)
+            raise
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         heard: list[str] = []
@@ -159,8 +171,9 @@ class Application:
             if not self._has_lifespan and "lifespan.startup.failed" not in heard:
                 await self._without_lifespan(hear, say, begun=bool(heard))
                 return
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            self.failure = self._project.error("http.app", f"{self._spec}: its lifespan failed to start\n  {cause}")
+            self.failure = self._project.error(
+                "http.app", f"{self._spec}: its lifespan failed to start\n  {summary_of(error)}"
+            )
             raise
 
     async def _without_lifespan(self, receive: Receive, send: Send, *, begun: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar, cast
 from uuid import UUID, uuid4
 
@@ -39,7 +39,7 @@ from holdfast.api.shapes import (
 from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
-from holdfast.graphs.catalog import Graph, GraphCatalog
+from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
 from holdfast.graphs.client_config import client_config, client_options
 from holdfast.resources.assistants import (
     Filters,
@@ -58,7 +58,7 @@ from holdfast.resources.assistants import (
 from holdfast.resources.known_assistants import LargeAssistant
 from holdfast.resources.runs import unfinished_by_thread
 from holdfast.resources.threads import present
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["assistants"], route_class=JsonRoute)
@@ -390,16 +390,11 @@ def _config(row: DictRow) -> RunnableConfig:
 
 @asynccontextmanager
 async def _opened(web: WebContext, row: DictRow) -> AsyncIterator[Graph]:
-    """The assistant's graph, to look at. A factory that cannot build it from what the assistant says is an answer to
-    the client, not a failure of the server: asking again does not help."""
+    """The assistant's graph, to look at. Raises InvalidRequest when a factory cannot build it from what the assistant
+    says."""
     _known_graph(web.catalog, row["graph_id"])
-    async with AsyncExitStack() as stack:
-        opening = web.catalog.open(row["graph_id"], config=_config(row), access_context="assistants.read")
-        try:
-            opened = await stack.enter_async_context(opening)
-        except Exception as error:
-            log.warning("graph.not_built", graph_id=row["graph_id"], exc_info=error)
-            raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be built for this assistant: {error!r}") from error
+    opening = web.catalog.open(row["graph_id"], config=_config(row), access_context="assistants.read")
+    async with built_for_client(opening, row["graph_id"], "this assistant") as opened:
         yield opened
 
 
@@ -407,9 +402,9 @@ async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
     """Do in a thread what takes a big graph long, so that streams go on meanwhile."""
     try:
         return await asyncio.to_thread(work)
-    except Exception as error:
+    except ESCAPING as error:
         log.warning("graph.not_introspected", graph_id=row["graph_id"], exc_info=error)
-        raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {error!r}") from error
+        raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {in_words(error)}") from error
 
 
 def _schemas(graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
@@ -430,7 +425,7 @@ def _first(*ways: Callable[[], Any]) -> Any:
     for way in ways:
         try:
             return way()
-        except Exception as error:
+        except ESCAPING as error:
             log.debug("graph.schema_failed", error=kind_and_place(error))
     return None
 

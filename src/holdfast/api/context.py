@@ -16,12 +16,14 @@ from fastapi import Depends, Request
 from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
+from holdfast.api.abandoned import AbandonedRuns
 from holdfast.api.connections import WhileConnected
 from holdfast.api.limited_body import LimitedBody
 from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
+from holdfast.db.time_limit import TooSlow
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.children import cancel_children
@@ -73,6 +75,7 @@ class WebContext:
     figures: FleetFigures = field(default_factory=FleetFigures)
     # Whether this process leads the upkeep.
     leads: Callable[[], bool] = lambda: False
+    abandoned: AbandonedRuns = field(default_factory=AbandonedRuns)
     _background: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property
@@ -147,7 +150,7 @@ class WebContext:
         """Cancel what runs that were cancelled have spawned. What fails here is made up for by upkeep."""
         try:
             await cancel_children(self.database, self.signals, parents)
-        except (psycopg.Error, OSError) as error:
+        except (psycopg.Error, OSError, TooSlow) as error:
             log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=in_words(error))
 
     async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:

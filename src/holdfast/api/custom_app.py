@@ -20,7 +20,7 @@ from holdfast.api.edge import JsonRequest
 from holdfast.api.perimeter import refuse
 from holdfast.auth.custom import ANYONE
 from holdfast.errors import RequestError
-from holdfast.graphs.http import HttpSection
+from holdfast.graphs.http import HttpSection, build_middleware
 
 # Probes, and what describes the server as a whole. A FastAPI app brings pages of its own under the same names.
 NOT_SHADOWED = frozenset({"/ok", "/metrics", "/docs", "/openapi.json"})
@@ -143,7 +143,8 @@ def best_match(routes: Iterable[BaseRoute], scope: Scope) -> Match:
 
 
 def surround(custom: ASGIApp | None, api: FastAPI, web: WebContext, section: HttpSection) -> ASGIApp:
-    """The custom app with the API behind its routes; the API alone when there is none."""
+    """The custom app with the API behind its routes; the API alone when there is none. Raises ConfigError when the
+    app's middleware cannot be built."""
     if custom is None:
         return api
     if isinstance(custom, Starlette):
@@ -176,7 +177,7 @@ def _inside(custom: Starlette, api: FastAPI, web: WebContext, section: HttpSecti
     own = _Guarded(router, web) if section.enable_custom_route_auth else router
     custom.router = cast(Any, _Dispatch(router.routes, own, api))
     try:
-        custom.middleware_stack = custom.build_middleware_stack()
+        custom.middleware_stack = build_middleware(web.catalog.project, custom)
     finally:
         custom.router = router
     return custom

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from holdfast.errors import AlreadyAnswered, NotFound, OverLimit, RequestError
-from holdfast.streams.serialize import to_json
+from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return to_json(content)
+        return to_json(content, DEEPEST_ANSWER)
 
 
 def _answer(status: int, detail: str, headers: dict[str, str] | None = None) -> Json:

@@ -18,11 +18,12 @@ from holdfast.api.commands import CommandFailed, MalformedCommand, answer, read_
 from holdfast.api.context import CALLER, Web, WebContext, admitted, identify, process_context, web_of
 from holdfast.api.edge import JsonRoute
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
-from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, refuse_gap
+from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, resumed_at
 from holdfast.errors import BadRequest, Denied, RequestError
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
 from holdfast.streams.hub import Expired, HubClosed
-from holdfast.streams.log import LogEvent, first_after_gap, heads
+from holdfast.streams.log import LogEvent, heads, place_in_log
+from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
 from holdfast.streams.sse import HEARTBEAT
 from holdfast.telemetry.cancelling import cancel_all
 
@@ -83,10 +84,10 @@ async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not JSON: {error}.") from None
     await web.may_thread(thread_id, "read")
-    await refuse_gap(web, thread_id, since)
+    after = await resumed_at(web, thread_id, since)
 
     async def body(tick: float | None) -> AsyncIterator[bytes]:
-        async for events in readable(web, thread_id, web.hub.thread_events(thread_id, since, tick=tick)):
+        async for events in readable(web, thread_id, web.hub.thread_events(thread_id, after, tick=tick)):
             framed = b"".join(_frame(thread_id, event, wanted) for event in events)
             if framed or not events:
                 yield framed or HEARTBEAT
@@ -98,7 +99,11 @@ def _frame(thread_id: UUID, event: LogEvent, wanted: Filter) -> bytes:
     shown = envelope(thread_id, event)
     if shown is None or not _admits(wanted, shown):
         return b""
-    return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (shown["method"].encode(), orjson.dumps(shown), event.seq)
+    return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (
+        shown["method"].encode(),
+        to_json(shown, DEEPEST_ANSWER),
+        event.seq,
+    )
 
 
 def _admits(wanted: Filter, shown: dict[str, Any]) -> bool:
@@ -147,7 +152,7 @@ class Socket:
         async with self._sending:
             if self._socket.application_state is WebSocketState.DISCONNECTED:
                 raise WebSocketDisconnect(1006)
-            await self._socket.send_text(orjson.dumps(message).decode())
+            await self._socket.send_text(to_json(message, DEEPEST_ANSWER).decode())
 
     async def _frame(self) -> bytes:
         message = await self._socket.receive()
@@ -195,7 +200,7 @@ class Socket:
                 wanted, since = read_filter(params)
                 await web.may_thread(self._thread_id, "read")
                 if method == "subscription.reconnect" or since:
-                    await self._refuse_gap(params.get("since"))
+                    since = await self._resumed_at(params.get("since"))
                 identity = str(params.get("subscription_id") or self._next_subscription)
                 size = subscription_size(params)
                 self._refuse_too_many(identity, size)
@@ -233,12 +238,12 @@ class Socket:
         if new.seen < new.end:
             await asyncio.wait({self._follower, new.caught_up}, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _refuse_gap(self, since: int | None) -> None:
-        """Who goes on from an event must be told when what came next cannot be had any more."""
+    async def _resumed_at(self, since: int | None) -> int:
+        """Where to go on for a client's cursor. A client must be told when what came next cannot be had any more."""
         if since is None:
             raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
         async with self._web.database.connection() as connection:
-            available = await first_after_gap(connection, self._thread_id, since)
+            after, available = await place_in_log(connection, self._thread_id, since)
         if available is not None:
             raise CommandFailed(
                 "resume_gap",
@@ -246,6 +251,7 @@ class Socket:
                 since=since,
                 min_available_seq=available,
             )
+        return after
 
     async def _head(self) -> int:
         """The number of the log's last event; none to wait for while the database is out of reach."""

@@ -37,6 +37,7 @@ class Worker(BaseModel):
     run_ids: list[UUID]
     claims_last_minute: int
     lease_left: float = Field(description="Seconds until it counts as lost, if it does not renew before.")
+    problem: str | None = Field(description="Why it claims nothing, if it is online and cannot work.")
     started_at: datetime
     stopped_at: datetime | None
 

@@ -25,6 +25,7 @@ from holdfast.api.streaming import stream_response, wait_response
 from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.custom import Resource
 from holdfast.db.one_transaction import OneTransaction
+from holdfast.db.stored_json import load_json
 from holdfast.db.visibility import EVERYTHING, Table, is_visible
 from holdfast.errors import Gone, InvalidRequest, NotFound
 from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, keep_answer
@@ -182,7 +183,14 @@ class Repeat:
             )
         if first.run_id is not None:
             return await self._run_again(first, first.run_id, body)
-        for created in _objects(first.body):
+        try:
+            shown = _objects(first.body)
+        except ValueError:
+            raise Gone(
+                f"What Idempotency-Key '{self.asked.key}' was answered with cannot be read any more. Use a new key to "
+                "send the request again."
+            ) from None
+        for created in shown:
             await self._authorize(created)
         return Response(first.body, status_code=first.status, headers={**first.headers, REPLAYED: "true"})
 
@@ -228,7 +236,7 @@ class Repeat:
 
 
 def _objects(body: bytes | None) -> list[Mapping[str, Any]]:
-    """The objects that a stored answer shows: one, or those of a batch."""
-    answer = orjson.loads(body) if body else {}
+    """The objects that a stored answer shows: one, or those of a batch. Raises ValueError."""
+    answer = load_json(body) if body else {}
     found = answer if isinstance(answer, list) else [answer]
     return [one for one in found if isinstance(one, dict)] or [{}]

@@ -10,7 +10,6 @@ from functools import partial
 
 import structlog
 import uvicorn
-import uvloop
 
 from holdfast.api.app import Application
 from holdfast.api.bounds import BoundedProtocol, Limits, UnsentBytes
@@ -26,9 +25,11 @@ from holdfast.auth.roster import Roster
 from holdfast.db.connect import Database
 from holdfast.engine.intake import Intake
 from holdfast.errors import OperatorError
+from holdfast.event_loop import run_in_event_loop
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import ProjectConfig
+from holdfast.graphs.exits import contain_exits
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.assistants import ensure_system_assistants
@@ -103,6 +104,7 @@ def _worth_logging(record: logging.LogRecord) -> bool:
 
 async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event | None = None) -> None:
     """Serve until a signal comes, or `stop` is set."""
+    contain_exits(asyncio.get_running_loop())
     # First of all: without it nobody may be let in.
     custom = CustomAuth.load(catalog.project, studio=settings.studio_auth)
     database = Database(settings, "web")
@@ -154,6 +156,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             background = [
                 tasks.create_task(signals.run(), name="signals"),
                 tasks.create_task(web.hub.run(), name="hub"),
+                tasks.create_task(web.abandoned.run(web.cancel), name="abandoned"),
                 tasks.create_task(upkeep.run(), name="upkeep"),
                 tasks.create_task(roster.run(), name="roster"),
                 tasks.create_task(watch_loop(database.metrics), name="loop_delay"),
@@ -175,6 +178,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
             finally:
                 for listener in listeners:
                     listener.close()
+            await web.abandoned.drain()
             await cancel_all(background)
     finally:
         await store.close()
@@ -191,7 +195,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     configure_tracing(settings, "web")
     collect_seldom()
     try:
-        uvloop.run(serve(settings, catalog))
+        run_in_event_loop(serve(settings, catalog))
     except* OperatorError as group:
         raise group.exceptions[0] from None
     finally:

@@ -47,10 +47,10 @@ class RequestContext:
         """What graph code finds about the request in `config["configurable"]`."""
         found: dict[str, Any] = {}
         for name, value in self.headers.items():
-            # A pattern as wide as `*` must not let a header name the run's thread or user.
-            if name in NEVER_FORWARDED or name == "user_id" or is_server_key(name):
+            if not self.forwarded.admits(name) and (name not in TRACING or self.forwarded.excluded(name)):
                 continue
-            if self.forwarded.admits(name) or (name in TRACING and not self.forwarded.excluded(name)):
+            # A pattern as wide as `*` must not let a header name the run's thread or user.
+            if name not in NEVER_FORWARDED and name != "user_id" and not is_server_key(name):
                 found[name] = value
         return {**found, "langgraph_request_id": self.request_id}
 

@@ -25,7 +25,7 @@ from holdfast.api.listing import Page, clean_metadata, page
 from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, pages, streamed_run
-from holdfast.api.streaming import check_followed, locations, stream_response, wait_response
+from holdfast.api.streaming import check_followed, locations, run_resumed_at, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
 from holdfast.engine.created import say_created
@@ -372,7 +372,8 @@ async def join_stream(
     last_event_id: LastEventId = None,
 ) -> Response:
     run = await run_of(web, run_id, thread_id)
-    modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
+    modes = select_modes(split_list(stream_mode))
+    cursor = await run_resumed_at(web, run, event_cursor(last_event_id))
     if follow:
         await check_followed(web, run, cursor)
     if cancel_on_disconnect:
@@ -395,7 +396,8 @@ async def join_stream_by_id(
     last_event_id: LastEventId = None,
 ) -> Response:
     run = await run_of(web, run_id)
-    modes, cursor = select_modes(split_list(stream_mode)), event_cursor(last_event_id)
+    modes = select_modes(split_list(stream_mode))
+    cursor = await run_resumed_at(web, run, event_cursor(last_event_id))
     if follow:
         await check_followed(web, run, cursor)
     return stream_response(web, run, after=cursor, modes=modes, stateless=True, follow=follow)

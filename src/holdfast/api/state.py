@@ -17,6 +17,7 @@ from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata, only
 from holdfast.api.shapes import EARLIER, State, Storage, Updated, answers, refusals
 from holdfast.api.thread_bodies import HistoryRead, StatePatch, StateRead, StateUpdateBody
+from holdfast.db.stored_json import as_object
 from holdfast.errors import InvalidRequest
 from holdfast.resources.state import (
     checkpoint_of,
@@ -191,7 +192,7 @@ def present_state(state: StateSnapshot) -> dict[str, Any]:
         checkpoint = None
     metadata = None
     if state.metadata is not None and checkpoint is not None:
-        metadata = {**state.metadata, "thread_id": checkpoint["thread_id"]}
+        metadata = {**as_object(state.metadata), "thread_id": checkpoint["thread_id"]}
     return {
         "values": state.values,
         "next": list(state.next),

@@ -21,7 +21,7 @@ from holdfast.resources.runs import get_run
 from holdfast.resources.threads import get_thread
 from holdfast.streams.following import Chain
 from holdfast.streams.hub import Expired, HubClosed
-from holdfast.streams.log import LogEvent, first_after_gap, last_output
+from holdfast.streams.log import LogEvent, last_output, place_in_log
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 from holdfast.telemetry.backoff import Backoff
@@ -110,19 +110,29 @@ def _watched(run: DictRow) -> DictRow:
     return {key: run[key] for key in ("run_id", "thread_id", "status", "attempt", "first_seq")}
 
 
-async def refuse_gap(web: WebContext, thread_id: UUID, after: int) -> None:
-    """Raises Gone for a cursor into events of a thread that have expired: what would follow is not known any more.
-    From the beginning (0) a stream has whatever is left."""
-    if after == 0:
-        return
+async def resumed_at(web: WebContext, thread_id: UUID, cursor: int) -> int:
+    """Where a stream of a thread goes on for a client's cursor: there, or at the beginning (0) if the thread has never
+    given out that number. Raises Gone for a cursor into events that have expired: what would follow is not known any
+    more. From the beginning a stream has whatever is left."""
+    if cursor == 0:
+        return 0
     async with web.database.connection() as connection:
-        available = await first_after_gap(connection, thread_id, after)
+        after, available = await place_in_log(connection, thread_id, cursor)
     if available is not None:
         raise Gone(
-            f"The events after {after} have expired, so the stream of thread {thread_id} cannot be resumed there. Read "
-            f"the thread's state, and watch on from {available - 1}, or from the beginning of what is kept. The server "
-            "keeps events for EVENT_TTL_SECONDS."
+            f"The events after {cursor} have expired, so the stream of thread {thread_id} cannot be resumed there. "
+            f"Read the thread's state, and watch on from {available - 1}, or from the beginning of what is kept. The "
+            "server keeps events for EVENT_TTL_SECONDS."
         )
+    return after
+
+
+async def run_resumed_at(web: WebContext, run: DictRow, cursor: int | None) -> int | None:
+    """The same for the stream of a run, where None is its beginning. What of it has expired is not looked for here."""
+    if cursor is None or _has_expired(run):
+        return cursor
+    async with web.database.connection() as connection:
+        return (await place_in_log(connection, run["thread_id"], cursor)).after or None
 
 
 class NoLongerReadable(HubClosed):
@@ -183,7 +193,7 @@ def stream_response(
             followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, after)
             async for events in followed:
                 if events:
-                    yield b"".join(frame(event, modes) for event in events)
+                    yield b"".join([frame(event, modes) for event in events])
                 elif tick is not None:
                     yield HEARTBEAT
             done = True
@@ -263,7 +273,7 @@ def _cancel_abandoned(web: WebContext, run: DictRow, chain: Chain | None) -> Non
     the server that ended the stream."""
     if web.still_admitted:
         current = run["run_id"] if chain is None else chain.current
-        web.spawn(web.cancel(run["thread_id"], [current], "interrupt"))
+        web.abandoned.add(run["thread_id"], current)
 
 
 class _Heard:
@@ -295,8 +305,13 @@ def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> As
     return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, over=over)
 
 
+def _has_expired(run: DictRow) -> bool:
+    """Whether the events of a run that has begun are gone."""
+    return run["first_seq"] is None and run["attempt"] > 0
+
+
 def _refuse_expired(run: DictRow, after: int | None) -> None:
-    if after is not None and run["first_seq"] is None and run["attempt"] > 0:
+    if after is not None and _has_expired(run):
         raise Gone(
             f"The events of run {run['run_id']} have expired, so its stream cannot be resumed after {after}. "
             "Its result is kept: join the run, or read the thread's state. The server keeps events for "
@@ -319,7 +334,7 @@ async def _followed(web: WebContext, run: DictRow, chain: Chain, after: int | No
     """The same of the run and of those that go on with its work."""
     start = max(0, (run["first_seq"] or 1) - 1)
     cursor = start if after is None else max(start, after)
-    if run["first_seq"] is None and run["attempt"] > 0:
+    if _has_expired(run):
         rests_at = await chain.rest(after)
         if rests_at is None and after is None:
             return

@@ -20,7 +20,7 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.runs import event_cursor, split_list
 from holdfast.api.shapes import streamed_thread
 from holdfast.api.state import present_state
-from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, refuse_gap
+from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, resumed_at
 from holdfast.errors import InvalidRequest, NotFound, RequestError
 from holdfast.resources.state import read_state
 from holdfast.resources.threads import state_moments
@@ -77,9 +77,9 @@ async def stream(
         moments = await state_moments(connection, thread_id)
         if moments is None:
             raise NotFound("Thread", thread_id)
-        after = cursor if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
+        after = 0 if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
     if resumed:
-        await refuse_gap(web, thread_id, cursor)
+        after = await resumed_at(web, thread_id, cursor)
     created_at, updated_at = moments
     shown = created_at if resumed else updated_at
     follower = Follower(web, thread_id, created_at, frozenset(modes), after, shown)

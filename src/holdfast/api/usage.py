@@ -13,8 +13,9 @@ from holdfast.api.context import Web
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.shapes import ModelUsage, Usage, answers
-from holdfast.engine.budget import remaining
-from holdfast.engine.usage import NOTHING_USED, usage_by_model, usage_totals
+from holdfast.db.stored_json import as_object
+from holdfast.engine.budget import limits_of, remaining
+from holdfast.engine.usage import NOTHING_USED, SHARED, read_shared, usage_by_model, usage_totals
 from holdfast.resources.usage import run_usage, thread_usage
 
 router = APIRouter(route_class=JsonRoute)
@@ -41,7 +42,10 @@ class RunUsage(ThreadUsage):
 
     run_id: UUID
     budget: Budget
-    remaining: Budget = Field(description="Of a run that has ended: as it was at its end.")
+    remaining: Budget = Field(
+        description="What is left for the run and those that it shares its budget with. Of a run that has ended and "
+        "shared none: as it was at its end."
+    )
 
 
 def _used(stored: Any) -> dict[str, Any]:
@@ -73,7 +77,14 @@ async def of_run(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     await web.may_thread(thread_id, "read", run_id=run_id)
     async with web.database.connection() as connection:
         run = await run_usage(connection, thread_id, run_id)
-    budget = run["kwargs"].get("budget") or {}
+        shared = await read_shared(connection, run_id) if run["pots"] else []
+    budget = limits_of(as_object(run["kwargs"]).get("budget"))
     used = _used(run["usage"])
     left = remaining(budget, used, elapsed=run["elapsed"])
+    for pot in shared:
+        # Its limits are the run's as well, where they are the smaller ones.
+        together = {name: used[name] + float(pot[name]) for name in SHARED}
+        for limit, rest in remaining(pot["limits"], together, elapsed=run["elapsed"]).items():
+            budget = {limit: limits_of(pot["limits"])[limit], **budget}
+            left[limit] = min(rest, left.get(limit, rest))
     return Json({"thread_id": thread_id, "run_id": run_id, **used, "budget": budget, "remaining": left})

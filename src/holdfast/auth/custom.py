@@ -26,7 +26,7 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied, RequestError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import kind_and_place, message_of
 
 log = structlog.get_logger(__name__)
 
@@ -257,7 +257,7 @@ class CustomAuth:
         except HTTPException as error:
             raise _denied(error) from None
         except AssertionError as error:
-            raise Denied(403, str(error) or "Forbidden") from None
+            raise Denied(403, message_of(error) or "Forbidden") from None
         if answer is None or answer is True:
             return EVERYTHING
         if answer is False:

@@ -21,7 +21,7 @@ from holdfast.resources.api_keys import MARK, Scope
 READING = frozenset({"read", "search", "get", "list_namespaces"})
 CHALLENGE = {"www-authenticate": "Bearer"}
 # Where a request may show a key.
-SHOWING = (b"authorization", b"x-api-key")
+SHOWING = frozenset({b"authorization", b"x-api-key"})
 
 
 class KeyAuth:
@@ -55,7 +55,7 @@ class KeyAuth:
     def asks(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether it takes a look to know who sends a request: anyone does that shows nothing while there are no
         keys."""
-        return self._roster.guarded or any(name in SHOWING for name, _ in headers)
+        return self._roster.guarded or not SHOWING.isdisjoint([name for name, _ in headers])
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
         """Who sends a request, by its key. Raises Denied."""

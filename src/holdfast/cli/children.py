@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, to_json
 from holdfast.cli.render import OUTCOME
 
 LAYOUT = "{:36}  {:11}  {:20}  {}"
@@ -24,7 +23,7 @@ def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None
     for depth, child in descendants(client, run):
         found += 1
         if as_json:
-            print(json.dumps({"depth": depth, **child}, ensure_ascii=False))
+            print(to_json({"depth": depth, **child}))
             continue
         if found == 1:
             out.print(LAYOUT.format("run", "status", "graph", "key"), style="bold")

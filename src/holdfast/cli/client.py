@@ -15,6 +15,7 @@ import httpx
 
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.sse import ServerEvent, read_events
+from holdfast.db.stored_json import load_json
 from holdfast.settings.secrets import RULE_FOR_PASSWORDS, shown_url
 
 FINAL = frozenset({"success", "error", "timeout", "interrupted"})
@@ -66,7 +67,7 @@ class Client:
     def request(self, method: str, path: str, **given: Any) -> Any:
         """The JSON answer."""
         response = self._answer(method, path, **given)
-        return response.json() if response.content else None
+        return load_json(response.content) if response.content else None
 
     def items(self, path: str, query: Mapping[str, Any], limit: int | None = None) -> list[dict[str, Any]]:
         """The first items of a list, or (None) all. A page of large items ends before its limit; then the next is
@@ -77,7 +78,7 @@ class Client:
             size = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(found))
             asked = {**query, "limit": size, "offset": following}
             response = self._answer("GET", path, params=asked)
-            found += response.json()
+            found += load_json(response.content)
             following = response.headers.get("x-pagination-next")
         return found
 
@@ -99,7 +100,7 @@ class Client:
         if response.status_code == 404:
             return None
         _refuse(response)
-        run: dict[str, Any] = response.json()
+        run: dict[str, Any] = load_json(response.content)
         return run
 
     def start_run(self, thread_id: str, body: dict[str, Any], notice: Callable[[str], None]) -> RunStream:

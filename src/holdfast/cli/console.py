@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.json import JSON
+from rich.segment import Segment
 from rich.text import Text
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Levels of a value that are shown when it is nested more deeply than Python's own stack allows.
+DEEPEST = 200
+# Control characters, but for tabs and line ends: a terminal would obey them.
+_OBEYED = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd")
+
+
+class _Shown:
+    """What is to be printed, without the control characters that are in its text. Its style is not part of its text."""
+
+    def __init__(self, content: ConsoleRenderable) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._content, options):
+            shown = segment if segment.control else Segment(segment.text.translate(_OBEYED), segment.style)
+            yield shown
+
+
+class _NoControlCharacters(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+def open_console(**options: Any) -> Console:
+    """A console that prints no control character of anybody's text: names, messages and errors come from requests and
+    from graphs, and must not move the cursor or hide a line."""
+    console = Console(highlight=False, **options)
+    console.push_render_hook(_NoControlCharacters())
+    return console
+
+
+out = open_console(soft_wrap=True)
+err = open_console(stderr=True, soft_wrap=True)
+
+
+def to_json(value: Any) -> str:
+    """JSON text on one line. Of a value that is nested too deeply, as much as can be shown."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return json.dumps(_shallow(value, DEEPEST), ensure_ascii=False, default=str)
+
+
+def show_json(value: Any) -> None:
+    """Print a value over several lines."""
+    out.print(JSON.from_data(_shallow(value, DEEPEST), ensure_ascii=False))
+
+
+def _shallow(value: Any, levels: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _shallow(part, levels - 1) for key, part in value.items()} if levels else "…"
+    if isinstance(value, list):
+        return [_shallow(part, levels - 1) for part in value] if levels else "…"
+    return value
 
 
 def say(message: str) -> None:

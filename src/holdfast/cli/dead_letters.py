@@ -7,11 +7,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.json import JSON
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import complain, out, say
+from holdfast.cli.console import complain, out, say, show_json, to_json
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.run import read_json
@@ -85,7 +84,7 @@ def list_letters(
         found = client.items("/dead-letters", query, limit)
     if as_json:
         for letter in found:
-            print(json.dumps(letter, ensure_ascii=False))
+            print(to_json(letter))
         return
     if not found:
         say("No dead letters.")
@@ -110,10 +109,10 @@ def show(
     with Client(url) as client:
         letter = client.request("GET", f"/dead-letters/{run_id}")
     if as_json:
-        print(json.dumps(letter, ensure_ascii=False))
+        print(to_json(letter))
         return
     traceback = letter.pop("traceback")
-    out.print(JSON.from_data(letter, ensure_ascii=False))
+    show_json(letter)
     if traceback:
         out.print(Text(traceback))
 
@@ -156,7 +155,7 @@ def retry(
         how["input"] = read_json(given, "--input")
     answer = _deal(url, "retry", run_ids, filters, everything, limit, how)
     if as_json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(to_json(answer))
     else:
         for one in answer["runs"]:
             out.print(f"{one['run_id']}  retried as {one['retried_by']}")
@@ -182,7 +181,7 @@ def discard(
     filters = _filters(reason, graph, assistant, thread, metadata, older_than, newer_than)
     answer = _deal(url, "discard", run_ids, filters, everything, limit, {})
     if as_json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(to_json(answer))
     else:
         for run_id in answer["runs"]:
             out.print(f"{run_id}  discarded")
@@ -254,5 +253,7 @@ def _conclude(answer: dict[str, Any], *, as_json: bool) -> None:
 
 def _error(letter: dict[str, Any]) -> str:
     error = letter["error"] or {}
+    if not isinstance(error, dict):
+        return str(error)[:80]
     said = " ".join(str(error.get("message", "")).split())
     return f"{error.get('error', '')}: {said[:80]}"

@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     RUN_TIMEOUT = 5
     UNAVAILABLE = 69
     SOFTWARE = 70
+    REPLACE = 75
     CONFIG = 78
     DETACHED = 130
 
@@ -25,8 +26,9 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.RUN_ERROR: "the run ended in an error",
     ExitCode.RUN_CANCELLED: "the run was cancelled, or rolled back",
     ExitCode.RUN_TIMEOUT: "the run used up its time",
-    ExitCode.UNAVAILABLE: "the server cannot be reached",
+    ExitCode.UNAVAILABLE: "the server cannot be reached, or its database does not answer",
     ExitCode.SOFTWARE: "a defect in Holdfast",
+    ExitCode.REPLACE: "a worker could not go on working, and has handed its runs over; start another",
     ExitCode.CONFIG: "settings, langgraph.json or the database must change first",
     ExitCode.DETACHED: "stopped with Ctrl-C; a run that was being watched goes on",
 }

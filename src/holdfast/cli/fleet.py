@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,17 +10,27 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from holdfast.auth.exposure import needs_login, refuse_open_server
+from holdfast.cli.ended_children import EndedChildren
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.probes import FleetHealth, worker_children
-from holdfast.cli.project import STOP_MARGIN, load_problem, prepare, raise_stopped, require_graphs
-from holdfast.cli.readiness import local_url, usable_port, when_ready
+from holdfast.cli.project import (
+    STOP_MARGIN,
+    child_environment,
+    load_problem,
+    prepare,
+    raise_stopped,
+    require_graphs,
+)
+from holdfast.cli.readiness import local_address, local_url, usable_port, when_ready
 from holdfast.cli.reload import ProjectWatch
+from holdfast.cli.silence import SilenceWatch, silence_limit
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.graphs.config import ProjectConfig
@@ -73,7 +84,7 @@ def run_fleet(
             postgres.claim()  # Before the port is tried: of two in one directory, the second learns of the first.
             database = str(postgres.data_dir / "postgres")
         overrides = {**overrides, "port": usable_port(settings)}
-        require_graphs(config)
+        require_graphs(config, **overrides)
         if postgres is not None:
             # What was said about PgBouncer was not said about this one.
             overrides |= {"database_url": postgres.start(), "direct_database_url": "", "pgbouncer": False}
@@ -87,15 +98,25 @@ def run_fleet(
             *worker_children([*program, "worker", "--config", str(config)], workers),
         ]
         supervisor = Supervisor(
-            children, environ=environ, grace=settings.drain_timeout + STOP_MARGIN, postgres=postgres
+            children,
+            environ=environ,
+            grace=settings.drain_timeout + STOP_MARGIN,
+            postgres=postgres,
+            reload=reload,
+            report=EndedChildren(settings),
         )
-        health = FleetHealth(supervisor, settings.host, settings.port)
+        limit = silence_limit(settings)
+        if limit is not None:
+            silence = SilenceWatch(supervisor, (local_address(settings.host), settings.port), limit)
+            silence.start()
+            stack.callback(silence.stop)
+        health = FleetHealth(supervisor, settings.host, settings.port, replaces_silent=limit is not None)
         if settings.health_port is not None:
             server = HealthServer(health, settings.health_host, settings.health_port)
             stack.callback(server.close)
             server.start()
         if reload:
-            watch = ProjectWatch(project, problem=lambda: load_problem(config), restart=supervisor.restart)
+            watch = ProjectWatch(project, problem=partial(load_problem, config, environ), restart=supervisor.restart)
             watch.start()
             stack.callback(watch.stop)
         url = local_url(settings.host, settings.port) + http_section(project).under(settings).mount_prefix
@@ -107,15 +128,6 @@ def run_fleet(
         )
         stack.callback(waiting.set)
         return supervisor.run()
-
-
-def child_environment(overrides: dict[str, Any]) -> dict[str, str]:
-    """This process's environment, with the flags in it under the names that come first."""
-    environ = dict(os.environ)
-    for name, value in overrides.items():
-        if value is not None:
-            environ[environment_names(Settings.model_fields[name])[0]] = str(value)
-    return environ
 
 
 def _refuse_open_server(settings: Settings, project: ProjectConfig) -> None:
@@ -149,14 +161,43 @@ def _logging_environment(settings: Settings) -> dict[str, str]:
 
 
 def _migrate(config: Path, environ: dict[str, str]) -> None:
-    """Bring the schema up to date, in another process: it needs LangGraph's own migrations, and so LangGraph.
+    """Bring the schema up to date, in another process: it needs LangGraph's own migrations, and so LangGraph. That
+    it waits is logged here, at once.
 
     Raises CommandError with what that process said, and its exit code.
     """
     command = [sys.executable, "-m", "holdfast", "migrate", "--config", str(config), "--quiet"]
-    done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != ExitCode.OK:
-        code = ExitCode(done.returncode) if done.returncode in set(ExitCode) else ExitCode.FAILURE
-        raise CommandError(done.stderr.strip() or f"`holdfast migrate` ended with exit code {done.returncode}", code)
-    if applied := [line.removeprefix("applied ") for line in done.stdout.splitlines()]:
+    with subprocess.Popen(
+        command,
+        env={**environ, "HOLDFAST_LOG_FORMAT": "json"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            said = [line for line in process.stderr if not _is_waiting(line)]
+            printed = process.stdout.read()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != ExitCode.OK:
+        code = ExitCode(process.returncode) if process.returncode in set(ExitCode) else ExitCode.FAILURE
+        message = "".join(said).strip() or f"`holdfast migrate` ended with exit code {process.returncode}"
+        raise CommandError(message, code)
+    if applied := [line.removeprefix("applied ") for line in printed.splitlines()]:
         log.info("schema.migrated", migrations=applied)
+
+
+def _is_waiting(line: str) -> bool:
+    """Log here that the other process waits, if that is what the line says."""
+    try:
+        fields = json.loads(line)
+        if fields["event"] != "migration.waiting":
+            return False
+    except (ValueError, TypeError, KeyError):
+        return False
+    log.warning("migration.waiting", migration=fields.get("migration"), reason=fields.get("reason"))
+    return True

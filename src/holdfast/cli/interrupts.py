@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.json import JSON
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, show_json, to_json
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 
@@ -66,7 +65,7 @@ def list_questions(
         found = client.items("/interrupts", {key: value for key, value in query.items() if value is not None}, limit)
     if as_json:
         for question in found:
-            print(json.dumps(question, ensure_ascii=False))
+            print(to_json(question))
         return
     if not found:
         say("No questions.")
@@ -94,9 +93,9 @@ def show(interrupt_id: InterruptId, as_json: AsJson = False, url: Url = DEFAULT_
     with Client(url) as client:
         question = _existing(client, interrupt_id)
     if as_json:
-        print(json.dumps(question, ensure_ascii=False))
+        print(to_json(question))
     else:
-        out.print(JSON.from_data(question, ensure_ascii=False))
+        show_json(question)
 
 
 @app.command(
@@ -126,7 +125,7 @@ def answer(
         path = f"/threads/{question['thread_id']}/runs/{question['run_id']}/resume"
         run = client.request("POST", path, json={"answers": {question["interrupt_id"]: given}})
     if as_json:
-        print(json.dumps(run, ensure_ascii=False))
+        print(to_json(run))
     else:
         out.print(f"Answered. Run {run['run_id']} goes on with it: holdfast runs tail {run['run_id']}")
 
@@ -169,7 +168,7 @@ def _fields(pairs: list[str]) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     asked = value.get("question", value) if isinstance(value, dict) else value
-    text = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
+    text = asked if isinstance(asked, str) else to_json(asked)
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:59]}…"
 

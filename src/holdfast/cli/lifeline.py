@@ -13,6 +13,7 @@ import threading
 import time
 
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.db.session_names import adopt_process_token
 
 
 def watch_supervisor(fd: int, *, grace: float) -> threading.Thread:
@@ -34,11 +35,16 @@ def watch_supervisor(fd: int, *, grace: float) -> threading.Thread:
     return thread
 
 
-def join_supervisor(lifeline_fd: int | None, holder_fd: int | None, *, grace: float) -> bool:
+def join_supervisor(
+    lifeline_fd: int | None, holder_fd: int | None, process_token: str | None = None, *, grace: float
+) -> bool:
     """What a child does first. True when there is a supervisor.
 
-    `holder_fd` keeps the embedded Postgres up for exactly as long as this process lives.
+    `holder_fd` keeps the embedded Postgres up for exactly as long as this process lives. `process_token` is what the
+    supervisor reports the end of this process by.
     """
+    if process_token is not None:
+        adopt_process_token(process_token)
     if holder_fd is not None:
         os.set_inheritable(holder_fd, False)
     if lifeline_fd is not None:

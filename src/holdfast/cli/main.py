@@ -36,7 +36,7 @@ from holdfast.cli import (
 from holdfast.cli.console import complain
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
-from holdfast.errors import OperatorError
+from holdfast.errors import DatabaseUnavailable, OperatorError
 from holdfast.telemetry.logs import configure_logging, for_terminal, logging_settings, logs_json
 
 log = structlog.get_logger(__name__)
@@ -109,6 +109,8 @@ def main() -> None:
     # bring back these and no others: see graphs/checkpoint_types.py.
     os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
     try:
+        # What a command logs must not be among what it prints. A server sets up its own logging soon.
+        configure_logging(logging_settings(os.environ), importing=True, standard=False, role="cli", pid=os.getpid())
         # In standalone mode Typer prints what is wrong with the command line, in a frame of several lines.
         app(prog_name="holdfast", standalone_mode=not _is_server() or for_terminal(logging_settings(os.environ)))
     except UsageError as error:
@@ -116,7 +118,8 @@ def main() -> None:
         sys.exit(ExitCode.USAGE)
     except OperatorError as error:
         _refuse(str(error))
-        sys.exit(ExitCode.CONFIG)
+        # A supervisor starts a child again that could not reach the database, and none that would refuse again.
+        sys.exit(ExitCode.UNAVAILABLE if isinstance(error, DatabaseUnavailable) else ExitCode.CONFIG)
     except CommandError as error:
         _refuse(str(error))
         sys.exit(error.code)

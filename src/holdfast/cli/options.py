@@ -58,6 +58,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a l
 LifelineFd = Annotated[int | None, typer.Option(hidden=True)]
 HolderFd = Annotated[int | None, typer.Option(hidden=True)]
 HealthFd = Annotated[int | None, typer.Option(hidden=True)]
+ProcessToken = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def examples(*lines: str) -> str:

@@ -2,7 +2,9 @@
 
 Each worker answers its own probes on a loopback socket that the supervisor bound for it; the supervisor asks them all.
 
-/live    503 when a child is not running, or a worker says that it can do nothing more.
+/live    503 when a child does not stay running, or a worker can do nothing more and has not left within its grace. A
+         worker that leaves by itself, or that the supervisor kills because it is silent, is replaced: the others are
+         not to be killed for it.
 /ready   503 until the web process answers and every worker takes runs, and while the fleet stops.
 /metrics those of all workers, each sample with the label `worker`: 1, 2, … Web processes serve their own.
 """
@@ -10,7 +12,9 @@ Each worker answers its own probes on a loopback socket that the supervisor boun
 from __future__ import annotations
 
 import http.client
+import math
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,27 +26,38 @@ from holdfast.worker.health import Verdict
 
 ANSWER_TIMEOUT_SECONDS = 2.0
 """How long a worker may take to answer. Its probes have a thread of their own, so graph code does not delay them."""
+FIRST_ANSWER_TIMEOUT_SECONDS = 0.5
+"""The same of one that has not answered yet. While it starts it cannot, and a probe of the fleet must not wait."""
 LARGEST_ANSWER_BYTES = 16 * 1024 * 1024
 ASKED_AT_ONCE = 16
+QUEUED_PROBES = 128
+"""Connections to a worker that wait to be accepted."""
 
 
 def worker_socket() -> socket.socket:
     """A loopback socket for one worker's probes, on a free port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))
+    # Not first by the worker: what is asked while it starts is answered as soon as it can answer, before it executes a
+    # run that may silence it.
+    listener.listen(QUEUED_PROBES)
     return listener
 
 
 class FleetHealth:
     """What the health server of the supervisor answers. Called from its threads."""
 
-    def __init__(self, supervisor: Supervisor, host: str, port: int) -> None:
-        """`host` and `port` are those of the web process."""
+    def __init__(self, supervisor: Supervisor, host: str, port: int, *, replaces_silent: bool = False) -> None:
+        """`host` and `port` are those of the web process. `replaces_silent`: a worker that does not answer any more is
+        killed and replaced when its time is over."""
         self._supervisor = supervisor
+        self._replaces_silent = replaces_silent
         self._host = host
         self._port = port
         # Processes that have answered once: until then a worker is starting, and its silence says nothing.
         self._answered: set[int] = set()
+        # When a process was first found to be unable to go on.
+        self._unable_since: dict[int, float] = {}
 
     def live(self) -> Verdict:
         return self._of_all(self._child_live)
@@ -68,7 +83,9 @@ class FleetHealth:
     def _of_all(self, problem: Callable[[ChildState, str], str | None]) -> Verdict:
         states = self._supervisor.states()
         # Pids are used again.
-        self._answered &= {state.pid for state in states if state.pid is not None}
+        pids = {state.pid for state in states if state.pid is not None}
+        self._answered &= pids
+        self._unable_since = {pid: since for pid, since in list(self._unable_since.items()) if pid in pids}
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             problems = [one for one in pool.map(problem, states, _names(states)) if one is not None]
         return Verdict(False, "; ".join(problems)) if problems else Verdict(True)
@@ -79,11 +96,21 @@ class FleetHealth:
             return None if state.replacing or self._supervisor.stopping else f"{name} is not running"
         if state.child.probes is None:
             return None
-        answer = self._ask(state, "/live")
-        if answer is None:
-            silent = state.pid in self._answered and not state.replacing and not self._supervisor.stopping
-            return f"{name} (process {state.pid}) does not answer" if silent else None
-        return None if answer[0] == http.client.OK else f"{name}: {_text(answer[1])}"
+        # If silence costs nothing, it is not waited for: the orchestrator may be less patient.
+        answer = self._ask(state, "/live", FIRST_ANSWER_TIMEOUT_SECONDS if self._replaces_silent else None)
+        if answer is None and (
+            self._replaces_silent or state.pid not in self._answered or state.replacing or self._supervisor.stopping
+        ):
+            return None
+        if answer is not None and answer[0] == http.client.OK:
+            self._unable_since.pop(state.pid, None)
+            return None
+        if answer is not None:
+            self._unable_since.setdefault(state.pid, time.monotonic())
+        # A worker that is unable leaves, and answers nothing at the very end.
+        if time.monotonic() - self._unable_since.get(state.pid, -math.inf) <= self._supervisor.grace:
+            return None
+        return f"{name} (process {state.pid}) does not answer" if answer is None else f"{name}: {_text(answer[1])}"
 
     def _child_ready(self, state: ChildState, name: str) -> str | None:
         if state.pid is None:
@@ -95,12 +122,14 @@ class FleetHealth:
             return f"{name} (process {state.pid}) does not answer"
         return None if answer[0] == http.client.OK else f"{name}: {_text(answer[1])}"
 
-    def _ask(self, state: ChildState, path: str) -> tuple[int, bytes] | None:
+    def _ask(self, state: ChildState, path: str, timeout: float | None = None) -> tuple[int, bytes] | None:
         assert state.child.probes is not None
         if state.pid is None:
             return None
         host, port = state.child.probes.getsockname()
-        connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_SECONDS)
+        if timeout is None:
+            timeout = ANSWER_TIMEOUT_SECONDS if state.pid in self._answered else FIRST_ANSWER_TIMEOUT_SECONDS
+        connection = http.client.HTTPConnection(host, port, timeout=timeout)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ import structlog
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.errors import ConfigError, SettingsError
 from holdfast.graphs.config import ProjectConfig, load_config
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import Settings, environment_names, load_settings
 from holdfast.telemetry.logs import configure_logging, logging_settings
 from holdfast.telemetry.tracing import require_packages
 
@@ -24,6 +25,12 @@ log = structlog.get_logger(__name__)
 
 LONGEST_REASON = 10_000
 """Characters of what a check wrote that are shown: the end of it, where the error is."""
+FIRST_IMPORT_REPORT_SECONDS = 10.0
+"""After which it is logged that the project is still being imported."""
+IMPORT_REPORT_INTERVAL_SECONDS = 60.0
+"""Between two such lines."""
+IMPORT_LOOK_SECONDS = 1.0
+"""Between two looks at whether the project has changed since its import began."""
 STOP_MARGIN = 15.0
 """Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
 
@@ -76,13 +83,13 @@ def _check_urls(settings: Settings) -> None:
     """Raise OperatorError for a URL that cannot be read. The processes of a fleet would find out later, one by one, and
     the supervisor would start them again."""
     from holdfast.db.dsn import check_dsn
-    from holdfast.signals.redis_url import parse_redis_url
+    from holdfast.signals.redis_url import check_redis_url
 
     for name, dsn in (("DATABASE_URL", settings.database_url), ("DIRECT_DATABASE_URL", settings.direct_database_url)):
         if dsn is not None:
             check_dsn(name, dsn)
     if settings.redis_url is not None:
-        parse_redis_url(settings.redis_url)
+        check_redis_url(settings.redis_url)
 
 
 def read_settings(config: Path, **overrides: Any) -> Settings:
@@ -104,21 +111,59 @@ def require_database(settings: Settings, command: str) -> None:
         )
 
 
-def load_problem(config: Path) -> str | None:
-    """Why the graphs of the project do not load, or None when every one does.
+def child_environment(overrides: dict[str, Any]) -> dict[str, str]:
+    """This process's environment, with the flags in it under the names that come first."""
+    environ = dict(os.environ)
+    for name, value in overrides.items():
+        if value is not None:
+            environ[environment_names(Settings.model_fields[name])[0]] = str(value)
+    return environ
+
+
+def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[], bool] = lambda: False) -> str | None:
+    """Why the project cannot be served, or None when it can: all that it names loads, and the rest of what a server
+    makes of its settings before it serves can be made. `environ` is the server's.
 
     Another process tries, because user code may do anything when it is imported, and so that the supervisor
-    itself stays small.
+    itself stays small. It has as long as it takes, for an import may well download a model: nobody but the operator
+    knows what is too long, and the processes that serve would have to import the same. That it waits is logged.
+    `outdated` says whether the answer is of no use any more; then the process is ended.
     """
     command = [sys.executable, "-m", "holdfast.graphs.check", str(config)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.returncode == ExitCode.OK:
+    started = time.monotonic()
+    report_after = FIRST_IMPORT_REPORT_SECONDS
+    with subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, stderr = process.communicate(timeout=IMPORT_LOOK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - started
+                if outdated():
+                    process.kill()
+                    return f"it was changed again while it was imported, after {seconds:.0f} s"
+                if seconds >= report_after:
+                    report_after += IMPORT_REPORT_INTERVAL_SECONDS
+                    log.warning("project.importing", file=str(config), check_pid=process.pid, seconds=round(seconds))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == ExitCode.OK:
         return None
-    said = done.stderr.strip()[-LONGEST_REASON:]
-    return said or f"the check of {config} ended with exit code {done.returncode}"
+    said = stderr.strip()[-LONGEST_REASON:]
+    return said or f"the check of {config} ended with exit code {process.returncode}"
 
 
-def require_graphs(config: Path) -> None:
-    """Raises ConfigError when the graphs of the project do not load."""
-    if (problem := load_problem(config)) is not None:
+def require_graphs(config: Path, **overrides: Any) -> None:
+    """Raises ConfigError when the project cannot be served. `overrides` are the flags."""
+    if (problem := load_problem(config, child_environment(overrides))) is not None:
         raise ConfigError(problem)

@@ -57,10 +57,11 @@ class ProjectWatch:
         self,
         project: ProjectConfig,
         *,
-        problem: Callable[[], str | None],
+        problem: Callable[[Callable[[], bool]], str | None],
         restart: Callable[[str], None],
     ) -> None:
-        """`problem` is why the project does not load, or None when it does."""
+        """`problem` is why the project does not load, or None when it does. It may take long; it is given what to call
+        to learn whether to give up, because a file has changed again or the watch has ended."""
         self.watching = threading.Event()
         self._project = project
         self._problem = problem
@@ -95,13 +96,25 @@ class ProjectWatch:
 
     def _changed(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")
-        if (problem := self._problem()) is not None:
+        seen = _times(files)
+        if (problem := self._problem(lambda: self._stopped.is_set() or _times(files) != seen)) is not None:
             log.warning("project.broken", files=names, error=problem)
             return
         log.info("project.changed", files=names)
         if has_web_code(self._project) or any(file in definitions(self._project) for file in files):
             self._restart("web")
         self._restart("worker")
+
+
+def _times(files: list[Path]) -> list[int]:
+    """When each was changed; 0 for one that is gone."""
+    times = []
+    for file in files:
+        try:
+            times.append(file.stat().st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return times
 
 
 def _roots(project: ProjectConfig) -> list[Path]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.cli.console import to_json
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.sse import ServerEvent
 from holdfast.cli.usage import spent
@@ -174,4 +174,4 @@ def _error_text(error: Any) -> str:
 
 
 def _compact(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else to_json(value)

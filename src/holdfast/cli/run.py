@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.client import Client, RunStream
-from holdfast.cli.console import err, out, say
+from holdfast.cli.console import err, out, say, to_json
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME, StreamRenderer
@@ -97,7 +97,7 @@ def watch(client: Client, stream: RunStream, *, as_json: bool, url: str) -> Exit
         for event in stream:
             if as_json:
                 line = {"event": event.name, "id": event.id, "data": event.data}
-                print(json.dumps(line, ensure_ascii=False), flush=True)
+                print(to_json(line), flush=True)
             else:
                 renderer.show(event, stream.thread_id)
         assert stream.run_id is not None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.json import JSON
 from rich.text import Text
 
 from holdfast.cli.children import show_children
 from holdfast.cli.client import Client
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, show_json, to_json
 from holdfast.cli.exit_codes import CommandError
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.render import OUTCOME
@@ -50,7 +48,7 @@ def list_runs(
         found = client.items("/runs", {"status": status} if status else {}, limit)
     if as_json:
         for run in found:
-            print(json.dumps(run, ensure_ascii=False))
+            print(to_json(run))
         return
     if not found:
         say("No runs.")
@@ -74,9 +72,9 @@ def show(run_id: RunId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None
         run = _existing(client, run_id)
         timeline = fetch_timeline(client, run_id)
     if as_json:
-        print(json.dumps({**run, "timeline": timeline}, ensure_ascii=False))
+        print(to_json({**run, "timeline": timeline}))
         return
-    out.print(JSON.from_data(run, ensure_ascii=False))
+    show_json(run)
     if timeline is not None:
         out.print()
         print_timeline(out, timeline)

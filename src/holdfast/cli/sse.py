@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from holdfast.db.stored_json import load_json
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
     for line in _lines(chunks):
         if not line:
             if data:
-                yield ServerEvent(name, json.loads("\n".join(data)), cursor)
+                yield ServerEvent(name, load_json("\n".join(data)), cursor)
             name, data, cursor = "message", [], None
             continue
         field, _, value = line.partition(":")

@@ -3,6 +3,9 @@
 One thread, one loop, woken by signals and by requests from other threads. Guarantees:
 
 - a child that ends is replaced, at once if it had been running for a while, with growing pauses if not;
+- a child that is reported to be silent (`silence.py`) is killed, unless it is stopping within its grace;
+- a child that refuses to start (exit code 78) ends the fleet with the same code: another process would refuse, too;
+  under `dev`, a child that had started before waits for the next change of the project instead;
 - the first SIGTERM, SIGINT or SIGHUP reaches every child as SIGTERM, and the supervisor waits for them;
 - the second kills them, and so does the end of their grace;
 - when the supervisor itself dies, however it dies, the children notice by their lifeline and stop.
@@ -11,13 +14,13 @@ One thread, one loop, woken by signals and by requests from other threads. Guara
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -25,6 +28,8 @@ import structlog
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.embedded import EmbeddedPostgres
+from holdfast.db.session_names import new_process_token
+from holdfast.descriptors import readable
 from holdfast.errors import DatabaseError
 
 log = structlog.get_logger(__name__)
@@ -37,10 +42,10 @@ LONGEST_PAUSE = 30.0
 
 @dataclass(frozen=True)
 class Child:
-    """One process to keep running. The supervisor adds `--lifeline-fd` and `--holder-fd` to its command.
+    """One process to keep running. The supervisor adds `--lifeline-fd` and the like to its command.
 
-    `probes` is a bound socket that the child answers probes on (`--health-fd`): the supervisor knows its address, and
-    it stays the same when the child is replaced.
+    `probes` is a listening socket that the child answers probes on (`--health-fd`): the supervisor knows its address,
+    and it stays the same when the child is replaced. A question that is asked before the child can answer waits there.
     """
 
     name: str
@@ -50,7 +55,8 @@ class Child:
 
 @dataclass(frozen=True)
 class ChildState:
-    """What the supervisor knows of a child: its process, if there is one, and whether it is replaced on purpose."""
+    """What the supervisor knows of a child: its process, if there is one, and whether it is being replaced: on purpose,
+    or because it has ended after it had run for a while. Not if the next process has to wait."""
 
     child: Child
     pid: int | None
@@ -63,9 +69,12 @@ class _Slot:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.process: subprocess.Popen[bytes] | None = None
+        self.token = ""
         self.started = 0.0
         self.failures = 0
         self.replacing = False
+        self.starts = 0
+        self.refused = False
         self.start_at: float | None = None
         self.kill_at: float | None = None
 
@@ -83,16 +92,23 @@ class Supervisor:
         environ: Mapping[str, str],
         grace: float,
         postgres: EmbeddedPostgres | None = None,
+        reload: bool = False,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """`grace` is how many seconds a child may take to stop. `postgres` outlives the children."""
+        """`grace` is how many seconds a child may take to stop. `postgres` outlives the children. `reload`: somebody
+        edits the project and calls `restart` after each change that loads. `report` is called with the token of each
+        child (`--process-token`) that was killed or has failed; it must not block."""
         self._slots = [_Slot(child) for child in children]
         self._environ = dict(environ)
         self._grace = grace
         self._postgres = postgres
+        self._reload = reload
+        self._report = report
         self._signals = 0
         self._stopping = False
         self._exit_code = ExitCode.OK
         self._requests: deque[str] = deque()
+        self._silent: deque[tuple[int, float]] = deque()
         self._lifeline_read, self._lifeline_write = os.pipe()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -102,19 +118,37 @@ class Supervisor:
     def stopping(self) -> bool:
         return self._stopping
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a child may take to stop."""
+        return self._grace
+
     def states(self) -> list[ChildState]:
         """Each child as it is now. May be called from any thread."""
-        found = []
-        for slot in self._slots:
-            process = slot.process
-            running = process is not None and process.returncode is None
-            found.append(ChildState(slot.child, process.pid if process and running else None, slot.replacing))
-        return found
+        return [self.state(number) for number in range(len(self._slots))]
+
+    def state(self, number: int) -> ChildState:
+        """One child as it is now, by its place among them. May be called from any thread."""
+        slot = self._slots[number]
+        process = slot.process
+        running = process is not None and process.returncode is None
+        pid = process.pid if process and running else None
+        between = pid is None and not slot.failures and not slot.refused
+        return ChildState(slot.child, pid, slot.replacing or between)
 
     def restart(self, name: str) -> None:
-        """Replace the child `name` gracefully. May be called from any thread."""
+        """Replace the child `name` gracefully, and start each that waits for a change. From any thread."""
         self._requests.append(name)
-        self._wake_write.send(b"\0")
+        self._wake()
+
+    def kill_silent(self, pid: int, seconds: float) -> None:
+        """Kill a child that has not answered for some seconds; it is replaced like any that ends. From any thread."""
+        self._silent.append((pid, seconds))
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # It is woken already, or has ended.
+            self._wake_write.send(b"\0")
 
     def run(self) -> ExitCode:
         """Start the children and see to them until a signal has asked for the end and all of them are gone."""
@@ -127,6 +161,7 @@ class Supervisor:
                 self._obey_signals()
                 self._obey_requests()
                 self._reap()
+                self._kill_silent()
                 self._keep_deadlines()
                 self._keep_postgres()
             return self._exit_code
@@ -157,7 +192,7 @@ class Supervisor:
     def _wait(self) -> None:
         deadlines = [deadline for slot in self._slots if (deadline := slot.deadline()) is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        select.select([self._wake_read], [], [], timeout)
+        readable([self._wake_read], timeout)
         try:
             while self._wake_read.recv(4096):
                 pass
@@ -181,9 +216,9 @@ class Supervisor:
         while self._requests:
             name = self._requests.popleft()
             for slot in self._slots:
-                if slot.child.name != name or self._stopping or slot.replacing:
+                if (slot.child.name != name and not slot.refused) or self._stopping or slot.replacing:
                     continue
-                slot.failures = 0
+                slot.failures, slot.refused = 0, False
                 if slot.process is None:
                     slot.start_at = time.monotonic()
                 else:
@@ -195,17 +230,32 @@ class Supervisor:
             if slot.process is None or (code := slot.process.poll()) is None:
                 continue
             pid, slot.process, slot.kill_at = slot.process.pid, None, None
+            if self._report is not None and code not in (ExitCode.OK, ExitCode.CONFIG):
+                self._report(slot.token)
             if self._stopping:
                 continue
             if slot.replacing:
                 slot.replacing = False
                 self._start(slot)
                 continue
+            if code == ExitCode.CONFIG:
+                self._refused(slot, pid)
+                continue
             lived = time.monotonic() - slot.started
             slot.failures = 0 if lived >= STABLE else slot.failures + 1
             pause = min(FIRST_PAUSE * 2 ** (slot.failures - 1), LONGEST_PAUSE) if slot.failures else 0.0
             slot.start_at = time.monotonic() + pause
             log.warning("child.ended", child=slot.child.name, child_pid=pid, ending=_ending(code), after=pause)
+
+    def _refused(self, slot: _Slot, pid: int) -> None:
+        """A child has said what must change first. Started again, it would only say so again."""
+        if self._reload and slot.starts > 1:
+            slot.refused = True
+            log.error("child.refused", child=slot.child.name, child_pid=pid)
+            return
+        log.error("fleet.refused", child=slot.child.name, child_pid=pid, exit_code=int(ExitCode.CONFIG))
+        self._exit_code = ExitCode.CONFIG
+        self._stop()
 
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
@@ -216,6 +266,16 @@ class Supervisor:
                 log.warning("child.killed", child=slot.child.name, child_pid=slot.process.pid)
                 slot.process.kill()
                 slot.kill_at = now + 1
+
+    def _kill_silent(self) -> None:
+        while self._silent:
+            pid, seconds = self._silent.popleft()
+            for slot in self._slots:
+                # One that was told to stop has its grace, and is killed at the end of it.
+                if slot.process is None or slot.process.pid != pid or slot.kill_at is not None:
+                    continue
+                slot.process.kill()
+                log.error("child.silent", child=slot.child.name, child_pid=pid, seconds=seconds)
 
     def _keep_postgres(self) -> None:
         if self._postgres is None or self._stopping:
@@ -238,7 +298,12 @@ class Supervisor:
         if slot.child.probes is not None:
             fds.append(slot.child.probes.fileno())
             command += ["--health-fd", str(slot.child.probes.fileno())]
+        if self._report is not None:
+            # A new one for each process: nothing that is said of one that has ended is taken for its successor.
+            slot.token = new_process_token()
+            command += ["--process-token", slot.token]
         slot.started = time.monotonic()
+        slot.starts += 1
         try:
             # A process group of its own: Ctrl-C in a terminal comes to the supervisor only, and the child is
             # told once. Two signals would mean: stop at once.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import select
 import sys
 import threading
 import time
@@ -20,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import out
+from holdfast.cli.console import open_console, out, to_json
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
+from holdfast.descriptors import readable
 
 EPILOG = examples("holdfast top", "holdfast top --every 5 --url https://runs.example.org", "holdfast top --once --json")
 
@@ -97,7 +96,7 @@ class Screen:
             "seen_at": self.seen_at,
             "problem": None if self.problem is None else str(self.problem),
         }
-        print(json.dumps(told, ensure_ascii=False), flush=True)
+        print(to_json(told), flush=True)
 
     # --- the frame --------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Screen:
             lease = float(worker["lease_left"])
             table.add_row(
                 str(worker["worker_id"])[-12:],
-                Text(worker["status"], style=WORKER_STYLES.get(worker["status"], "")),
+                _status(worker),
                 _on_one_line(worker["host"]),
                 str(worker["pid"]),
                 f"{worker['active']}/{worker['capacity']}",
@@ -187,7 +186,14 @@ class Screen:
                 _on_one_line(", ".join(worker["graphs"])),
             )
         more = known - len(shown)
-        return Group(table, Text(f"and {more} more", style="dim")) if more > 0 else table
+        below = [
+            Text(f"{str(worker['worker_id'])[-12:]} claims nothing: {worker['problem']}", style="bold red")
+            for worker in shown
+            if _unable(worker)
+        ]
+        if more > 0:
+            below.append(Text(f"and {more} more", style="dim"))
+        return Group(table, *below)
 
     def _runs(self, running: list[dict[str, Any]]) -> RenderableType:
         if self.activity is None:
@@ -206,6 +212,17 @@ class Screen:
             )
         more = self.queue["running"] - len(running)
         return Group(table, Text(f"and {more} more", style="dim")) if more > 0 else table
+
+
+def _unable(worker: dict[str, Any]) -> bool:
+    """Whether the worker is there and cannot work. An older server does not tell."""
+    return worker["status"] in ("online", "draining") and worker.get("problem") is not None
+
+
+def _status(worker: dict[str, Any]) -> Text:
+    if _unable(worker):
+        return Text("unable", style="bold red")
+    return Text(worker["status"], style=WORKER_STYLES.get(worker["status"], ""))
 
 
 def _activity(client: Client) -> dict[str, Any] | None:
@@ -255,7 +272,7 @@ def _live(client: Client, screen: Screen, every: float) -> None:
             screen.look(client)
             screen.print(out, as_json=False)
             time.sleep(every)
-    console = Console(highlight=False)
+    console = open_console()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         stop = threading.Event()
         # Beside the screen: a server that hangs must not make the keyboard hang.
@@ -310,7 +327,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     tty.setcbreak(terminal)
 
     def pressed(seconds: float) -> str:
-        if not select.select([terminal], [], [], seconds)[0]:
+        if not readable([terminal], seconds):
             return ""
         key = os.read(terminal, 1).decode(errors="replace")
         return key or "q"  # The terminal is gone.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import out
+from holdfast.cli.console import out, to_json
 from holdfast.cli.exit_codes import CommandError
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 
@@ -39,7 +38,7 @@ def usage(
         path = f"/threads/{run['thread_id']}" + ("" if thread else f"/runs/{run_id}")
         used = client.request("GET", f"{path}/usage")
     if as_json:
-        print(json.dumps(used, ensure_ascii=False))
+        print(to_json(used))
         return
     out.print(LAYOUT.format("model", "calls", "input", "output", "cost"), style="bold")
     for model, entry in used["models"].items():

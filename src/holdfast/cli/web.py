@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from holdfast.cli.lifeline import join_supervisor
-from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, examples
+from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, ProcessToken, examples
 from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast web --host 0.0.0.0 --port 8123")
@@ -17,13 +17,14 @@ def web(
     port: Port = None,
     lifeline_fd: LifelineFd = None,
     holder_fd: HolderFd = None,
+    process_token: ProcessToken = None,
 ) -> None:
     """Start one web process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
     with stoppable():
         settings, project = prepare(config, "web", host=host, port=port)
         require_database(settings, "web")
-        if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
-            require_graphs(config)
+        if not join_supervisor(lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN):
+            require_graphs(config, host=host, port=port)
             from holdfast.db.migrate import migrate
 
             migrate(settings)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from holdfast.cli.client import Client
-from holdfast.cli.console import out, say
+from holdfast.cli.console import out, say, to_json
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
 from holdfast.cli.webhook_secrets import secret
 
@@ -43,7 +42,7 @@ def list_deliveries(
         found = client.items("/webhooks/deliveries", given, limit)
     if as_json:
         for delivery in found:
-            print(json.dumps(delivery, ensure_ascii=False))
+            print(to_json(delivery))
         return
     if not found:
         say("No deliveries.")

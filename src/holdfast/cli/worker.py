@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from holdfast.cli.lifeline import inherited_socket, join_supervisor
-from holdfast.cli.options import DEFAULT_CONFIG, Config, HealthFd, HolderFd, Jobs, LifelineFd, examples
+from holdfast.cli.options import DEFAULT_CONFIG, Config, HealthFd, HolderFd, Jobs, LifelineFd, ProcessToken, examples
 from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast worker --jobs 20")
@@ -17,13 +17,14 @@ def worker(
     lifeline_fd: LifelineFd = None,
     holder_fd: HolderFd = None,
     health_fd: HealthFd = None,
+    process_token: ProcessToken = None,
 ) -> None:
     """Start one worker process of a fleet. Needs DATABASE_URL; brings the schema up to date first."""
     with stoppable():
         settings, project = prepare(config, "worker", jobs=jobs)
         require_database(settings, "worker")
-        if not join_supervisor(lifeline_fd, holder_fd, grace=settings.drain_timeout + STOP_MARGIN):
-            require_graphs(config)
+        if not join_supervisor(lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN):
+            require_graphs(config, jobs=jobs)
             from holdfast.db.migrate import migrate
 
             migrate(settings)

@@ -20,7 +20,8 @@ from psycopg.pq import Format
 _HEAD = Struct(">iiIii")
 _LENGTH = Struct(">i").pack
 _NULL = _LENGTH(-1)
-_UUID, _FLOAT = Struct(">i16s").pack, Struct(">id").pack
+_UUID_LENGTH = _LENGTH(16)
+_FLOAT = Struct(">id").pack
 _BIGINT, _INTEGER, _SMALLINT = Struct(">iq").pack, Struct(">ii").pack, Struct(">ih").pack
 _TRUE, _FALSE = _LENGTH(1) + b"\x01", _LENGTH(1) + b"\x00"
 _EMPTY = Struct(">iiI")
@@ -35,19 +36,19 @@ class Array:
         self.data = _HEAD.pack(1, 1, oid, len(items), 1) + b"".join(parts) if items else _EMPTY.pack(0, 0, oid)
 
 
-class _ArrayDumper(Dumper):
+class ArrayDumper(Dumper):
     format = Format.BINARY
 
     def dump(self, obj: Array) -> Buffer | None:
         return obj.data
 
 
-psycopg.adapters.register_dumper(Array, _ArrayDumper)
+psycopg.adapters.register_dumper(Array, ArrayDumper)
 
 
 def uuids(items: Sequence[UUID]) -> Array:
     """For `uuid[]`."""
-    return Array(2950, items, [_UUID(16, item.bytes) for item in items])
+    return Array(2950, items, [_UUID_LENGTH + item.bytes for item in items])
 
 
 def bigints(items: Sequence[int]) -> Array:

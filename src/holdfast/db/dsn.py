@@ -6,15 +6,23 @@ What libpq says of a string that it cannot read quotes it, with the password. So
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.errors import DatabaseError
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
 FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or key=value pairs such as host=db user=holdfast"
+PARAMETERS = "https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS"
 ENCODING = "In a URL, write @ : / ? # % and spaces of a user name or a password as %40 %3A %2F %3F %23 %25 and %20."
+
+
+# Where no server listens: libpq looks at all other parameters before it connects, and then fails at once.
+NOWHERE = "/nonexistent/holdfast"
 
 
 def check_dsn(name: str, dsn: str) -> None:
@@ -35,3 +43,23 @@ def check_dsn(name: str, dsn: str) -> None:
             raise DatabaseError(
                 f"{name} has a port that is not a number from 1 to 65535. It must be {FORM}. {ENCODING}"
             )
+    if (refused := _refused_parameters(read)) is not None:
+        which = " and ".join(refused) or "parameters"
+        raise DatabaseError(f"{name} cannot be used: libpq refuses its {which}. See {PARAMETERS}")
+
+
+def _refused_parameters(read: Mapping[str, Any]) -> list[str] | None:
+    """The parameters that libpq says it refuses, as far as it names them; None when it refuses nothing. Nothing is sent
+    over a network."""
+    conninfo = make_conninfo("", **{**read, "host": NOWHERE, "hostaddr": "", "port": ""})
+    attempt = pq.PGconn.connect_start(conninfo.encode())
+    try:
+        if attempt.status != pq.ConnStatus.BAD:
+            return None
+        message = attempt.error_message.decode(errors="replace")
+    finally:
+        attempt.finish()
+    # Its message is in its own words and perhaps the operator's language, but the path of the socket is in it.
+    if NOWHERE in message:
+        return None
+    return [parameter for parameter in read if re.search(rf"\b{parameter}\b", message)]

@@ -21,7 +21,6 @@ import argparse
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ import structlog
 
 from holdfast.db.embedded_files import make_private, open_private
 from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
+from holdfast.descriptors import readable
 from holdfast.errors import DatabaseError, DataDirectoryInUse
 
 log = structlog.get_logger(__name__)
@@ -147,7 +147,7 @@ class EmbeddedPostgres:
                 os.close(ready_write)
 
     def _read_report(self, fd: int) -> str:
-        if not select.select([fd], [], [], 5)[0]:
+        if not readable([fd], 5):
             self._say(f"Postgres is taking its time to start; its log is {log_path(self.data_dir)}")
         with os.fdopen(os.dup(fd), "rb") as pipe:
             line = pipe.readline()
@@ -208,7 +208,7 @@ def guard(data_dir: Path, hold_fd: int, ready_fd: int) -> int:
     """Run Postgres for as long as somebody holds the other end of `hold_fd`."""
 
     def abandoned(wait: float = 0) -> bool:
-        return bool(select.select([hold_fd], [], [], wait)[0])  # Nobody writes: readable means the end.
+        return bool(readable([hold_fd], wait))  # Nobody writes: readable means the end.
 
     try:
         postgres = Server(data_dir, abandoned)

@@ -14,7 +14,8 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import Database
+from holdfast.db.bounded import BoundedAsyncConnection
+from holdfast.db.connect import ANSWER_SHARE, Database
 from holdfast.db.plans import PLANNED_ONCE, KeptPlans
 
 # Seconds that giving back a connection may take.
@@ -34,7 +35,9 @@ class KeptConnection:
         self._plans = KeptPlans() if planned_once else None
         behind_bouncer = planned_once and database.settings.pgbouncer
         self._keeps = database.settings.pool_max > others and not behind_bouncer
-        self._held: AsyncConnection[DictRow] | None = None
+        self._held: BoundedAsyncConnection | None = None
+        # As the pool has set it.
+        self._answer_timeout: float | None = None
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection[DictRow]]:
@@ -50,16 +53,30 @@ class KeptConnection:
             raise
 
     async def part(self) -> None:
-        """Of the connection. The pool replaces it if it is broken."""
+        """Return the connection to the pool, also if the task is cancelled meanwhile. The pool replaces it if it is
+        broken."""
         held, self._held = self._held, None
-        if held is not None:
+        if held is None:
+            return
+        try:
             if self._plans is not None and not held.closed:
                 await _restore(held)
+        except BaseException:
+            # Not set back: nobody else may have it.
+            held.pgconn.finish()
+            raise
+        finally:
+            held.answer_timeout = self._answer_timeout
             await self._database.pool.putconn(held)
 
     async def _ready(self) -> AsyncConnection[DictRow]:
         if self._held is None:
             self._held = await self._database.pool.getconn()
+            # Its statements are short. Whoever keeps it must notice soon that the server hangs.
+            self._answer_timeout, self._held.answer_timeout = (
+                self._held.answer_timeout,
+                ANSWER_SHARE * self._database.settings.database_timeout,
+            )
             if self._plans is not None:
                 for name, value in PLANNED_ONCE.items():
                     await self._held.execute("SELECT set_config(%s, %s, false)", (name, value))

@@ -16,6 +16,7 @@ TABLES = (
     "api_key",
     "assistant",
     "assistant_version",
+    "budget_pot",
     "checkpoint_blobs",
     "checkpoint_writes",
     "checkpoints",
@@ -58,6 +59,19 @@ WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s)
 ORDER BY relname
 """
 
+# Whether the role may use what the owner of the schema's tables creates there later. Grantee 0 is every role.
+LATER_TABLES = """
+SELECT NOT EXISTS (
+    SELECT 1 FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted
+    WHERE NOT EXISTS (
+        SELECT 1 FROM pg_default_acl CROSS JOIN LATERAL aclexplode(defaclacl) AS given
+        WHERE defaclobjtype = 'r' AND pg_get_userbyid(defaclrole) = %(owner)s
+          AND defaclnamespace IN (0, (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s))
+          AND given.privilege_type = wanted
+          AND (given.grantee = 0 OR pg_has_role(given.grantee, 'USAGE')))
+) AS usable
+"""
+
 Tables = Sequence[Mapping[str, Any]]
 
 
@@ -79,9 +93,26 @@ def schema_grant(schema: str, role: str) -> str:
     return f"GRANT USAGE, CREATE ON SCHEMA {identifier(schema)} TO {identifier(role)};"
 
 
+def usage_grant(schema: str, role: str) -> str:
+    return f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {identifier(role)};"
+
+
 def table_grant(schema: str, role: str) -> str:
     wanted = "SELECT, INSERT, UPDATE, DELETE"
     return f"GRANT {wanted} ON ALL TABLES IN SCHEMA {identifier(schema)} TO {identifier(role)};"
+
+
+def role_grants(schema: str, role: str, *, owner: str) -> list[str]:
+    """All that a role needs which uses the tables of another one, those of later migrations included. The owner runs
+    them, and the migrations."""
+    return [usage_grant(schema, role), table_grant(schema, role), later_tables_grant(schema, role, owner=owner)]
+
+
+def later_tables_grant(schema: str, role: str, *, owner: str) -> str:
+    return (
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE {identifier(owner)} IN SCHEMA {identifier(schema)} "
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {identifier(role)};"
+    )
 
 
 def lacking_on_tables(tables: Tables) -> str:

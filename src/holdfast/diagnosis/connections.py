@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.db.connect import application_name
+from holdfast.db.session_names import application_names
 from holdfast.diagnosis.findings import Finding, counted, failed, passed, warned
 from holdfast.diagnosis.installation import Installation
 
@@ -21,25 +21,27 @@ SELECT current_setting('max_connections')::integer
        current_user AS role_name, current_database() AS database_name
 """
 
+# Postgres does not show the kind of another role's session; what has a role is a client's, with few exceptions.
 IN_USE = """
 SELECT count(*) AS server,
        count(*) FILTER (WHERE usename = current_user) AS role,
        count(*) FILTER (WHERE datname = current_database()) AS database
-FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+FROM pg_stat_activity
+WHERE usesysid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend' AND pid <> pg_backend_pid()
 """
 
 # Every process leads or tries to, by a session of its own: those that are no worker's are web processes'.
 PROCESSES = """
 SELECT (SELECT count(*) FROM worker WHERE status IN ('online', 'draining')) AS workers,
        (SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = %(upkeep)s) AS candidates
+        WHERE datname = current_database() AND application_name ~ %(upkeep)s) AS candidates
 """
 
 
 async def check_connections(installation: Installation) -> Finding:
     """max_connections, and the limits of role and database, against what the known processes may open."""
     settings = installation.settings
-    upkeep = {"upkeep": application_name(settings, "upkeep")}
+    upkeep = {"upkeep": application_names(settings, "upkeep")}
     async with installation.reading(tables=False) as connection:
         limits = await (await connection.execute(LIMITS)).fetchone()
         used = await (await connection.execute(IN_USE)).fetchone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from holdfast.db import rights
-from holdfast.db.connect import MINIMUM_SERVER
+from holdfast.db.connect import CREATE_DATABASE, MINIMUM_SERVER, encoding_problem
 from holdfast.db.migrate import migrations
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
 from holdfast.diagnosis.installation import Installation, brief
@@ -25,6 +25,17 @@ SELECT to_regnamespace(%(schema)s) IS NOT NULL AS there,
        has_database_privilege(current_database(), 'CREATE') AS may_create_schema
 """
 
+# Not those that are being built: which these are is NULL if another role builds them. REINDEX CONCURRENTLY leaves a
+# copy behind when it is interrupted, which can be dropped.
+INVALID_INDEXES = """
+SELECT format('%%I.%%I', nspname, relname) AS name, relname ~ '_cc(new|old)[0-9]*$' AS copy
+FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = %(schema)s AND NOT indisvalid
+  AND NOT EXISTS (SELECT 1 FROM pg_stat_progress_create_index
+                  WHERE datname = current_database() AND coalesce(index_relid, indexrelid) = indexrelid)
+ORDER BY relname
+"""
+
 NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
 
 
@@ -36,7 +47,7 @@ async def check_database(installation: Installation) -> Finding:
         return failed(installation.unusable, "Correct this first: `holdfast dev` and `holdfast serve` need it, too.")
     try:
         async with await installation.connect() as connection:
-            number = connection.info.server_version
+            number, encoding = connection.info.server_version, encoding_problem(connection.info)
             about = await (await connection.execute(ABOUT)).fetchone()
     except DatabaseError as error:
         return failed(str(error), "Correct the variable, in the environment or in `env` of langgraph.json.")
@@ -51,6 +62,8 @@ async def check_database(installation: Installation) -> Finding:
             "it takes no writes: it is a standby, or set to read only",
             "Point DATABASE_URL at the primary (target_session_attrs=read-write finds it among several hosts).",
         )
+    if encoding is not None:
+        return failed(f"a database {encoding}", f"Create another, and point DATABASE_URL at it: {CREATE_DATABASE}")
     return version_finding(number)
 
 
@@ -82,20 +95,31 @@ async def check_rights(installation: Installation) -> Finding:
             )
         found_rights = await (await connection.execute(rights.SCHEMA_RIGHTS, rights.parameters(name))).fetchone()
         tables = await (await connection.execute(rights.TABLE_RIGHTS, rights.parameters(name))).fetchall()
+        owner = rights.other_owner(tables)
+        later = await (await connection.execute(rights.LATER_TABLES, {**schema, "owner": owner})).fetchone()
     assert found_rights is not None
+    assert later is not None
     problems = []
-    role, lacking = about["role"], found_rights["lacking"]
+    role, lacking, foreign = about["role"], found_rights["lacking"], sum(not table["owned"] for table in tables)
+    if owner is not None and foreign == len(tables):
+        # The owner migrates. This role uses the tables, and creates none.
+        lacking = [right for right in lacking if right != "CREATE"]
     if lacking:
         verdict = Verdict.FAIL if "USAGE" in lacking else Verdict.WARN
         found = f"{role} lacks {' and '.join(lacking)} on the schema {name}"
-        problems.append(Problem(verdict, found, rights.schema_grant(name, role)))
+        fix = rights.schema_grant(name, role) if "CREATE" in lacking else rights.usage_grant(name, role)
+        problems.append(Problem(verdict, found, fix))
     if closed := rights.lacking_on_tables(tables):
         problems.append(Problem(Verdict.FAIL, f"{role} lacks rights on {closed}", rights.table_grant(name, role)))
-    if (owner := rights.other_owner(tables)) is not None:
-        foreign = sum(not table["owned"] for table in tables)
+    if owner is None:
+        return summed_up(problems, f"{role} may use and migrate the {len(tables)} tables of {name}")
+    if foreign < len(tables):
         found = f"{role} does not own {foreign} of {len(tables)} tables, and cannot migrate them"
         problems.append(Problem(Verdict.WARN, found, rights.owner_remedy(owner, role)))
-    return summed_up(problems, f"{about['role']} may use and migrate the {len(tables)} tables of {name}")
+    if not later["usable"]:
+        found = f"{role} may not use the tables that {owner} creates in later migrations"
+        problems.append(Problem(Verdict.WARN, found, rights.later_tables_grant(name, role, owner=owner)))
+    return summed_up(problems, f"{role} may use the {len(tables)} tables of {name}; {owner} owns and migrates them")
 
 
 async def check_migrations(installation: Installation) -> Finding:
@@ -110,6 +134,8 @@ async def check_migrations(installation: Installation) -> Finding:
             rows = await (await connection.execute("SELECT number, name FROM holdfast_migration")).fetchall()
             saver = await (await connection.execute("SELECT max(v) AS v FROM checkpoint_migrations")).fetchone()
             store = await (await connection.execute("SELECT max(v) AS v FROM store_migrations")).fetchone()
+            schema = {"schema": installation.settings.db_schema}
+            invalid = await (await connection.execute(INVALID_INDEXES, schema)).fetchall()
         except psycopg.errors.UndefinedTable:
             rows = None
     if rows is None:
@@ -123,14 +149,26 @@ async def check_migrations(installation: Installation) -> Finding:
         if row is None or row["v"] is None or row["v"] < len(steps) - 1:
             missing.append(f"langgraph {what}")
     if missing:
-        return failed(f"not applied: {', '.join(missing)}", fix)
+        return failed(f"not applied: {', '.join(missing)}", await _by_the_owner(installation, fix))
+    problems = []
     newer = [name for number, name in applied.items() if number not in ours]
     if newer:
-        return warned(
-            f"applied by a newer version: {', '.join(newer)}",
-            "Versions run side by side during a deploy. Afterwards, upgrade this one too.",
-        )
-    return passed(f"all {len(ours)} are applied")
+        fix = "Versions run side by side during a deploy. Afterwards, upgrade this one too."
+        problems.append(Problem(Verdict.WARN, f"applied by a newer version: {', '.join(newer)}", fix))
+    for index in invalid:
+        fix = f"{'DROP' if index['copy'] else 'REINDEX'} INDEX CONCURRENTLY {index['name']};"
+        found = f"the index {index['name']} is invalid, so no statement uses it: its build was interrupted"
+        problems.append(Problem(Verdict.WARN, found, fix))
+    return summed_up(problems, f"all {len(ours)} are applied")
+
+
+async def _by_the_owner(installation: Installation, fix: str) -> str:
+    """How to migrate: as another role, if that owns the tables."""
+    async with installation.reading(tables=False) as connection:
+        about = await (await connection.execute(SCHEMA, {"schema": installation.settings.db_schema})).fetchone()
+        parameters = rights.parameters(installation.settings.db_schema)
+        owner = rights.other_owner(await (await connection.execute(rights.TABLE_RIGHTS, parameters)).fetchall())
+    return fix if about is None or owner is None else rights.owner_remedy(owner, about["role"])
 
 
 async def _never_migrated(installation: Installation, fix: str) -> Finding:

@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import application_name
+from holdfast.db.session_names import application_names
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, counted, failed, passed, summed_up, warned
 from holdfast.diagnosis.installation import Installation
 
@@ -39,7 +39,7 @@ WORKERS = """
 SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS online,
        count(*) FILTER (WHERE status = 'draining' AND lease_until >= now()) AS draining,
        (SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = %(web)s) AS web_sessions
+        WHERE datname = current_database() AND application_name ~ %(web)s) AS web_sessions
 FROM worker
 """
 
@@ -66,8 +66,9 @@ GROUP BY dead_letter ORDER BY dead_letter
 """
 
 CRASHING = """
-SELECT run_id, graph_id, crashes FROM run WHERE status IN ('pending', 'running') AND crashes > 0
-ORDER BY crashes DESC, run_id LIMIT 100
+SELECT run_id, graph_id, crashes_in_a_row AS crashes FROM run
+WHERE status IN ('pending', 'running') AND crashes_in_a_row > 0
+ORDER BY crashes_in_a_row DESC, run_id LIMIT 100
 """
 
 EXPIRED = """
@@ -99,7 +100,7 @@ async def check_workers(installation: Installation) -> Finding:
     """Whether anybody executes runs. Without a worker nothing is wrong with the database, and every run waits."""
     settings = installation.settings
     async with installation.reading() as connection:
-        known = await (await connection.execute(WORKERS, {"web": application_name(settings, "web")})).fetchone()
+        known = await (await connection.execute(WORKERS, {"web": application_names(settings, "web")})).fetchone()
     assert known is not None
     if known["online"]:
         return passed(f"{known['online']} online")

@@ -16,12 +16,13 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.gates import give_back
+from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
+from holdfast.engine.stored_questions import ask_stored
 from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
@@ -34,9 +35,9 @@ USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."
 # Waits for a claim or a journal commit in flight, and sees what it left.
 LOCK_UNFINISHED = """
 SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook,
-       children > 0 AS has_children, parent_run_id,
-       progress < 2 AND EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_id
-                                   AND interrupt.answered_by = run.run_id) AS answers
+       children > 0 AS has_children, parent_run_id, fence > 0 AS started,
+       EXISTS (SELECT 1 FROM interrupt
+               WHERE interrupt.thread_id = run.thread_id AND interrupt.answered_by = run.run_id) AS answers
 FROM run
 WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
   AND (%(run_ids)s::uuid[] IS NULL OR run_id = ANY(%(run_ids)s))
@@ -124,8 +125,10 @@ async def cancel_locked(
         cursor = await connection.execute(TELL_CANCELLED, parameters)
         told = [row["thread_id"] for row in await cursor.fetchall()]
         await connection.execute(END_PENDING, parameters)
-    if unheard := [row["run_id"] for row in pending if row["answers"] and row["run_id"] in ended]:
-        await give_back(connection, [thread_id], unheard)
+    if answering := [row["run_id"] for row in pending if row["answers"] and row["run_id"] in ended]:
+        await give_back(connection, [thread_id], answering)
+    if started := [row["run_id"] for row in pending if row["started"] and row["run_id"] in ended]:
+        await ask_stored(connection, started)
     telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
     if telling:
         await queue_webhooks(connection, telling)

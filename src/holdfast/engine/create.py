@@ -24,6 +24,7 @@ from uuid_utils.compat import uuid7
 from holdfast.db.arrays import booleans, floats, integers, texts, uuids
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.budget import share_askers_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
 from holdfast.engine.gates import answer_of, repeat_answers, take_questions
 from holdfast.engine.quota import Quota, measure, refuse_over_limit
@@ -341,6 +342,8 @@ async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> C
         if thread is not None:
             written.threads = {new.thread_id: thread}
         created = await written.created(new)
+        if thread is not None:
+            await share_askers_budget(connection, new.thread_id, new.run_id)
         if measured is not None:
             await refuse_over_limit(new.tenant_id, measured)
     return replace(created, cancelled=cancelled)

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.stored_json import as_object
+from holdfast.engine.failed_answers import forget_answers, give_back, settle_used
 from holdfast.engine.forms import check_answer, terms_of
 from holdfast.errors import AlreadyAnswered, InvalidRequest
-from holdfast.streams.serialize import to_jsonb
+from holdfast.streams.serialize import to_json, to_jsonb
 
 # The id of the place that an answer to whatever is asked next keeps.
 ANYTHING = ""
@@ -45,9 +46,16 @@ WHERE i.thread_id = %(thread_id)s
 ORDER BY i.settled_at NULLS LAST, i.asked_at NULLS LAST
 """
 
+# A thread that rests at a breakpoint may be resumed by a value, although it asks nothing. A thread whose last run was
+# stopped after it had used its answer is not at a breakpoint: another answer would have no effect.
 FIND_THREAD = """
-SELECT interrupts <> '{}'::jsonb OR resting_status = 'interrupted' OR EXISTS (
-           SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.status IN ('pending', 'running')) AS may_ask
+SELECT interrupts <> '{}'::jsonb
+    OR EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.status IN ('pending', 'running'))
+    OR resting_status = 'interrupted' AND NOT EXISTS (
+           SELECT 1 FROM run answering
+           WHERE answering.run_id = %(last_answer)s AND answering.status <> 'success' AND NOT EXISTS (
+               SELECT 1 FROM run later
+               WHERE later.thread_id = thread.thread_id AND later.finished_at > answering.finished_at)) AS may_ask
 FROM thread WHERE thread_id = %(thread_id)s
 """
 
@@ -92,7 +100,8 @@ WHERE interrupt.thread_id = ended.thread_id AND settled_at IS NULL AND asked_at 
   AND left_by IS DISTINCT FROM ended.run_id
 """
 
-# Third: what is new, which somebody may have answered already.
+# Third: what is new, which somebody may have answered already. A question that a failed run
+# has answered, and that LangGraph still shows, is not new.
 ASK = """
 INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at,
                        deadline_at, due_at, default_answer, escalation, answered_by, answered_at)
@@ -101,8 +110,8 @@ SELECT o.thread_id, o.interrupt_id, o.run_id, run.assistant_id, run.graph_id, o.
        o.default_answer::jsonb, o.escalation::jsonb, early.answered_by, early.answered_at
 FROM unnest(%(thread_ids)s::uuid[], %(run_ids)s::uuid[], %(interrupt_ids)s::text[], %(values)s::text[],
             %(task_ids)s::text[], %(forms)s::text[], %(seconds)s::float8[], %(moments)s::timestamptz[],
-            %(defaults)s::text[], %(escalations)s::text[])
-     AS o(thread_id, run_id, interrupt_id, value, task_id, form, seconds, moment, default_answer, escalation)
+            %(defaults)s::text[], %(escalations)s::text[], %(successes)s::boolean[])
+     AS o(thread_id, run_id, interrupt_id, value, task_id, form, seconds, moment, default_answer, escalation, success)
 JOIN run USING (run_id)
 CROSS JOIN LATERAL (SELECT coalesce(o.moment, now() + make_interval(secs => o.seconds)) AS at) AS due
 LEFT JOIN LATERAL (
@@ -112,26 +121,17 @@ LEFT JOIN LATERAL (
       AND place.interrupt_id IN ('', o.interrupt_id) AND place.run_id = place.answered_by
     ORDER BY place.interrupt_id DESC LIMIT 1
 ) AS early ON true
-WHERE NOT EXISTS (SELECT 1 FROM interrupt left_there
-                  WHERE left_there.thread_id = o.thread_id AND left_there.interrupt_id = o.interrupt_id
-                    AND left_there.settled_at IS NULL AND left_there.left_by = o.run_id)
+WHERE NOT EXISTS (SELECT 1 FROM interrupt known
+                  WHERE known.thread_id = o.thread_id AND known.interrupt_id = o.interrupt_id
+                    AND (known.settled_at IS NULL AND known.left_by = o.run_id
+                         OR known.settled_at IS NOT NULL AND known.answered_by = o.run_id AND NOT o.success
+                       AND known.value = o.value::jsonb))
 ON CONFLICT (thread_id, interrupt_id, run_id) DO NOTHING
 """
 
 # To the run that tries again what the first could not finish.
 HAND_OVER = """
 UPDATE interrupt SET answered_by = %(run_id)s WHERE thread_id = %(thread_id)s AND answered_by = %(first)s
-"""
-
-# The runs that took them came to nothing.
-GIVE_BACK = """
-WITH unused AS (
-    DELETE FROM interrupt
-    WHERE thread_id = ANY(%(thread_ids)s) AND asked_at IS NULL AND answered_by = ANY(%(run_ids)s)
-)
-UPDATE interrupt SET answered_by = NULL, answered_at = NULL
-WHERE thread_id = ANY(%(thread_ids)s) AND answered_by = ANY(%(run_ids)s)
-  AND settled_at IS NULL AND asked_at IS NOT NULL
 """
 
 FORGET = "DELETE FROM interrupt WHERE thread_id = %(thread_id)s AND run_id = ANY(%(run_ids)s)"
@@ -150,7 +150,7 @@ WHERE thread_id = %(thread_id)s AND (answered_by = ANY(%(run_ids)s) OR closed_by
 RESTORE_THREAD = """
 UPDATE thread SET interrupts = waiting.by_task, resting_status = 'interrupted',
                   status = CASE WHEN thread.status = 'busy' THEN 'busy' ELSE 'interrupted' END
-FROM (SELECT jsonb_object_agg(task_id, asked) AS by_task FROM (
+FROM (SELECT jsonb_object_agg(coalesce(task_id, ''), asked) AS by_task FROM (
           SELECT task_id, jsonb_agg(jsonb_build_object('id', interrupt_id, 'value', value) ORDER BY asked_at) AS asked
           FROM interrupt WHERE thread_id = %(thread_id)s AND answered_by IS NULL AND settled_at IS NULL
           GROUP BY task_id) AS by_tasks) AS waiting
@@ -203,13 +203,13 @@ class AnsweringRun(Protocol):
 def answer_of(kwargs: Mapping[str, Any]) -> Answer | None:
     """What a run with these kwargs answers, if it does. The rule by which LangGraph tells ids from a value."""
     command = kwargs.get("command")
-    if command is None and kwargs.get("answers"):
+    if command is None and (answers := as_object(kwargs.get("answers"))):
         # A graph's calls of another graph, which are repeated when it crashes.
-        return Answer(kwargs["answers"], lenient=True)
-    resume = None if command is None else command.get("resume")
+        return Answer(dict(answers), lenient=True)
+    resume = as_object(command).get("resume")
     if resume is None or resume == {}:
         return None
-    branches = "checkpoint_id" in ((kwargs.get("config") or {}).get("configurable") or {})
+    branches = "checkpoint_id" in as_object(as_object(kwargs.get("config")).get("configurable"))
     if isinstance(resume, dict) and all(isinstance(key, str) and len(key) == 32 for key in resume):
         return Answer(resume, branches=branches)
     return Answer(None, resume, branches=branches)
@@ -300,8 +300,9 @@ async def _check_may_ask(
     held = next((row for row in found if row["in_hand"]), None)
     if held is not None:
         raise _taken(held)
-    thread = await (await connection.execute(FIND_THREAD, {"thread_id": thread_id})).fetchone()
     answered = [row for row in found if row["settled"] and row["answered_by"] is not None]
+    parameters = {"thread_id": thread_id, "last_answer": answered[-1]["answered_by"] if answered else None}
+    thread = await (await connection.execute(FIND_THREAD, parameters)).fetchone()
     if answered and thread is not None and not thread["may_ask"] and not answer.branches:
         raise _taken(answered[-1])
 
@@ -330,13 +331,15 @@ def _taken(row: DictRow) -> AlreadyAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The end of a run that has to do with questions. `waiting` is what the thread waits for now, by task; None: as the
-    run found it."""
+    """The end of a run that has to do with questions. `waiting` is what the thread waits for now, by task; None: that
+    is not known, and what is stored decides. `branches`: the run answered at a checkpoint that it names, where its
+    answer is stored longer."""
 
     thread_id: UUID
     run_id: UUID
     success: bool
     waiting: Mapping[str, Any] | None
+    branches: bool = False
 
 
 async def follow_ends(connection: AsyncConnection[DictRow], ends: Sequence[Gated]) -> None:
@@ -346,16 +349,31 @@ async def follow_ends(connection: AsyncConnection[DictRow], ends: Sequence[Gated
     settled = [end for end in ends if end.waiting is not None]
     if undone:
         await give_back(connection, [end.thread_id for end in undone], [end.run_id for end in undone])
-    questions = [_columns(end, task_id, asked) for end in settled for task_id, asked in _asked(end.waiting or {})]
-    names = list(questions[0]) if questions else []
-    columns = {name: [question[name] for question in questions] for name in names}
-    if questions:
+    if leaving := [end.run_id for end in settled if not end.success or end.branches]:
+        await forget_answers(connection, leaving)
+    if failed := [end for end in settled if not end.success and end.waiting]:
+        await settle_used(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
+    columns = _questions(settled)
+    if columns:
         await connection.execute(LEAVE, columns)
     if settled:
         parameters = {"thread_ids": [end.thread_id for end in settled], "run_ids": [end.run_id for end in settled]}
         await connection.execute(SETTLE, parameters)
-    if questions:
+    if columns:
         await connection.execute(ASK, columns)
+
+
+async def ask(connection: AsyncConnection[DictRow], end: Gated) -> None:
+    """Let a run that has ended ask what it waits for, beside what the thread asks already."""
+    if columns := _questions([end]):
+        await connection.execute(ASK, columns)
+
+
+def _questions(ends: Sequence[Gated]) -> dict[str, list[Any]]:
+    """What waits at these ends, in columns. Empty if nothing does."""
+    questions = [_columns(end, task_id, asked) for end in ends for task_id, asked in _asked(end.waiting or {})]
+    names = list(questions[0]) if questions else []
+    return {name: [question[name] for question in questions] for name in names}
 
 
 def _asked(waiting: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -385,12 +403,7 @@ def _columns(end: Gated, task_id: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _jsonb(value: Any) -> str:
-    return to_jsonb(orjson.dumps(value))
-
-
-async def give_back(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
-    """Let the questions wait again that these runs had taken: they came to nothing."""
-    await connection.execute(GIVE_BACK, {"thread_ids": thread_ids, "run_ids": run_ids})
+    return to_jsonb(to_json(value))
 
 
 async def undo_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_ids: list[UUID]) -> None:

@@ -6,14 +6,20 @@ has been missing is kept in a table and not read from the workers' rows, for tho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.reap import MARK_POISONED_THREADS, TELL_POISONED
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.stored_questions import ask_stored
 
 # After a gap in which nobody looked the count begins anew: the graph may have been there meanwhile.
 NOTE_MISSING = """
@@ -36,7 +42,7 @@ RETURNING graph_id, missing_since <= now() - make_interval(secs => %(after)s) AS
 DOOMED = """
 SELECT run_id, thread_id FROM run
 WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now() - make_interval(secs => %(after)s)
-  AND graph_id = ANY(%(graphs)s)
+  AND graph_id = ANY(%(graphs)s) AND run_id <> ALL(%(aside)s)
 ORDER BY priority DESC, ready_at LIMIT %(batch)s
 """
 
@@ -69,13 +75,19 @@ async def note_missing_graphs(connection: AsyncConnection[DictRow], *, after: fl
     return [row["graph_id"] for row in await cursor.fetchall() if row["gone"]]
 
 
-async def put_aside(database: Database, graphs: list[str], *, after: float, batch: int) -> list[DictRow]:
-    """End runs that have waited for `after` seconds for one of these graphs, as dead letters. Returns them."""
-    parameters = {"graphs": graphs, "after": after, "batch": batch}
+async def put_aside(
+    database: Database, graphs: list[str], *, after: float, batch: int, aside: SetAside | None = None
+) -> list[DictRow]:
+    """End runs that have waited for `after` seconds for one of these graphs, as dead letters. Returns them. A run that
+    cannot be ended is set aside, and delays no other."""
+    passed_over = [] if aside is None else aside.ids()
+    parameters = {"graphs": graphs, "after": after, "batch": batch, "aside": passed_over}
     async with database.connection() as connection:
         doomed = await (await connection.execute(DOOMED, parameters)).fetchall()
-    if not doomed:
-        return []
+    return await one_by_one(database, doomed, partial(_end, database, after=after), aside) if doomed else []
+
+
+async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -> list[DictRow]:
     async with database.transaction() as connection:
         await connection.execute(LOCK_THREADS, {"thread_ids": sorted({row["thread_id"] for row in doomed})})
         run_ids = [row["run_id"] for row in doomed]
@@ -89,6 +101,8 @@ async def put_aside(database: Database, graphs: list[str], *, after: float, batc
             await connection.execute(TELL_POISONED, {"run_ids": run_ids})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
             await queue_webhooks(connection, run_ids)
+            await give_back(connection, [row["thread_id"] for row in ended], run_ids)
+            await ask_stored(connection, run_ids)
             threads = {"thread_ids": sorted({row["thread_id"] for row in ended})}
             await connection.execute(PROMOTE_NEXT, threads)
             await connection.execute(SETTLE_THREAD, threads)

@@ -20,15 +20,21 @@ _PEERS = """
     WHERE peer.status = 'online' AND peer.lease_until > now()
 """
 
-# Behind PgBouncer the server process seen here is borrowed and says nothing about the worker.
+# Behind PgBouncer the server process seen here is borrowed and says nothing about the worker. A registration whose
+# answer was lost is repeated: the row is there then, with the session that was lost.
 REGISTER = f"""
-INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, cpus, lease_until,
-                    backend_pid, backend_start)
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, cpus, process,
+                    lease_until, server_start, backend_pid, session_name, backend_start)
 VALUES (%(worker_id)s, 'online', %(host)s, %(pid)s, %(version)s, %(capacity)s, %(graphs)s,
-        %(cores)s, %(cpus)s,
-        now() + make_interval(secs => %(lease)s),
+        %(cores)s, %(cpus)s, %(process)s,
+        now() + make_interval(secs => %(lease)s), pg_postmaster_start_time(),
         CASE WHEN %(session)s THEN pg_backend_pid() END,
+        CASE WHEN %(session)s THEN current_setting('application_name') END,
         CASE WHEN %(session)s THEN (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END)
+ON CONFLICT (worker_id) DO UPDATE SET
+    lease_until = EXCLUDED.lease_until, server_start = EXCLUDED.server_start, backend_pid = EXCLUDED.backend_pid,
+    session_name = EXCLUDED.session_name, backend_start = EXCLUDED.backend_start, session_gone_at = NULL
+WHERE worker.status = 'online'
 RETURNING ({_PEERS}) AS peers
 """
 
@@ -37,8 +43,10 @@ RENEW = f"""
 WITH renewed AS (
     UPDATE worker SET
         lease_until = now() + make_interval(secs => %(lease)s), session_gone_at = NULL,
-        claims_last_minute = %(claims)s,
+        server_start = pg_postmaster_start_time(),
+        claims_last_minute = %(claims)s, problem = %(problem)s,
         backend_pid = CASE WHEN %(session)s THEN pg_backend_pid() END,
+        session_name = CASE WHEN %(session)s THEN current_setting('application_name') END,
         backend_start = CASE WHEN NOT %(session)s THEN NULL
             WHEN worker.backend_pid = pg_backend_pid() AND NOT %(reconnected)s THEN worker.backend_start
             ELSE (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()) END
@@ -51,7 +59,18 @@ FROM renewed LEFT JOIN run cancel
     ON cancel.worker_id = renewed.worker_id AND cancel.status = 'running' AND cancel.cancel_action IS NOT NULL
 """
 
-DRAIN = "UPDATE worker SET status = 'draining' WHERE worker_id = %(worker_id)s AND status = 'online'"
+# From now on the worker may be killed at any time, by an impatient operator or at the end of an orchestrator's grace.
+# No run is to blame for that (`RELEASE` in `reap.py`).
+DRAIN = """
+UPDATE worker SET status = 'draining', blamed = coalesce(blamed, '{}')
+WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
+"""
+
+# By the token of the process, never by host and pid: those are used again, by other workers.
+REPORT_ENDED = """
+UPDATE worker SET ended_at = now()
+WHERE process = %(process)s AND status IN ('online', 'draining') AND ended_at IS NULL
+"""
 
 RESIGN = """
 UPDATE worker SET status = 'offline', stopped_at = now() WHERE worker_id = %(worker_id)s AND status <> 'lost'
@@ -68,6 +87,8 @@ class Registration:
     graphs: tuple[str, ...]
     cores: int | None = None
     cpus: str | None = None
+    process: str | None = None
+    """The token of its process, which the names of all its sessions contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +119,9 @@ class Renewal:
     peers: dict[UUID, Peer]
 
 
-def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal:
-    """Announce a worker. Its id was never used before and never will be again."""
+def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal | None:
+    """Announce a worker. Its id was never used before and never will be again, except to repeat a registration that was
+    not answered. None: that one was made, and the worker has been declared lost since. It needs another id."""
     row = connection.execute(
         REGISTER,
         {
@@ -111,11 +133,13 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
             "graphs": list(worker.graphs),
             "cores": worker.cores,
             "cpus": worker.cpus,
+            "process": worker.process,
             "lease": lease,
             "session": session,
         },
     ).fetchone()
-    assert row is not None
+    if row is None:
+        return None
     # A statement does not see the row it inserts.
     itself = Peer(frozenset(worker.graphs), worker.host, worker.cores, worker.cpus)
     return Renewal("online", [], {**_peers(row), worker.worker_id: itself})
@@ -136,9 +160,10 @@ def renew(
     session: bool,
     reconnected: bool,
     claims: int = 0,
+    problem: str | None = None,
 ) -> Renewal | None:
     """Renew the lease. None: the worker has been declared lost and must drop everything it holds. `claims` is how many
-    runs it has claimed in the last minute."""
+    runs it has claimed in the last minute; `problem` why it claims none, if it cannot work."""
     rows = connection.execute(
         RENEW,
         {
@@ -147,6 +172,7 @@ def renew(
             "session": session,
             "reconnected": reconnected,
             "claims": claims,
+            "problem": problem,
         },
     ).fetchall()
     if not rows:
@@ -168,3 +194,9 @@ def drain(connection: Connection[DictRow], worker_id: UUID) -> None:
 def resign(connection: Connection[DictRow], worker_id: UUID) -> None:
     """The worker holds nothing any more and leaves."""
     connection.execute(RESIGN, {"worker_id": worker_id})
+
+
+def report_ended(connection: Connection[DictRow], process: str) -> None:
+    """The supervisor has seen the process end. If it was a worker that has not resigned, upkeep takes its runs over
+    with its next look."""
+    connection.execute(REPORT_ENDED, {"process": process})

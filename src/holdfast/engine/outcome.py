@@ -6,7 +6,7 @@ fences in the same transaction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.engine.queue import UNFINISHED, settled
@@ -18,13 +18,14 @@ class Ended:
     """The run is over. What it leaves behind is seen on the thread.
 
     `resting` is the thread's status once nothing else is queued; None leaves the thread as the run found it, whatever
-    else is said here. `values` None keeps the values the thread had.
+    else is said here. `values` None keeps the values the thread had. `interrupts` None: what the thread waits for is
+    not known, and what LangGraph has stored decides.
     """
 
     status: EndedStatus
     resting: str | None
     values: bytes | None = None
-    interrupts: dict[str, Any] | None = None
+    interrupts: dict[str, Any] | None = field(default_factory=dict)
     error: dict[str, str] | None = None
     traceback: str | None = None
     dead_letter: DeadLetter | None = None
@@ -67,7 +68,8 @@ END_THREADS = f"""
 UPDATE thread SET {settled("coalesce(o.resting, thread.resting_status)")},
                   resting_status = coalesce(o.resting, thread.resting_status),
                   "values" = coalesce(CASE WHEN o.resting IS NOT NULL THEN o.values::jsonb END, thread.values),
-                  interrupts = CASE WHEN o.resting IS NULL THEN thread.interrupts ELSE o.interrupts::jsonb END,
+                  interrupts = CASE WHEN o.resting IS NULL OR o.interrupts IS NULL THEN thread.interrupts
+                                    ELSE o.interrupts::jsonb END,
                   error = CASE WHEN o.resting IS NULL THEN thread.error ELSE o.error::jsonb END,
                   last_seq = greatest(thread.last_seq, o.last_seq),
                   has_state = true,
@@ -78,11 +80,14 @@ CROSS JOIN LATERAL ({UNFINISHED.format(thread_id="o.thread_id")}) AS unfinished
 WHERE thread.thread_id = o.thread_id
 """
 
-# A run handed back keeps its `ready_at`, and with it its place at the front of the queue.
+# A run handed back keeps its `ready_at`, and with it its place at the front of the queue. A run that somebody has asked
+# to cancel meanwhile does not pause: the worker that claims it writes its end.
 RELEASE_RUNS = """
 UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(),
-               ready_at = CASE WHEN o.after IS NULL THEN run.ready_at ELSE now() + make_interval(secs => o.after) END,
+               ready_at = CASE WHEN o.after IS NULL THEN run.ready_at WHEN run.cancel_action IS NOT NULL THEN now()
+                               ELSE now() + make_interval(secs => o.after) END,
                retries = run.retries + (o.after IS NOT NULL)::integer
 FROM unnest(%(run_ids)b::uuid[], %(afters)b::float8[]) AS o(run_id, after)
 WHERE run.run_id = o.run_id AND run.status = 'running'
+RETURNING run.run_id, run.graph_id, run.cancel_action IS NOT NULL AS ready
 """

@@ -14,6 +14,8 @@ from holdfast.signals import Signals
 AT_ONCE = 50
 # How the name of an occasion begins.
 OCCASION = "?"
+# Of a run that is due later.
+LONGEST_SECONDS = 366 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,20 @@ def announce_taken(signals: Signals, names: Sequence[str], *, patience: float) -
 
 
 def understand_work(payload: str) -> tuple[list[Ready], list[str]]:
-    """What is ready, and what is taken. Raises ValueError, TypeError, KeyError or IndexError for a hint of another
-    version."""
+    """What is ready, and what is taken. Each name is the id of a run, or that of an occasion. Raises ValueError,
+    TypeError, KeyError, IndexError or AttributeError for a hint of another version."""
     told = orjson.loads(payload)
-    ready = [Ready(str(name), graph_id, float(after)) for name, graph_id, after in told.get("ready", [])]
-    return ready, [str(name) for name in told.get("taken", [])]
+    ready = [_ready(*one) for one in told.get("ready", [])]
+    return ready, [_name(name) for name in told.get("taken", [])]
+
+
+def _ready(name: object, graph_id: object, after: float) -> Ready:
+    if graph_id is not None and not isinstance(graph_id, str):
+        raise TypeError("a graph's id is a text")
+    # No timer takes a larger number. To look too early costs a look.
+    return Ready(_name(name), graph_id, min(float(after), LONGEST_SECONDS))
+
+
+def _name(told: object) -> str:
+    name = str(told)
+    return name if name.startswith(OCCASION) else str(UUID(name))

@@ -6,84 +6,153 @@ the next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.gates import give_back
+from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
+from holdfast.engine.stored_questions import ask_stored
 from holdfast.engine.waking import lock_with_parents
 
-# Two rules make a worker lost. Its lease ran out; or its heartbeat's session has been missing from pg_stat_activity
-# for the grace. The second holds only for a session that began under this very server: when Postgres restarts, all of
-# them are gone, and each worker gets the time of its lease to come back. One statement, because the leader asks every
-# second: it notes who is missing or back, and names who is missing now or lost.
+# The part of the grace for a missing session that a worker has when all its sessions are missing. By default 0.2
+# seconds: a living process reconnects its heartbeat in less, if it can connect at all.
+SHORT_GRACE_SHARE = 0.125
+
+# Of DATABASE_TIMEOUT: how long runs are released one by one before the caller is told of those that are, and how long
+# poison runs are ended so. The next look for lost workers waits for that.
+RELEASE_SHARE = 1.0
+END_SHARE = 0.5
+
+# Three rules make a worker lost. Its lease ran out; its supervisor saw the process end; or its heartbeat's session has
+# been missing from pg_stat_activity for the grace.
+#
+# A session is recognised by its pid and its name, which every role may read. The name contains the token of the
+# process, so a pid that was used again is not mistaken for it. `backend_start` is NULL in the rows of other roles'
+# sessions, so it counts only where it can be read.
+#
+# A missing session counts only if the worker last renewed with this very server. When Postgres restarts, or a standby
+# is promoted, all sessions are gone, and each worker gets the time of its lease to come back. The start of the server
+# is compared for equality: the promoted server may have been started long before the one that failed.
+#
+# When all sessions of the process are gone, it has probably died, and the grace is short. Not if they were gone when
+# this session, which asks, had only just been opened: then something may have cut everybody's sessions, this one's
+# predecessor included, and reconnecting takes its time.
+#
+# One statement, because it is executed so often: it records which sessions are missing or back, and returns the workers
+# that are missing or lost. `busy`: runs are being executed, so that there is something to take over. A worker whose row
+# somebody has locked is passed over: it delays no other, and is looked at again soon.
 WATCH_WORKERS = """
 WITH seen AS (
-    SELECT worker_id, host, pid, session_gone_at, lease_until < now() AS expired,
+    SELECT worker_id, host, pid, session_gone_at, lease_until < now() AS expired, ended_at IS NOT NULL AS ended,
            worker.backend_pid IS NOT NULL
+           AND coalesce(worker.server_start = pg_postmaster_start_time(),
+                        worker.backend_start >= pg_postmaster_start_time(), false)
            AND NOT EXISTS (SELECT 1 FROM pg_stat_activity session
-                           WHERE session.pid = worker.backend_pid AND session.backend_start = worker.backend_start)
-           AND worker.backend_start >= pg_postmaster_start_time() AS gone
+                           WHERE session.pid = worker.backend_pid
+                             AND coalesce(session.backend_start = worker.backend_start, true)
+                             AND coalesce(session.application_name = worker.session_name, true)) AS gone,
+           process, session_name
     FROM worker WHERE status IN ('online', 'draining')
+), missing AS (
+    SELECT worker_id, host, pid, session_gone_at, expired, ended, gone,
+           CASE WHEN gone AND strpos(session_name, process) > 0
+                     AND coalesce(session_gone_at, now()) > (SELECT backend_start + make_interval(secs => %(grace)s)
+                                                             FROM pg_stat_activity WHERE pid = pg_backend_pid())
+                     AND NOT EXISTS (SELECT 1 FROM pg_stat_activity session
+                                     WHERE strpos(session.application_name, seen.process) > 0)
+                THEN %(short_grace)s::float8 ELSE %(grace)s::float8 END AS grace
+    FROM seen WHERE expired OR ended OR gone
+), changed AS (
+    SELECT worker.worker_id, seen.gone FROM worker JOIN seen USING (worker_id)
+    WHERE seen.gone <> (worker.session_gone_at IS NOT NULL)
+    FOR NO KEY UPDATE OF worker SKIP LOCKED
 ), noted AS (
-    UPDATE worker SET session_gone_at = CASE WHEN seen.gone THEN now() END
-    FROM seen
-    WHERE worker.worker_id = seen.worker_id AND seen.gone IS DISTINCT FROM (worker.session_gone_at IS NOT NULL)
+    UPDATE worker SET session_gone_at = CASE WHEN changed.gone THEN now() END
+    FROM changed WHERE worker.worker_id = changed.worker_id
 )
-SELECT worker_id, host, pid, expired,
-       expired OR gone AND session_gone_at <= now() - make_interval(secs => %(grace)s) AS lost,
-       %(grace)s::float8 - coalesce(extract(epoch FROM now() - session_gone_at)::float8, 0) AS grace_left
-FROM seen WHERE expired OR gone ORDER BY worker_id
+SELECT EXISTS (SELECT 1 FROM run WHERE status = 'running') AS busy, worker_id, host, pid, expired, ended, grace,
+       expired OR ended OR gone AND session_gone_at <= now() - make_interval(secs => grace) AS lost,
+       grace - coalesce(extract(epoch FROM now() - session_gone_at)::float8, 0) AS grace_left
+FROM (VALUES (true)) AS always LEFT JOIN missing ON true ORDER BY worker_id
 """
 
 # Conditions are repeated under the row lock: a renewal that got in first keeps the worker.
 MARK_LOST = """
-UPDATE worker SET status = 'lost', stopped_at = now()
-WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
-  AND (lease_until < now() OR session_gone_at <= now() - make_interval(secs => %(grace)s))
-RETURNING worker_id
+WITH gone AS (
+    SELECT worker_id FROM worker
+    WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
+      AND (lease_until < now() OR ended_at IS NOT NULL OR session_gone_at <= now() - make_interval(secs => %(grace)s))
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE worker SET status = 'lost', stopped_at = now() FROM gone WHERE worker.worker_id = gone.worker_id
+RETURNING worker.worker_id
 """
 
 # Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment,
-# or whose reaper died between two statements, is found here too.
+# or whose reaper died between two statements, is found here too. `company`: whether other suspects died with it, which
+# must be asked before the first of them is released. A run of which its worker can write no outcome is found here, too:
+# it has no worker any more (`strays.py`).
 ORPHANS = """
-SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id FROM run
-LEFT JOIN worker USING (worker_id)
+SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id,
+       run.crashes_in_a_row + 1 >= %(max_crashes)s
+       AND EXISTS (SELECT 1 FROM run company
+                   WHERE company.worker_id = run.worker_id AND company.status = 'running'
+                     AND company.run_id <> run.run_id
+                     AND (company.crashes_in_a_row > 0 OR company.progress < 2)) AS company
+FROM run LEFT JOIN worker USING (worker_id)
 WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
+  AND run.run_id <> ALL(%(aside)s)
 ORDER BY run.thread_id, run.run_id LIMIT 1000
 """
 
-# The place in the queue is kept. A run that has now taken down `max_crashes` workers is a poison run. A worker that was
-# last heard of by an earlier start of the server was lost to the outage, and its runs are not to blame.
+# The place in the queue is kept. A run that has now taken down `max_crashes` workers without any progress is a poison
+# run. A worker whose last renewal went to another server, or to this one before it was restarted, was lost to the
+# outage, and its runs are not to blame; nor are the others, where the worker could say which of its runs were
+# (`blame.py`).
+# Any of a dead worker's runs may have killed it. Those without progress since an earlier crash are the first suspects,
+# and are executed apart (`claim.py`); but a new run beside them may have been the one. So a run that had such company
+# when its last worker died gets one more chance.
+# It reads nothing that a client wrote: Postgres cannot look into JSON that holds a NUL character, and would refuse the
+# whole batch.
 RELEASE = """
 WITH orphaned AS (
-    SELECT run.run_id, run.updated_at AS claimed_at,
-           run.crashes + CASE WHEN worker.backend_start < pg_postmaster_start_time() THEN 0 ELSE 1 END AS crashes
+    SELECT run.run_id, run.worker_id, run.updated_at AS claimed_at, run.crashes_in_a_row AS crashes, worker.blamed,
+           CASE WHEN coalesce(worker.server_start <> pg_postmaster_start_time(),
+                              worker.backend_start < pg_postmaster_start_time()) THEN 0
+                WHEN worker.blamed IS NOT NULL THEN (run.run_id = ANY(worker.blamed))::integer ELSE 1 END AS crash
     FROM run LEFT JOIN worker USING (worker_id)
     WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'running'
       AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
     ORDER BY run.run_id FOR NO KEY UPDATE OF run
 ), held AS (
-    SELECT run_id, claimed_at, crashes, crashes >= %(max_crashes)s AS poison FROM orphaned
+    SELECT orphaned.*, CASE
+        WHEN crash = 0 OR crashes + 1 < %(max_crashes)s THEN false
+        WHEN crashes >= %(max_crashes)s OR blamed IS NOT NULL THEN true
+        ELSE run_id <> ALL(%(accompanied)s) END AS poison
+    FROM orphaned
 )
 UPDATE run SET
-    fence = run.fence + 1, crashes = held.crashes, worker_id = NULL, updated_at = now(),
+    fence = run.fence + 1, crashes = run.crashes + held.crash, crashes_in_a_row = held.crashes + held.crash,
+    worker_id = NULL, updated_at = now(),
     status = CASE WHEN held.poison THEN 'error' ELSE 'pending' END,
     ready_at = CASE WHEN held.poison THEN NULL ELSE run.ready_at END,
     finished_at = CASE WHEN held.poison THEN now() END,
     dead_letter = CASE WHEN held.poison THEN 'poison' END,
     error = CASE WHEN held.poison THEN jsonb_build_object('error', 'PoisonRun', 'message',
-        format('The run was stopped: %%s workers died while executing it (HOLDFAST_MAX_CRASHES).', held.crashes)) END
-FROM held WHERE run.run_id = held.run_id
+        format('The run was stopped: %%s workers died while executing it, or could write no outcome of it '
+               '(HOLDFAST_MAX_CRASHES).', held.crashes + held.crash)) END
+FROM held WHERE run.run_id = held.run_id AND held.poison = %(poison)s
 RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.crashes, run.error, run.cancel_action,
-          run.progress, run.assistant_id, run.tenant_id, run.kwargs -> 'trace' AS trace,
-          coalesce(run.kwargs -> 'config' ->> 'run_name', run.graph_id) AS run_name,
-          held.claimed_at
+          run.progress, run.assistant_id, run.tenant_id, held.claimed_at
 """
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
@@ -110,45 +179,84 @@ FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_i
 """
 
 
-async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float) -> list[DictRow]:
-    """The workers whose session is missing or whose lease has expired; `lost` says which are lost by now, and
-    `grace_left` how many seconds the others have."""
-    cursor = await connection.execute(WATCH_WORKERS, {"grace": grace})
-    return await cursor.fetchall()
+@dataclass(frozen=True)
+class Watched:
+    """`missing` are the workers whose session is missing, whose process has ended or whose lease has expired: `lost`
+    says which are lost by now, `grace_left` how many seconds the others have, `grace` how many they had. `busy`: runs
+    are being executed."""
+
+    busy: bool
+    missing: list[DictRow]
+
+
+async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float) -> Watched:
+    """`grace`: seconds that a heartbeat's session may be missing while its process has others."""
+    parameters = {"grace": grace, "short_grace": grace * SHORT_GRACE_SHARE}
+    rows = await (await connection.execute(WATCH_WORKERS, parameters)).fetchall()
+    return Watched(rows[0]["busy"], [row for row in rows if row["worker_id"] is not None])
 
 
 async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:
-    """Declare a worker lost. From here on its renewals, its claims and its journal are refused."""
+    """Declare a worker lost. From here on its renewals, its claims and its journal are refused. False if it is not, or
+    if somebody has locked its row."""
     cursor = await connection.execute(MARK_LOST, {"worker_id": worker_id, "grace": grace})
     return await cursor.fetchone() is not None
 
 
-async def release_orphans(database: Database, *, max_crashes: int) -> list[DictRow]:
-    """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now."""
+async def release_orphans(database: Database, *, max_crashes: int, aside: SetAside | None = None) -> list[DictRow]:
+    """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now. A run
+    that cannot be released is set aside, and delays no other."""
     async with database.connection() as connection:
-        orphans = await (await connection.execute(ORPHANS)).fetchall()
+        parameters = {"aside": [] if aside is None else aside.ids(), "max_crashes": max_crashes}
+        orphans = await (await connection.execute(ORPHANS, parameters)).fetchall()
     if not orphans:
         return []
-    thread_ids = sorted({row["thread_id"] for row in orphans})
-    run_ids = [row["run_id"] for row in orphans]
-    async with database.transaction() as connection:
-        await connection.execute(LOCK_THREADS, {"thread_ids": thread_ids})
-        await lock_with_parents(connection, run_ids, [row["parent_run_id"] for row in orphans])
-        cursor = await connection.execute(RELEASE, {"run_ids": run_ids, "max_crashes": max_crashes})
-        released = await cursor.fetchall()
-        poisoned = [row for row in released if row["status"] == "error"]
-        if poisoned:
-            for row in poisoned:
-                if row["cancel_action"] == "rollback":
-                    # Nobody will take the run up again, so the rollback that was asked for happens here.
-                    await erase_runs(connection, row["thread_id"], [row["run_id"]])
-            await connection.execute(TELL_POISONED, {"run_ids": [row["run_id"] for row in poisoned]})
-            await connection.execute(MARK_POISONED_THREADS, {"run_ids": [row["run_id"] for row in poisoned]})
-            await queue_webhooks(connection, [row["run_id"] for row in poisoned])
-            unheard = [row for row in poisoned if row["progress"] < 2]
-            if unheard:
-                await give_back(connection, [row["thread_id"] for row in unheard], [row["run_id"] for row in unheard])
-            ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
-            await connection.execute(PROMOTE_NEXT, ended)
-            await connection.execute(SETTLE_THREAD, ended)
+    # First those that go on: that needs only the tables of runs and threads. The end of a poison run needs others, too,
+    # and waits if somebody has locked one of them.
+    timeout = database.settings.database_timeout
+    release = partial(_release, database, max_crashes=max_crashes, poison=False)
+    released = await one_by_one(database, orphans, release, aside, within=RELEASE_SHARE * timeout)
+    dealt_with = {row["run_id"] for row in released}.union([] if aside is None else aside.ids())
+    if rest := [row for row in orphans if row["run_id"] not in dealt_with]:
+        end = partial(_release, database, max_crashes=max_crashes, poison=True)
+        try:
+            released += await one_by_one(database, rest, end, aside, within=END_SHARE * timeout)
+        except Exception:
+            # The caller must learn of those that are released. The others are found again.
+            if not released:
+                raise
     return released
+
+
+async def _release(database: Database, orphans: Sequence[DictRow], *, max_crashes: int, poison: bool) -> list[DictRow]:
+    """Release those of the orphans that are poison runs, or those that are not."""
+    run_ids = [row["run_id"] for row in orphans]
+    parameters = {
+        "run_ids": run_ids,
+        "max_crashes": max_crashes,
+        "accompanied": [row["run_id"] for row in orphans if row["company"]],
+        "poison": poison,
+    }
+    async with database.transaction() as connection:
+        await connection.execute(LOCK_THREADS, {"thread_ids": sorted({row["thread_id"] for row in orphans})})
+        await lock_with_parents(connection, run_ids, [row["parent_run_id"] for row in orphans])
+        released = await (await connection.execute(RELEASE, parameters)).fetchall()
+        if poison and released:
+            await _end_poisoned(connection, released)
+    return released
+
+
+async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[DictRow]) -> None:
+    run_ids = [row["run_id"] for row in poisoned]
+    for row in poisoned:
+        if row["cancel_action"] == "rollback":
+            # Nobody will take the run up again, so the rollback that was asked for happens here.
+            await erase_runs(connection, row["thread_id"], [row["run_id"]])
+    await connection.execute(TELL_POISONED, {"run_ids": run_ids})
+    await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
+    await queue_webhooks(connection, run_ids)
+    await give_back(connection, [row["thread_id"] for row in poisoned], run_ids)
+    await ask_stored(connection, run_ids)
+    ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
+    await connection.execute(PROMOTE_NEXT, ended)
+    await connection.execute(SETTLE_THREAD, ended)

@@ -21,21 +21,35 @@ WHERE w.thread_id = %(thread_id)s::uuid::text
 """
 
 # A Command writes onto the checkpoint it found: its update, its answer, and what the nodes it woke returned. The
-# nodes it woke are those whose interrupt stands there (idx -3); an answer has idx -4. A run that never started wrote
-# nothing; what stands there is the work of the run before it, which may be running. Postgres cannot look into JSON that
-# holds a NUL character anywhere, which an input may.
+# nodes it woke are those whose interrupt stands there (idx -3), unless other runs have answered all that they asked.
+# The answers that a node had before its last question (idx -4) are from earlier runs and stay, unless this run has
+# asked a question itself. The question of a run that has not ended is stored there, and in no row of `interrupt`.
+# A run that never started wrote nothing; what stands there is the work of the run before it, which may be running.
+# Postgres cannot look into JSON that holds a NUL character or half of a surrogate pair anywhere, which an input may.
 ERASE_COMMAND_WRITES = """
 DELETE FROM checkpoint_writes w
 WHERE w.thread_id = %(thread_id)s::uuid::text
   AND EXISTS (SELECT 1 FROM run
               CROSS JOIN LATERAL (
-                  SELECT replace(kwargs::text, '\\u0000', '\\u0020')::json -> 'command' AS command
+                  SELECT regexp_replace(kwargs::text, '\\\\u(0000|d[89a-f][0-9a-f][0-9a-f])', '\\\\u0020', 'gi')::json
+                         -> 'command' AS command
               ) AS given
               WHERE run_id = ANY(%(run_ids)s) AND fence > 0
                 AND (command ->> 'resume' IS NOT NULL OR command #>> '{}' IS NOT NULL AND progress > 0))
   AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
                          WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns)
   AND w.idx <> -3
+  AND (w.idx <> -4 OR w.task_id = '00000000-0000-0000-0000-000000000000'
+       OR EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = %(thread_id)s AND i.run_id = ANY(%(run_ids)s))
+       OR NOT EXISTS (SELECT 1 FROM checkpoint_writes last JOIN interrupt i
+                          ON position(convert_to(i.interrupt_id, 'UTF8') IN last.blob) > 0
+                      WHERE i.thread_id = %(thread_id)s
+                        AND last.thread_id = w.thread_id AND last.checkpoint_ns = w.checkpoint_ns
+                        AND last.checkpoint_id = w.checkpoint_id AND last.task_id = w.task_id AND last.idx = -3))
+  AND NOT (EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = %(thread_id)s AND i.task_id = w.task_id)
+           AND NOT EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = %(thread_id)s AND i.task_id = w.task_id
+                             AND (i.settled_at IS NULL OR i.answered_by = ANY(%(run_ids)s)
+                                  OR i.closed_by = ANY(%(run_ids)s) OR i.run_id = ANY(%(run_ids)s))))
   AND (w.task_id = '00000000-0000-0000-0000-000000000000'
        OR EXISTS (SELECT 1 FROM checkpoint_writes asked
                   WHERE asked.thread_id = w.thread_id AND asked.checkpoint_ns = w.checkpoint_ns
@@ -65,6 +79,8 @@ async def erase_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_
     """Delete runs with all they wrote. The caller holds the locks of the thread and of the runs, and nobody else
     can write in their name any more: they are pending, or the caller is their owner."""
     parameters = {"thread_id": thread_id, "run_ids": run_ids}
-    await undo_runs(connection, thread_id, run_ids)
-    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_NUMBERS, ERASE_RUNS):
+    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_NUMBERS):
         await connection.execute(statement, parameters)
+    # After the writes: which of them are these runs' own is told by the questions that they asked and answered.
+    await undo_runs(connection, thread_id, run_ids)
+    await connection.execute(ERASE_RUNS, parameters)

@@ -11,7 +11,7 @@ Terminal states are final. Every statement that moves a run names the state it m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 
 class RunStatus(StrEnum):
@@ -38,6 +38,7 @@ TERMINAL = frozenset(status for status, moves in MOVES.items() if not moves)
 
 MultitaskStrategy = Literal["reject", "enqueue", "interrupt", "rollback"]
 CancelAction = Literal["interrupt", "rollback"]
+CANCEL_ACTIONS = frozenset(get_args(CancelAction))
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 EndedStatus = Literal[RunStatus.SUCCESS, RunStatus.ERROR, RunStatus.TIMEOUT, RunStatus.INTERRUPTED]
 DeadLetter = Literal["poison", "retries_exhausted", "graph_gone"]

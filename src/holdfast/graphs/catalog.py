@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 from uuid import UUID
 
+import psycopg
 import structlog
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -22,12 +23,15 @@ from langgraph.store.memory import InMemoryStore
 from langgraph_sdk.auth.types import BaseUser
 from langgraph_sdk.runtime import AccessContext
 
-from holdfast.errors import NotFound
+from holdfast.db.outages import is_outage
+from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id, resolve_assistant
 from holdfast.graphs.checkpoint_types import allowed_types
-from holdfast.graphs.config import GraphTarget, ProjectConfig
+from holdfast.graphs.config import GraphTarget, ProjectConfig, text_problem
+from holdfast.graphs.exits import enter_graph_code, leave_graph_code
 from holdfast.graphs.factories import Factory, entered, inspect_factory
-from holdfast.graphs.loading import Loaded, load_targets, prepare_environment
+from holdfast.graphs.loading import Loaded, load_targets, prepare_environment, summary_of
+from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -100,6 +104,10 @@ class GraphCatalog:
     def resolve(self, assistant: str) -> str | None:
         """The graph that a graph id, or the UUID of its own assistant, names; None when there is none."""
         return resolve_assistant(self._sources, assistant)
+
+    def is_factory(self, graph_id: str) -> bool:
+        """Whether a graph is built for each use, from the config that it is opened with."""
+        return isinstance(self._sources.get(graph_id), Factory)
 
     def open(
         self,
@@ -195,6 +203,45 @@ class GraphCatalog:
         return self._fallback_store
 
 
+@contextlib.asynccontextmanager
+async def built_for_client(
+    opening: AbstractAsyncContextManager[Graph], graph_id: str, purpose: str
+) -> AsyncIterator[Graph]:
+    """Enter what `open` returned, for a request that looks at the graph.
+
+    Raises InvalidRequest when a factory fails: that is an answer to the client and no failure of the server, for asking
+    again does not help. An outage of the database, which the factory may use, is raised as it is. What a factory does
+    at the end changes neither the answer nor the error of the request. `sys.exit()` in a task of the graph fails the
+    request, and does not end the process.
+    """
+    entered = enter_graph_code()
+    try:
+        try:
+            graph = await opening.__aenter__()
+        except ESCAPING as error:
+            if isinstance(error, psycopg.OperationalError) and is_outage(error):
+                raise
+            log.warning("graph.not_built", graph_id=graph_id, exc_info=error)
+            raise InvalidRequest(f"Graph '{graph_id}' cannot be built for {purpose}: {in_words(error)}") from error
+        try:
+            yield graph
+        except BaseException as error:
+            await _leave(opening, error)
+            raise
+        await _leave(opening, None)
+    finally:
+        leave_graph_code(entered)
+
+
+async def _leave(opening: AbstractAsyncContextManager[Graph], raised: BaseException | None) -> None:
+    try:
+        await opening.__aexit__(None if raised is None else type(raised), raised, None)
+    except ESCAPING as error:
+        if error is not raised:
+            about = None if raised is None else type(raised).__name__
+            log.warning("graph.teardown_failed", error=kind_and_place(error), while_handling=about)
+
+
 class _Opened(AbstractAsyncContextManager[Graph]):
     """Nothing to clean up, and no generator to pay for."""
 
@@ -213,14 +260,16 @@ class _Opened(AbstractAsyncContextManager[Graph]):
 def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
     target, value = loaded.target, loaded.value
     if isinstance(value, Pregel):
+        # It becomes the name of the graph's assistant.
+        problem = text_problem(value.name) if isinstance(value.name, str) else "must be a string"
+        if problem:
+            raise config.error(target.key, f"{target.spec}: the name that the graph was compiled with {problem}")
         return value
     if isinstance(value, StateGraph):
         try:
             return value.compile()
         except Exception as error:
-            raise config.error(
-                target.key, f"{target.spec} does not compile: {type(error).__name__}: {' '.join(str(error).split())}"
-            ) from error
+            raise config.error(target.key, f"{target.spec} does not compile: {summary_of(error)}") from error
     managers = (AbstractAsyncContextManager, AbstractContextManager)
     if isinstance(value, managers):
         raise config.error(
@@ -246,9 +295,8 @@ def _transformers(config: ProjectConfig, loaded: Loaded) -> tuple[Callable[..., 
         factories = given() if callable(given) else given
         checked = _normalize_stream_transformer_factories(factories)
     except Exception as error:
-        summary = " ".join(f"{type(error).__name__}: {error}".split())
         key, name = loaded.target.key, loaded.module.__name__
-        raise config.error(key, f"stream_transformers() of {name} cannot be used: {summary}") from error
+        raise config.error(key, f"stream_transformers() of {name} cannot be used: {summary_of(error)}") from error
     return tuple(checked)
 
 

@@ -1,4 +1,5 @@
-"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether all that a project names loads, as an exit status.
+"""`python -m holdfast.graphs.check LANGGRAPH_JSON`: whether all that a project names loads, and OpenTelemetry takes its
+settings, as an exit status.
 
 Silent and 0 when everything does; otherwise the reason on stderr and 78 (EX_CONFIG). Run in a process of its
 own before a server starts, so that broken user code cannot leave half-imported modules behind in it.
@@ -13,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.auth.custom import CustomAuth
-from holdfast.errors import ConfigError
+from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.config import load_config
-from holdfast.graphs.http import load_app
+from holdfast.graphs.http import check_app
 from holdfast.graphs.store import load_embeddings, store_section
 from holdfast.graphs.webhooks import webhooks_section
+from holdfast.settings import load_settings
+from holdfast.telemetry.tracing import check_tracing
 
 EX_CONFIG = 78
 
@@ -31,12 +34,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         project = load_config(parser.parse_args(arguments).path, environ)
         GraphCatalog.load(project)
         CustomAuth.load(project, studio=False)
-        load_app(project)
+        check_app(project)
         checkpointer_section(project)
         webhooks_section(project)
         if (index := store_section(project).index) is not None:
             load_embeddings(project, index.embed)
-    except ConfigError as error:
+        # When the project's variables and modules are there, as in the processes that send traces.
+        check_tracing(load_settings({**project.env, **environ}))
+    except OperatorError as error:
         print(error, file=sys.stderr)
         return EX_CONFIG
     return 0

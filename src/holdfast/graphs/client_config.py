@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.db.stored_json import as_object
+
 # The server sets these on each run. A client that sends them, as the SDKs do, changes nothing.
 IDENTITY_KEYS = frozenset({"thread_id", "run_id", "graph_id", "assistant_id", "cron_id"})
 # The server sets these when it knows the user.
@@ -59,26 +61,25 @@ def is_server_key(name: str) -> bool:
     )
 
 
-def client_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def client_options(options: Any) -> dict[str, Any]:
     """A client's `configurable` or `context` without the keys that only the server sets."""
-    return {name: value for name, value in options.items() if not is_server_key(name)}
+    return {name: value for name, value in as_object(options).items() if not is_server_key(name)}
 
 
-def client_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def client_metadata(metadata: Any) -> dict[str, Any]:
     """A client's metadata without the keys that only the server sets."""
-    return {name: value for name, value in metadata.items() if name not in RESERVED_METADATA}
+    return {name: value for name, value in as_object(metadata).items() if name not in RESERVED_METADATA}
 
 
-def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def stored_metadata(metadata: Any) -> dict[str, Any]:
     """A run's metadata without the keys that name a user. It includes the metadata of the run's thread and assistant,
     and clients could once store these keys there. The server itself writes the other reserved keys."""
-    return {name: value for name, value in metadata.items() if name not in USER_KEYS}
+    return {name: value for name, value in as_object(metadata).items() if name not in USER_KEYS}
 
 
-def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def client_config(config: Any) -> dict[str, Any]:
     """A client's config with the fields that a client may set, and nothing else. Leaves out a field of a wrong type."""
-    if not config:
-        return {}
+    config = as_object(config)
     allowed = {
         name: config[name] for name, is_valid in CLIENT_FIELDS.items() if name in config and is_valid(config[name])
     }
@@ -89,12 +90,12 @@ def client_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
     return allowed
 
 
-def stored_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def stored_config(config: Any) -> dict[str, Any]:
     """The config that is stored with a run: a client's, and in `configurable` what the server wrote there when it
     accepted the run."""
     allowed = client_config(config)
-    given = (config or {}).get("configurable")
-    if isinstance(given, Mapping):
+    given = as_object(config).get("configurable")
+    if isinstance(given, dict):
         written = {name: given[name] for name, kind in SERVER_WRITTEN.items() if isinstance(given.get(name), kind)}
         if written:
             allowed["configurable"] = {**allowed.get("configurable", {}), **written}

@@ -93,6 +93,9 @@ KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
         }
     ),
     "http.logging_headers": frozenset({"excludes", "includes"}),
+    "store": frozenset({"index", "path", "ttl"}),
+    "store.index": frozenset({"dims", "embed", "fields"}),
+    "store.ttl": frozenset({"default_ttl", "refresh_on_read", "sweep_interval_minutes"}),
     "webhooks": frozenset({"allowed_fields", "env_prefix", "headers", "url"}),
     "webhooks.url": frozenset(
         {"allowed_domains", "allowed_ports", "disable_loopback", "max_url_length", "require_https"}
@@ -304,6 +307,8 @@ def _graph(source: str, graph_id: str, value: object, directory: Path, warnings:
         description = value.get("description")
         if description is not None and not isinstance(description, str):
             raise _error(source, f"{key}.description", f"must be a string, not {_kind(description)}")
+        if description is not None and (problem := text_problem(description)):
+            raise _error(source, f"{key}.description", problem)
         if "path" not in value:
             raise _error(source, f"{key}.path", "missing")
         key, value = f"{key}.path", value["path"]
@@ -320,6 +325,15 @@ def _graph(source: str, graph_id: str, value: object, directory: Path, warnings:
     if not all(part.isidentifier() for part in location.split(".")):
         raise _error(source, key, f"{location!r} is neither a .py file nor a module name")
     return GraphTarget(graph_id, value, None, location, attribute, description)
+
+
+def text_problem(text: str) -> str | None:
+    """Why Postgres cannot store a text, if it cannot."""
+    if "\0" in text:
+        return "must not contain NUL characters, which cannot be stored"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "must not contain half a surrogate pair, which cannot be stored"
+    return None
 
 
 def _id_problem(graph_id: str) -> str | None:

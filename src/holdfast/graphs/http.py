@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
 from holdfast.graphs.config import ProjectConfig
-from holdfast.graphs.loading import load_object
+from holdfast.graphs.loading import load_object, summary_of
 from holdfast.settings import Settings
 from holdfast.settings.web import usable_origins, usable_prefix
 
@@ -141,6 +145,28 @@ def load_app(project: ProjectConfig) -> AsgiApp | None:
     return cast(AsgiApp, loaded)
 
 
+def check_app(project: ProjectConfig) -> None:
+    """Load the app that `http.app` names and build its middleware, as a server does. Raises ConfigError."""
+    app = load_app(project)
+    if isinstance(app, Starlette):
+        asyncio.run(_check_middleware(project, app))
+
+
+async def _check_middleware(project: ProjectConfig, app: Starlette) -> None:
+    """A coroutine, because middleware may ask for the running event loop when it is built."""
+    build_middleware(project, app)
+
+
+def build_middleware(project: ProjectConfig, app: Starlette) -> ASGIApp:
+    """The middleware of the app that `http.app` names, around its router. Raises ConfigError when it cannot be
+    built."""
+    try:
+        return app.build_middleware_stack()
+    except (Exception, SystemExit) as error:
+        spec = http_section(project).app
+        raise project.error("http.app", f"{spec}: its middleware cannot be built\n  {summary_of(error)}") from error
+
+
 def _is_asgi(candidate: object) -> bool:
     """Whether it can be awaited with a scope, a receive and a send. A function that makes an app cannot."""
     if inspect.isclass(candidate) or not callable(candidate):
@@ -175,11 +201,11 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
     max_age = cors.get("max_age")
     if max_age is not None and (not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0):
         raise project.error("http.cors.max_age", f"must be seconds, a whole number from 0 on, not {max_age!r}")
-    more = _strings(project, "http.cors.expose_headers", cors.get("expose_headers"), default=())
+    more = _names(project, "http.cors.expose_headers", cors.get("expose_headers"), default=())
     read = Cors(
         allow_origins=origins,
-        allow_methods=_strings(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
-        allow_headers=_strings(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
+        allow_methods=_names(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
+        allow_headers=_names(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
         allow_credentials=_flag(project, "http.cors.allow_credentials", cors, default=None),
         allow_origin_regex=regex,
         expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
@@ -229,6 +255,15 @@ def _flag(project: ProjectConfig, key: str, section: Mapping[str, Any], *, defau
     if not isinstance(value, bool):
         raise project.error(key, f"must be true or false, not {value!r}")
     return value
+
+
+def _names(project: ProjectConfig, key: str, value: object, *, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that go into a header of every answer, where anything else would break it."""
+    names = _strings(project, key, value, default=default)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise project.error(key, f"{name!r} is not a name of a header or a method")
+    return names
 
 
 def _strings(project: ProjectConfig, key: str, value: object, *, default: tuple[str, ...]) -> tuple[str, ...]:

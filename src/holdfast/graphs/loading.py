@@ -18,6 +18,7 @@ from types import ModuleType
 from holdfast.errors import ConfigError
 from holdfast.graphs.config import GraphTarget, ProjectConfig, suggestion
 from holdfast.graphs.dependencies import import_directories
+from holdfast.telemetry.exceptions import message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +194,16 @@ def _import_error(config: ProjectConfig, target: GraphTarget, error: BaseExcepti
             f"{target.spec}: there is no module {error.name!r}; it must be installed, "
             f"or lie in {config.directory} or in a local dependency",
         )
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    failed = f"importing {target.spec} failed{f' at {place}' if place else ''}"
+    return config.error(target.key, f"{failed}\n  {summary_of(error)}")
+
+
+def summary_of(error: BaseException) -> str:
+    """The kind of an exception of the project's code and what it says, in one line."""
+    message = error.msg if isinstance(error, SyntaxError) else message_of(error)
+    summary = " ".join(f"{type(error).__name__}: {message}".split()) if message else type(error).__name__
     # Some libraries put pages into their messages; the first lines carry the cause.
-    summary = " ".join(summary.split())
-    if len(summary) > 500:
-        summary = summary[:500] + "…"
-    return config.error(target.key, f"importing {target.spec} failed{f' at {place}' if place else ''}\n  {summary}")
+    return summary if len(summary) <= 500 else summary[:500] + "…"
 
 
 def _names_part_of(missing: str | None, module: str | None) -> bool:

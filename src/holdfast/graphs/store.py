@@ -11,7 +11,7 @@ from langchain_core.embeddings import Embeddings
 from langgraph.store.base import TTLConfig, ensure_embeddings
 
 from holdfast.graphs.config import ProjectConfig
-from holdfast.graphs.loading import load_object
+from holdfast.graphs.loading import load_object, summary_of
 
 # What pgvector can hold.
 MOST_DIMENSIONS = 16_000
@@ -73,8 +73,8 @@ def load_embeddings(project: ProjectConfig, embed: str) -> Embeddings:
         try:
             return ensure_embeddings(embed)
         # A provider's package may fail in any way, for want of a key above all.
-        except Exception as error:
-            raise project.error(key, f"{embed!r} cannot be loaded: {' '.join(str(error).split())}") from error
+        except (Exception, SystemExit) as error:
+            raise project.error(key, f"{embed!r} cannot be loaded: {summary_of(error)}") from error
     loaded = load_object(project, key, embed)
     if isinstance(loaded, Embeddings):
         return loaded

@@ -17,6 +17,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
@@ -191,9 +192,9 @@ def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str
     strict about them.
     """
     # Both may have been stored by a version that let a client set any key.
-    standing, given = client_config(assistant["config"]), stored_config(kwargs["config"])
+    standing, given = client_config(assistant["config"]), stored_config(kwargs.get("config"))
     options = client_options(assistant["context"])
-    context: dict[str, Any] = kwargs["context"] or {}
+    context = dict(as_object(kwargs.get("context")))
     configurable: dict[str, Any] = given.get("configurable") or {}
     config = {**standing, **given}
     if options:
@@ -202,7 +203,7 @@ def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str
         context = {**options, **overridden, **context}
     if standing.get("metadata"):
         config["metadata"] = {**standing["metadata"], **(given.get("metadata") or {})}
-    return {**kwargs, "config": config, "context": context if options else kwargs["context"]}
+    return {**kwargs, "config": config, "context": context if options else kwargs.get("context")}
 
 
 async def create_assistant(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any, Self, cast
@@ -14,6 +16,7 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTuple,
     get_serializable_checkpoint_metadata,
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
@@ -25,6 +28,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import Jsonb
 
 from holdfast.db.connect import Database
+from holdfast.db.stored_json import object_fields
 
 # Read backwards along the primary key, and not beyond the last thousand: it costs every run the same, however long its
 # thread is. A step is LangGraph's to write: whatever is not a number there is left alone.
@@ -36,12 +40,12 @@ FROM (SELECT metadata FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::te
 
 # How many of the states that a search finds fit into a number of bytes, and whether there are others. The lengths of
 # blobs are read without the blobs. A blob that several states share is counted for each: it is read for each.
-STATES_WITHIN = """
+STATES_WITHIN = f"""
 SELECT count(*) FILTER (WHERE number = 1 OR bytes <= %s) AS fitting, count(*) AS found FROM (
     SELECT row_number() OVER so_far AS number, sum(size) OVER so_far AS bytes FROM (
         SELECT checkpoint_id, octet_length(checkpoint::text) + octet_length(metadata::text)
                + coalesce((SELECT sum(octet_length(blob))
-                           FROM jsonb_each_text(checkpoint -> 'channel_versions') AS version
+                           FROM jsonb_each_text({object_fields("checkpoint -> 'channel_versions'")}) AS version
                            JOIN checkpoint_blobs AS stored
                              ON stored.thread_id = checkpoints.thread_id
                             AND stored.checkpoint_ns = checkpoints.checkpoint_ns
@@ -50,10 +54,32 @@ SELECT count(*) FILTER (WHERE number = 1 OR bytes <= %s) AS fitting, count(*) AS
                            WHERE written.thread_id = checkpoints.thread_id
                              AND written.checkpoint_ns = checkpoints.checkpoint_ns
                              AND written.checkpoint_id = checkpoints.checkpoint_id), 0) AS size
-        FROM checkpoints {where} ORDER BY checkpoint_id DESC LIMIT %s
+        FROM checkpoints {{where}} ORDER BY checkpoint_id DESC LIMIT %s
     ) AS listed WINDOW so_far AS (ORDER BY checkpoint_id DESC ROWS UNBOUNDED PRECEDING)
 ) AS states
 """
+
+# Which run wrote each of the states that a search finds.
+RUNS_OF_STATES = """
+SELECT checkpoint_id, metadata ->> 'run_id' AS run_id FROM checkpoints {where} ORDER BY checkpoint_id DESC LIMIT %s
+"""
+
+# Answers that were stored without the question that came after them, and their tasks' paths. A task's answers and its
+# next question are written by one transaction. Earlier versions stored the answers of a task that failed, too.
+STALE_ANSWERS = """
+SELECT answers.task_id, answers.task_path FROM checkpoint_writes answers
+JOIN checkpoint_writes asked USING (thread_id, checkpoint_ns, checkpoint_id, task_id)
+WHERE answers.thread_id = %(thread_id)s AND answers.checkpoint_ns = %(checkpoint_ns)s
+  AND answers.checkpoint_id = %(checkpoint_id)s AND answers.task_id = ANY(%(task_ids)s)
+  AND answers.idx = -4 AND asked.idx = -3 AND answers.xmin::text <> asked.xmin::text
+"""
+
+# Bytes of a checkpoint that are deserialised on the event loop, which takes less than a millisecond. To use a thread
+# for as little costs more.
+MOST_ON_THE_LOOP = 64 * 1024
+# For larger ones. Not the event loop's default executor: plain nodes run there, and those that hang would keep every
+# run from reading its checkpoint.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoints")
 
 BlobRow = tuple[str, str, str, str, str, bytes | None]
 """thread_id, checkpoint_ns, channel, version, type, blob"""
@@ -92,6 +118,49 @@ class PooledSaver(AsyncPostgresSaver):
                 async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
                     yield cursor
 
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        # Its connection is back in the pool when the values are deserialised.
+        found = cast(DictRow | None, await super().aget_tuple(config))
+        return None if found is None else await self._load(found)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        found = [cast(DictRow, row) async for row in super().alist(config, filter=filter, before=before, limit=limit)]
+        for row in found:
+            yield await self._load(row)
+
+    async def _load_checkpoint_tuple(self, value: DictRow) -> CheckpointTuple:
+        """The row as it is: the stock saver calls this while it holds a connection. See `_load`."""
+        return cast(CheckpointTuple, value)
+
+    async def _load(self, row: DictRow) -> CheckpointTuple:
+        values = [blob[2] for blob in row["channel_values"] or ()] + [write[3] for write in row["pending_writes"] or ()]
+        if sum(len(value or b"") for value in values) <= MOST_ON_THE_LOOP:
+            return self._loaded(row)
+        return await asyncio.get_running_loop().run_in_executor(_threads, self._loaded, row)
+
+    def _loaded(self, row: DictRow) -> CheckpointTuple:
+        """As `_load_checkpoint_tuple` of the stock saver does it."""
+        place = {"thread_id": row["thread_id"], "checkpoint_ns": row["checkpoint_ns"]}
+        parent_id = row["parent_checkpoint_id"]
+        values = {
+            **(row["checkpoint"].get("channel_values") or {}),
+            **self._load_blobs(row["channel_values"]),
+        }
+        return CheckpointTuple(
+            {"configurable": {**place, "checkpoint_id": row["checkpoint_id"]}},
+            cast(Checkpoint, {**row["checkpoint"], "channel_values": values}),
+            row["metadata"],
+            {"configurable": {**place, "checkpoint_id": parent_id}} if parent_id else None,
+            self._load_writes(row["pending_writes"]),
+        )
+
     async def fitting(
         self,
         config: RunnableConfig,
@@ -104,13 +173,22 @@ class PooledSaver(AsyncPostgresSaver):
         """How many of the first `limit` states that `alist` would find have `max_bytes` together, one at least; and
         whether there are more behind them."""
         where, parameters = self._search_where(config, filter, before)
-        statement = STATES_WITHIN.format(where=where)
+        statement = STATES_WITHIN.replace("{where}", where)
         async with self._cursor() as cursor:
             await cursor.execute(statement.encode(), [max_bytes, *parameters, limit + 1])
             row = await cursor.fetchone()
         assert row is not None
         shown = min(limit, row["fitting"])
         return shown, row["found"] > shown
+
+    async def runs_of(
+        self, config: RunnableConfig, *, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int
+    ) -> list[tuple[str, str | None]]:
+        """The ids of the states that `alist` would find, each with the run that wrote it, if it was one."""
+        where, parameters = self._search_where(config, filter, before)
+        async with self._cursor() as cursor:
+            await cursor.execute(RUNS_OF_STATES.format(where=where).encode(), [*parameters, limit])
+            return [(row["checkpoint_id"], row["run_id"]) for row in await cursor.fetchall()]
 
 
 class TransactionSaver(PooledSaver):
@@ -152,6 +230,14 @@ class TransactionSaver(PooledSaver):
                 ),
             )
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
+
+
+async def stale_answers(database: Database, place: Mapping[str, Any], task_ids: Collection[str]) -> dict[str, str]:
+    """Which of these tasks of a checkpoint have answers of a run that failed, and their paths."""
+    parameters = {**place, "task_ids": list(task_ids)}
+    async with database.connection() as connection:
+        rows = await (await connection.execute(STALE_ANSWERS, parameters)).fetchall()
+    return {row["task_id"]: row["task_path"] for row in rows}
 
 
 async def highest_step(database: Database, thread_id: UUID) -> int | None:

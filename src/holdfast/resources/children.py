@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ from uuid_utils.compat import uuid7
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.visibility import Visibility, is_visible
+from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
 from holdfast.errors import Cancelled, ChildRefused, LeaseLost, NotFound
 from holdfast.graphs.assistants import assistant_id
@@ -30,7 +31,7 @@ ORPHAN_TTL = (1440.0, "delete")
 
 # Orders what is done in the name of the parent: the same key asked for twice, its end, the ends of its children.
 LOCK_PARENT = """
-SELECT run.status, run.fence, run.cancel_action, run.children, run.depth, run.priority, run.thread_id,
+SELECT run.status, run.fence, run.cancel_action, run.children, run.depth, run.priority, run.thread_id, run.pots,
        thread.metadata, thread.tenant_id, thread.temporary, thread.ttl_minutes, thread.ttl_strategy
 FROM run JOIN thread USING (thread_id) WHERE run.run_id = %(run_id)s FOR NO KEY UPDATE OF run
 """
@@ -71,10 +72,11 @@ ORDER BY child.created_at, child.key LIMIT %(limit)s OFFSET %(offset)s
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Who asks: a run, under the fence that it is held with."""
+    """Who asks: a run, under the fence that it is held with, and its budget, if it has one of its own."""
 
     run_id: UUID
     fence: int
+    budget: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +158,7 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
             },
         )
         await connection.execute(COUNT, {"run_id": parent.run_id})
+        await share_budget(connection, parent.run_id, row["pots"], parent.budget, new.run_id)
     return SpawnedChild(request.key, new.run_id, new.thread_id, new, created)
 
 

@@ -6,7 +6,8 @@ engine takes it, so that whoever fires it needs no knowledge of requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import TRY_SHARE
 from holdfast.db.pages import Found, Part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
@@ -32,6 +34,7 @@ from holdfast.resources.tenants import default_quota
 from holdfast.streams.serialize import to_json
 
 SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
+MAY_BE_NULL: frozenset[SortBy] = frozenset({"thread_id", "next_run_date", "end_time"})
 
 # How long after its end a cron still makes up for a firing it missed: a change of leader, not an outage.
 LATEST = timedelta(minutes=1)
@@ -73,29 +76,41 @@ DELETE = "DELETE FROM cron WHERE cron_id = %(cron_id)s RETURNING cron_id"
 
 SEARCH = f"""
 SELECT {COLUMNS}, clock_timestamp() AS now FROM cron WHERE {{where}}
-ORDER BY {{sort_by}} {{order}} NULLS LAST, cron_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
+ORDER BY {{sort_by}} {{order}}, cron_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
 """
 
 COUNT = "SELECT count(*) AS found FROM cron WHERE {where}"
 
+# What identifies a due time of a cron. One that was postponed or changed is due at another time.
+DUE_TIME = "concat_ws(' ', cron_id, next_run_date)"
+
 # Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
-UPCOMING = """
-SELECT cron_id, thread_id, schedule, timezone, end_time, next_run_date, clock_timestamp() AS now,
-       extract(epoch FROM next_run_date - now())::float8 AS due_in
-FROM cron WHERE enabled AND next_run_date IS NOT NULL
+UPCOMING = f"""
+SELECT {DUE_TIME} AS due_time, cron_id, thread_id, schedule, timezone, end_time, next_run_date,
+       clock_timestamp() AS now, extract(epoch FROM next_run_date - now())::float8 AS due_in
+FROM cron WHERE enabled AND next_run_date IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
 ORDER BY next_run_date LIMIT %(limit)s
 """
 
+NEXT_DUE = f"""
+SELECT extract(epoch FROM next_run_date - now())::float8 AS due_in FROM cron
+WHERE enabled AND next_run_date IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
+ORDER BY next_run_date LIMIT 1
+"""
+
 # The guard: of all that saw the cron due, one finds it as it was. Whoever waits for the row looks again.
+# A cron that is locked is being changed, deleted or fired. Other crons do not wait for that.
 ADVANCE = """
 UPDATE cron SET next_run_date = %(next_run_date)s
-WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s AND enabled
+WHERE cron_id = (SELECT cron_id FROM cron WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s AND enabled
+                 FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING cron_id, tenant_id, assistant_id, thread_id, metadata, on_run_completed, template
 """
 
 POSTPONE = """
 UPDATE cron SET next_run_date = now() + make_interval(secs => %(seconds)s)
-WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s
+WHERE cron_id = (SELECT cron_id FROM cron WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s
+                 FOR NO KEY UPDATE SKIP LOCKED)
 """
 
 
@@ -245,24 +260,37 @@ async def search_crons(
     ascending: bool,
     part: Part,
 ) -> Found:
-    return await search_rows(connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, part=part, wide=WIDE)
+    # Not NULLS LAST for all columns: an index of a column that is never NULL does not serve that order.
+    order_by = f"{sort_by} IS NULL, {sort_by}" if sort_by in MAY_BE_NULL else sort_by
+    return await search_rows(connection, SEARCH, filters, sort_by=order_by, ascending=ascending, part=part, wide=WIDE)
 
 
 async def count_crons(connection: AsyncConnection[DictRow], filters: Filters) -> int:
     return await count_rows(connection, COUNT, filters)
 
 
-async def upcoming_crons(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:
-    """The enabled crons that are due first; `due_in` is in seconds, and not above zero for those that are due."""
-    return await (await connection.execute(UPCOMING, {"limit": limit})).fetchall()
+async def next_cron_due(connection: AsyncConnection[DictRow], aside: Sequence[str] = ()) -> float | None:
+    """Seconds until a cron is due, not above zero if one is; None when no cron will be. `aside`: the `due_time` of
+    crons to pass over."""
+    row = await _one(connection, NEXT_DUE, {"aside": list(aside)})
+    return None if row is None else float(row["due_in"])
+
+
+async def upcoming_crons(connection: AsyncConnection[DictRow], limit: int, aside: Sequence[str] = ()) -> list[DictRow]:
+    """The enabled crons that are due first; `due_in` is in seconds, and not above zero for those that are due. `aside`:
+    the `due_time` of crons to pass over."""
+    return await (await connection.execute(UPCOMING, {"limit": limit, "aside": list(aside)})).fetchall()
 
 
 async def fire(database: Database, due: DictRow) -> Firing | None:
     """Fire a due cron, as `upcoming_crons` found it: create its run and move it on to its next due time, in one
-    transaction. None when another process did so first, or the cron is not what it was.
+    transaction. None when another process did so first, the cron is not what it was, or it is locked.
 
     However many due times have passed, there is one run, and the next due time is in the future. When the run cannot
     be created (the strategy is `reject` and the thread is busy), the due time is over all the same.
+
+    Raises TimeoutError if it takes longer than TRY_SHARE of DATABASE_TIMEOUT: others are due as well. The wait for a
+    connection of the pool does not count: no cron is to blame for it.
     """
     schedule = Schedule.parse(due["schedule"], due["timezone"])
     parameters = {
@@ -270,7 +298,8 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
         "due": due["next_run_date"],
         "next_run_date": next_due(schedule, due["end_time"], due["now"]),
     }
-    async with database.transaction() as connection:
+    seconds = TRY_SHARE * database.settings.database_timeout
+    async with database.transaction() as connection, asyncio.timeout(seconds):
         if due["thread_id"] is not None:
             # Before the cron: whoever deletes a thread has it locked when its crons go.
             await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
@@ -289,7 +318,7 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
 
 
 async def postpone(database: Database, due: DictRow, seconds: float) -> None:
-    """Try a cron again later that could not be fired for no good reason."""
+    """Try a cron again later that could not be fired for no good reason. One that is locked stays as it is."""
     async with database.connection() as connection:
         await connection.execute(POSTPONE, {"cron_id": due["cron_id"], "due": due["next_run_date"], "seconds": seconds})
 

@@ -77,11 +77,13 @@ RETURNING run_id
 # Letters that nobody has dealt with in time.
 UNDECIDED = "dead_letter IS NOT NULL AND finished_at < now() - make_interval(secs => %(ttl)s)"
 
-EXPIRE_LETTERS = f"""
-WITH old AS (
-    SELECT run_id FROM run WHERE {UNDECIDED}
+OLDEST_LETTERS = f"""
+    SELECT run_id, thread_id FROM run WHERE {UNDECIDED} AND run_id <> ALL(%(aside)s)
     ORDER BY finished_at, run_id LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-)
+"""
+
+EXPIRE_LETTERS = f"""
+WITH old AS ({OLDEST_LETTERS})
 UPDATE run SET settled_letter = dead_letter, dead_letter = NULL, letter_settled_at = now(), letter_outcome = 'expired'
 FROM old WHERE run.run_id = old.run_id
 """

@@ -14,7 +14,7 @@ from holdfast.errors import Conflict, NotFound
 
 # `lease_left` of one that has left is how long ago its last lease ended, below zero.
 WORKERS = """
-SELECT worker_id, status, host, pid, version, graphs, capacity, claims_last_minute, started_at, stopped_at,
+SELECT worker_id, status, host, pid, version, graphs, capacity, claims_last_minute, problem, started_at, stopped_at,
        extract(epoch FROM lease_until - now())::float8 AS lease_left, coalesce(held.run_ids, '{}') AS run_ids
 FROM worker
 LEFT JOIN LATERAL (
@@ -25,7 +25,8 @@ WHERE %(status)s::text IS NULL OR status = %(status)s
 ORDER BY status IN ('online', 'draining') DESC, started_at DESC, worker_id LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# The worker learns of it with its next renewal.
+# The worker learns of it with its next renewal. Then it stops by itself, and records that no run is to blame for it
+# (`engine/lease.py`).
 DRAIN = """
 WITH asked AS (
     UPDATE worker SET status = 'draining' WHERE worker_id = %(worker_id)s AND status = 'online' RETURNING worker_id

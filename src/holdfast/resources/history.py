@@ -15,11 +15,16 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside
+from holdfast.db.outages import is_outage
+from holdfast.db.stored_json import object_fields
+from holdfast.db.time_limit import TooSlow, time_limit
 
 # Checkpoints that one transaction deletes: whoever wants to start a run in the thread waits for it.
 AT_ONCE = 500
 # A thread that is always active is not looked at for every checkpoint that comes of age, but this often in a lifetime.
 LOOKS_PER_LIFE = 20
+
 
 # The index `thread_history` holds those, and in this order.
 DUE = """
@@ -29,7 +34,7 @@ AND coalesce(history_from, created_at) < now() - make_interval(secs => %(ttl)s)
 
 # Under the thread's lock nobody adds a checkpoint: runs are created, and states updated, under it too.
 LOCK_DUE = f"""
-SELECT thread_id, now() AS now FROM thread WHERE {DUE}
+SELECT thread_id, now() AS now FROM thread WHERE {DUE} AND thread_id <> ALL(%(aside)s)
 ORDER BY coalesce(history_from, created_at) LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 """
 
@@ -39,14 +44,14 @@ SELECT thread_id, now() AS now FROM thread WHERE {DUE} AND thread_id > %(after)s
 
 # A value that is kept as a sum of changes is not in any one checkpoint, so all of them are needed: LangGraph's
 # DeltaChannel leaves counters in the metadata, or `true` in place of a value that has a blob.
-USES_DELTAS = """
+USES_DELTAS = f"""
 SELECT EXISTS (
     SELECT 1 FROM checkpoints
     WHERE thread_id = %(thread_id)s::uuid::text
       AND metadata ?| ARRAY['counters_since_delta_snapshot', 'delta_writes_versioned']
 ) OR EXISTS (
     SELECT 1 FROM checkpoints c
-    CROSS JOIN LATERAL jsonb_each(c.checkpoint -> 'channel_values') AS inline
+    CROSS JOIN LATERAL jsonb_each({object_fields("c.checkpoint -> 'channel_values'")}) AS inline
     JOIN checkpoint_blobs b ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns
       AND b.channel = inline.key AND b.version = c.checkpoint -> 'channel_versions' ->> inline.key
     WHERE c.thread_id = %(thread_id)s::uuid::text AND inline.value = 'true'::jsonb
@@ -60,7 +65,8 @@ SELECT EXISTS (
 OLD_CHECKPOINTS = """
 WITH heads AS (
     SELECT DISTINCT ON (checkpoint_ns) checkpoint_ns, checkpoint_id AS head,
-           CASE WHEN (checkpoint ->> 'v')::integer < 4 THEN parent_checkpoint_id END AS sender,
+           CASE WHEN jsonb_typeof(checkpoint -> 'v') = 'number' AND checkpoint -> 'v' < '4'
+                THEN parent_checkpoint_id END AS sender,
            metadata -> 'parents' ->> '' AS root
     FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text
     ORDER BY checkpoint_ns, checkpoint_id DESC
@@ -78,7 +84,7 @@ ORDER BY c.checkpoint_id LIMIT %(limit)s
 """
 
 # What follows is given the keys, and looks rows up by them.
-DELETE_CHECKPOINTS = """
+DELETE_CHECKPOINTS = f"""
 WITH deleted AS (
     DELETE FROM checkpoints USING unnest(%(namespaces)s::text[], %(ids)s::text[])
         AS doomed(checkpoint_ns, checkpoint_id)
@@ -87,7 +93,7 @@ WITH deleted AS (
     RETURNING checkpoints.checkpoint_ns, checkpoint -> 'channel_versions' AS versions
 )
 SELECT DISTINCT checkpoint_ns, version.key AS channel, version.value AS version
-FROM deleted CROSS JOIN LATERAL jsonb_each_text(versions) AS version
+FROM deleted CROSS JOIN LATERAL jsonb_each_text({object_fields("versions")}) AS version
 """
 
 DELETE_WRITES = """
@@ -100,12 +106,13 @@ WHERE checkpoint_writes.thread_id = %(thread_id)s::uuid::text
 
 # Those that a checkpoint which is left refers to as well are not in it: they are subtracted as one set, not looked for
 # one by one.
-DELETE_BLOBS = """
+DELETE_BLOBS = f"""
 DELETE FROM checkpoint_blobs USING (
     SELECT * FROM unnest(%(namespaces)s::text[], %(channels)s::text[], %(versions)s::text[])
     EXCEPT
     SELECT c.checkpoint_ns, version.key, version.value
-    FROM checkpoints c CROSS JOIN LATERAL jsonb_each_text(c.checkpoint -> 'channel_versions') AS version
+    FROM checkpoints c
+    CROSS JOIN LATERAL jsonb_each_text({object_fields("c.checkpoint -> 'channel_versions'")}) AS version
     WHERE c.thread_id = %(thread_id)s::uuid::text AND c.checkpoint_ns = ANY(%(namespaces)s::text[])
 ) AS unused(checkpoint_ns, channel, version)
 WHERE checkpoint_blobs.thread_id = %(thread_id)s::uuid::text
@@ -163,13 +170,31 @@ def written_at(checkpoint_id: str) -> datetime:
     return _BEGINNING + timedelta(microseconds=int(digits, 16) // 10)
 
 
-async def prune_next(database: Database, ttl: float) -> Pruned | None:
-    """Prune the thread that has waited longest, in one transaction; None when none is due."""
-    async with database.transaction() as connection:
-        due = await (await connection.execute(LOCK_DUE, {"ttl": ttl})).fetchone()
-        if due is None:
-            return None
-        return await _prune(connection, due["thread_id"], due["now"], ttl)
+async def prune_next(
+    database: Database,
+    ttl: float,
+    aside: SetAside | None = None,
+    *,
+    at_once: int = AT_ONCE,
+    seconds: float | None = None,
+) -> Pruned | None:
+    """Prune the thread that has waited longest, in one transaction; None when none is due. A thread that cannot be
+    pruned is set aside.
+
+    `at_once`: the checkpoints to delete at most. `seconds`: how long it may take; None: any time. Raises TooSlow when
+    they are over and fewer checkpoints may take less.
+    """
+    parameters = {"ttl": ttl, "aside": [] if aside is None else aside.ids()}
+    due: DictRow | None = None
+    try:
+        async with time_limit(database, seconds), database.transaction() as connection:
+            due = await (await connection.execute(LOCK_DUE, parameters)).fetchone()
+            return None if due is None else await _prune(connection, due["thread_id"], due["now"], ttl, at_once)
+    except Exception as error:
+        if due is None or aside is None or is_outage(error) or (isinstance(error, TooSlow) and at_once > 1):
+            raise
+        aside.put(due, error)
+        return Pruned(due["thread_id"], 0, more=False)
 
 
 async def count_old(database: Database, ttl: float) -> int:
@@ -201,12 +226,14 @@ async def _old(
     return [row for row in rows if row["old"]], young
 
 
-async def _prune(connection: AsyncConnection[DictRow], thread_id: UUID, now: datetime, ttl: float) -> Pruned:
+async def _prune(
+    connection: AsyncConnection[DictRow], thread_id: UUID, now: datetime, ttl: float, at_once: int = AT_ONCE
+) -> Pruned:
     life = timedelta(seconds=ttl)
     before = now - life
-    old, young = await _old(connection, thread_id, before, limit=AT_ONCE + 1)
-    more = len(old) > AT_ONCE
-    if doomed := old[:AT_ONCE]:
+    old, young = await _old(connection, thread_id, before, limit=at_once + 1)
+    more = len(old) > at_once
+    if doomed := old[:at_once]:
         await _delete(connection, thread_id, doomed)
     if not more:
         following = None if young is None else max(young, before + life / LOOKS_PER_LIFE)

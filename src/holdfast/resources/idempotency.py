@@ -36,13 +36,14 @@ ON CONFLICT (scope, key) DO UPDATE SET
 
 OLD_KEYS = "created_at < now() - make_interval(secs => %(ttl)s)"
 
+# Deleted by an array of places: a join with `doomed`, of which the planner does not know how few there are, would read
+# all keys.
 SWEEP_KEYS = f"""
 WITH doomed AS (
-    SELECT scope, key FROM idempotency_key WHERE {OLD_KEYS}
+    SELECT ctid FROM idempotency_key WHERE {OLD_KEYS}
     ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM idempotency_key USING doomed
-WHERE idempotency_key.scope = doomed.scope AND idempotency_key.key = doomed.key
+DELETE FROM idempotency_key WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -13,6 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import TRY_SHARE
 from holdfast.db.pages import Found, Part
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
@@ -49,10 +51,21 @@ WHERE thread_id = %(thread_id)s AND %(run_id)s IN (run_id, left_by) AND asked_at
 ORDER BY asked_at, interrupt_id
 """
 
+# What identifies a due time of a question. One that was postponed is due at another time.
+DUE_TIME = "concat_ws(' ', thread_id, interrupt_id, run_id, due_at)"
+
 # Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
-UPCOMING = """
-SELECT thread_id, interrupt_id, run_id, extract(epoch FROM due_at - now())::float8 AS due_in FROM interrupt
-WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT %(limit)s
+UPCOMING = f"""
+SELECT {DUE_TIME} AS due_time, thread_id, interrupt_id, run_id, extract(epoch FROM due_at - now())::float8 AS due_in
+FROM interrupt
+WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
+ORDER BY due_at LIMIT %(limit)s
+"""
+
+NEXT_DEADLINE = f"""
+SELECT extract(epoch FROM due_at - now())::float8 AS due_in FROM interrupt
+WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
+ORDER BY due_at LIMIT 1
 """
 
 # The guard: of all that saw the question due, one finds it as it was.
@@ -60,12 +73,15 @@ DUE = """
 SELECT interrupt.*, default_answer IS NOT NULL AS has_default FROM interrupt
 WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
   AND answered_by IS NULL AND settled_at IS NULL AND due_at <= now()
-FOR NO KEY UPDATE
+FOR NO KEY UPDATE SKIP LOCKED
 """
 
 SET_DUE = """
 UPDATE interrupt SET due_at = now() + make_interval(secs => %(seconds)s::float8)
-WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
+WHERE (thread_id, interrupt_id, run_id) = (
+    SELECT thread_id, interrupt_id, run_id FROM interrupt
+    WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
+    FOR NO KEY UPDATE SKIP LOCKED)
 """
 
 # A second deadline, if there is one, takes the place of the first.
@@ -148,9 +164,19 @@ async def questions_of_run(connection: AsyncConnection[DictRow], thread_id: UUID
     return await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchall()
 
 
-async def upcoming_deadlines(connection: AsyncConnection[DictRow], limit: int) -> list[DictRow]:
-    """The questions that are due first; `due_in` is in seconds, and not above zero for those that are due."""
-    return await (await connection.execute(UPCOMING, {"limit": limit})).fetchall()
+async def next_deadline(connection: AsyncConnection[DictRow], aside: Sequence[str] = ()) -> float | None:
+    """Seconds until a question is due, not above zero if one is; None when none will be. `aside`: the `due_time` of
+    questions to pass over."""
+    row = await (await connection.execute(NEXT_DEADLINE, {"aside": list(aside)})).fetchone()
+    return None if row is None else float(row["due_in"])
+
+
+async def upcoming_deadlines(
+    connection: AsyncConnection[DictRow], limit: int, aside: Sequence[str] = ()
+) -> list[DictRow]:
+    """The questions that are due first; `due_in` is in seconds, and not above zero for those that are due. `aside`: the
+    `due_time` of questions to pass over."""
+    return await (await connection.execute(UPCOMING, {"limit": limit, "aside": list(aside)})).fetchall()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +193,14 @@ class Served:
 
 async def serve_deadline(database: Database, due: DictRow) -> Served | None:
     """Do what a due question asks for, in one transaction with taking it: somebody who answers at this moment either
-    comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more."""
-    async with database.transaction() as connection:
+    comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more, or
+    locked.
+
+    Raises TimeoutError if it takes longer than TRY_SHARE of DATABASE_TIMEOUT: others are due as well. The wait for a
+    connection of the pool does not count: no question is to blame for it.
+    """
+    seconds = TRY_SHARE * database.settings.database_timeout
+    async with database.transaction() as connection, asyncio.timeout(seconds):
         # Before the question, as everybody who answers it does.
         await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
         question = await (await connection.execute(DUE, due)).fetchone()
@@ -189,7 +221,7 @@ async def serve_deadline(database: Database, due: DictRow) -> Served | None:
 
 
 async def postpone_deadline(database: Database, due: DictRow, seconds: float) -> None:
-    """Try again later what could not be done for no good reason."""
+    """Try again later what could not be done for no good reason. A question that is locked stays as it is."""
     async with database.connection() as connection:
         await connection.execute(SET_DUE, {**due, "seconds": seconds})
 

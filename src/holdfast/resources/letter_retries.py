@@ -21,6 +21,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.quota import Quota
@@ -34,7 +35,7 @@ RetryFrom = Literal["checkpoint", "start"]
 NOTHING, CHECKPOINT = 0, 2
 
 LOCK_LETTER = """
-SELECT run_id, dead_letter, letter_outcome AS state, retried_by, progress, attempt FROM run
+SELECT run_id, dead_letter, letter_outcome AS state, retried_by, progress, attempt, pots FROM run
 WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT NULL) FOR NO KEY UPDATE
 """
 
@@ -139,6 +140,8 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
         beginning = await _beginning(connection, locked, new, retry)
         new = NewRun(**{**vars(new), "kwargs": beginning.kwargs})
         created = await create_run_within(connection, new)
+        # What the letter has spent is spent.
+        await share_budget(connection, run_id, locked["pots"], new.kwargs.get("budget"), new.run_id)
         await connection.execute(
             MARK_RETRY,
             {

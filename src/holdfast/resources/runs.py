@@ -11,6 +11,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
 from holdfast.engine.gates import restore_thread
@@ -152,14 +153,13 @@ async def list_runs(
 def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run as clients see it, with what Holdfast adds: attempt, priority, error and usage."""
     shown = present(dict(run))
-    kwargs = shown["kwargs"]
-    config = kwargs.get("config") or {}
+    kwargs = as_object(shown["kwargs"])
+    config = as_object(kwargs.get("config"))
     configurable: dict[str, Any] = {
-        **(config.get("configurable") or {}),
+        **as_object(config.get("configurable")),
         **{key: str(run[key]) for key in ("run_id", "thread_id", "graph_id", "assistant_id")},
     }
-    user = kwargs.get("user")
-    if user is not None:
+    if "identity" in (user := as_object(kwargs.get("user"))):
         configurable["user_id"] = user["identity"]
     shown["kwargs"] = {key: kwargs.get(key) for key in SHOWN_KWARGS}
     if kwargs.get("budget"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -25,21 +26,14 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.gates import close_missing
 from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
-from holdfast.graphs.catalog import Graph, GraphCatalog
-from holdfast.graphs.client_config import client_config
+from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
-from holdfast.resources.threads import get_brief
+from holdfast.resources.run_configs import config_of
+from holdfast.resources.threads import Brief, get_brief
 from holdfast.streams.serialize import to_json, to_jsonb
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
-
-# The id of an assistant that was deleted can be used again, by another tenant too: not that tenant's config.
-ASSISTANT_CONFIG = """
-SELECT assistant.config FROM assistant JOIN thread ON thread.thread_id = %(thread_id)s
-WHERE assistant.assistant_id = %(assistant_id)s
-  AND (thread.tenant_id = '' OR assistant.tenant_id IN ('*', thread.tenant_id))
-"""
 
 # The lock that every run of the thread is created under. Who holds it, and in a later statement sees no unfinished
 # run, is alone with the thread's checkpoints until the transaction ends.
@@ -119,7 +113,7 @@ async def read_state(
 ) -> StateSnapshot:
     """A thread's state, or what it was at a checkpoint. Empty when there is nothing to read: no graph has run in the
     thread, or the checkpoint does not exist. Raises NotFound for a thread, graph or subgraph that does not exist."""
-    async with open_graph(database, catalog, thread_id, "threads.read") as opened:
+    async with open_graph(database, catalog, thread_id, "threads.read", checkpoint) as opened:
         if opened is None:
             return _empty(thread_id, checkpoint)
         opened.subgraph(checkpoint.get("checkpoint_ns") or "")
@@ -128,10 +122,11 @@ async def read_state(
             return await opened.graph.aget_state(config, subgraphs=subgraphs)
         except OUR_FAILURES:
             raise
-        except Exception as error:
+        except ESCAPING as error:
             _log_unreadable(opened, error)
-            saved = await opened.saver.aget_tuple(config)
-            return _empty(thread_id, checkpoint) if saved is None else _as_stored(opened, saved)
+            with _answering_unreadable(thread_id):
+                saved = await opened.saver.aget_tuple(config)
+                return _empty(thread_id, checkpoint) if saved is None else _as_stored(opened, saved)
 
 
 async def read_history(
@@ -148,23 +143,57 @@ async def read_history(
     `limit`, and not more bytes of them than a page may have. Whether there are more comes with them."""
     earlier: RunnableConfig | None = None if before is None else {"configurable": {"checkpoint_id": before}}
     asked: dict[str, Any] = {"filter": dict(metadata) or None, "before": earlier, "limit": limit}
-    async with open_graph(database, catalog, thread_id, "threads.read") as opened:
-        if opened is None:
-            return [], False
-        opened.subgraph(namespace)
-        config = opened.config({"checkpoint_ns": namespace})
-        max_bytes = database.settings.max_page_bytes
-        asked["limit"], more = await opened.saver.fitting(config, **asked, max_bytes=max_bytes)
-        if not asked["limit"]:
-            return [], False
-        try:
-            return [state async for state in opened.graph.aget_state_history(config, **asked)], more
-        except OUR_FAILURES:
-            raise
-        except Exception as error:
-            _log_unreadable(opened, error)
+    async with database.connection() as connection:
+        thread = await get_brief(connection, thread_id)
+    if thread.graph_id is None:
+        return [], False
+    saver = PooledSaver(database)
+    config: RunnableConfig = {"configurable": _configurable(thread_id, {"checkpoint_ns": namespace})}
+    max_bytes = database.settings.max_page_bytes
+    if not catalog.is_factory(thread.graph_id):
+        async with _opened(database, catalog, thread_id, thread, "threads.read", {}) as opened:
+            opened.subgraph(namespace)
+            asked["limit"], more = await saver.fitting(config, **asked, max_bytes=max_bytes)
+            return (await _states(opened, config, asked) if asked["limit"] else []), more
+    asked["limit"], more = await saver.fitting(config, **asked, max_bytes=max_bytes)
+    written = await saver.runs_of(config, **asked)
+    states: list[StateSnapshot] = []
+    for given, number in await _by_config(database, thread_id, thread, namespace, written):
+        async with _opened(database, catalog, thread_id, thread, "threads.read", given) as opened:
+            opened.subgraph(namespace)
+            states += await _states(opened, config, {**asked, "limit": number})
+        if states:
+            asked["before"] = states[-1].config
+    return states, more
+
+
+async def _by_config(
+    database: Database, thread_id: UUID, thread: Brief, namespace: str, written: Iterable[tuple[str, str | None]]
+) -> list[tuple[dict[str, Any], int]]:
+    """For a graph that a factory builds: the configs of the runs that wrote states, each with how many states lie
+    together that were written with it. A factory may build another graph for each config."""
+    parts: list[tuple[dict[str, Any], int]] = []
+    async with database.connection() as connection:
+        for _, of_run in groupby(written, key=lambda one: one[1]):
+            ids = [checkpoint_id for checkpoint_id, _ in of_run]
+            place = {"checkpoint_ns": namespace, "checkpoint_id": ids[0]}
+            given, number = await config_of(connection, thread_id, thread.assistant_id, place), len(ids)
+            if parts and parts[-1][0] == given:
+                number += parts.pop()[1]
+            parts.append((given, number))
+    return parts
+
+
+async def _states(opened: Opened, config: RunnableConfig, asked: dict[str, Any]) -> list[StateSnapshot]:
+    try:
+        return [state async for state in opened.graph.aget_state_history(config, **asked)]
+    except OUR_FAILURES:
+        raise
+    except ESCAPING as error:
+        _log_unreadable(opened, error)
+        with _answering_unreadable(opened.thread_id):
             found = [saved async for saved in opened.saver.alist(config, **asked)]
-            return [await _state_at(opened, saved) for saved in found], more
+            return [await _state_at(opened, saved) for saved in found]
 
 
 async def update_state(
@@ -181,7 +210,7 @@ async def update_state(
     Raises NotFound for a thread that is not visible and for a checkpoint that does not exist, Conflict while the thread
     has an unfinished run, BadRequest when the thread has no graph, or its graph does not take the update.
     """
-    async with open_graph(database, catalog, thread_id, "threads.update", visible) as opened:
+    async with open_graph(database, catalog, thread_id, "threads.update", checkpoint, visible) as opened:
         if opened is None:
             raise BadRequest(
                 f"Thread {thread_id} has no graph. Run one in it, or name one in its metadata as graph_id, before "
@@ -199,7 +228,7 @@ async def update_state(
                     state = await opened.graph.aget_state(opened.config({}))
             except OUR_FAILURES:
                 raise
-            except Exception as error:
+            except ESCAPING as error:
                 raise BadRequest(f"Graph '{opened.graph_id}' does not take the update: {_said(error)}") from error
             await connection.execute(
                 SET_STATE,
@@ -241,39 +270,47 @@ async def open_graph(
     catalog: GraphCatalog,
     thread_id: UUID,
     access_context: AccessContext,
+    checkpoint: Checkpoint,
     visible: Visibility = EVERYTHING,
 ) -> AsyncIterator[Opened | None]:
-    """The graph that a thread's runs are of, with the configuration of their assistant; None when the thread has none.
-    Raises NotFound when there is no such thread, or no such graph on this server."""
+    """The graph that a thread's runs are of, built with the config of the run that wrote the checkpoint; None when the
+    thread has none. Raises NotFound when there is no such thread, or no such graph on this server, and InvalidRequest
+    when it cannot be built."""
     async with database.connection() as connection:
         thread = await get_brief(connection, thread_id, visible)
-        named = {"graph_id": thread.graph_id, "assistant_id": thread.assistant_id}
-        stamp = {key: value for key, value in named.items() if value is not None}
-        given = await _assistant_config(connection, thread_id, stamp.get("assistant_id"))
-    if "graph_id" not in stamp:
+        given = {}
+        # Only a factory reads the config.
+        if thread.graph_id is not None and catalog.is_factory(thread.graph_id):
+            given = await config_of(connection, thread_id, thread.assistant_id, checkpoint)
+    if thread.graph_id is None:
         yield None
         return
-    graph_id = stamp["graph_id"]
-    configurable = {**(given.get("configurable") or {}), **stamp, "thread_id": str(thread_id)}
+    async with _opened(database, catalog, thread_id, thread, access_context, given) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _opened(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    thread: Brief,
+    access_context: AccessContext,
+    given: Mapping[str, Any],
+) -> AsyncIterator[Opened]:
+    assert thread.graph_id is not None
+    named = {"graph_id": thread.graph_id, "assistant_id": thread.assistant_id}
+    stamp = {key: value for key, value in named.items() if value is not None}
+    configurable = {**stamp, **given.get("configurable", {}), "graph_id": thread.graph_id, "thread_id": str(thread_id)}
     saver = PooledSaver(database)
-    async with catalog.open(
-        graph_id,
+    opening = catalog.open(
+        thread.graph_id,
         config={**given, "configurable": configurable},  # type: ignore[typeddict-item]
         access_context=access_context,
         checkpointer=saver,
-    ) as graph:
-        yield Opened(thread_id, graph_id, graph, saver, stamp)
-
-
-async def _assistant_config(
-    connection: AsyncConnection[DictRow], thread_id: UUID, assistant_id: str | None
-) -> dict[str, Any]:
-    try:
-        parameters = {"thread_id": thread_id, "assistant_id": None if assistant_id is None else UUID(assistant_id)}
-    except ValueError:
-        return {}
-    row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()
-    return {} if row is None else client_config(row["config"])
+    )
+    async with built_for_client(opening, thread.graph_id, f"thread {thread_id}") as graph:
+        yield Opened(thread_id, thread.graph_id, graph, saver, stamp)
 
 
 async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> str | None:
@@ -317,7 +354,7 @@ async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
         return await opened.graph.aget_state(saved.config)
     except OUR_FAILURES:
         raise
-    except Exception:
+    except ESCAPING:
         return _as_stored(opened, saved)
 
 
@@ -331,15 +368,29 @@ def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
     return StateSnapshot(values, (), saved.config, saved.metadata, saved.checkpoint["ts"], saved.parent_config, (), ())
 
 
-def _log_unreadable(opened: Opened, error: Exception) -> None:
+@contextmanager
+def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
+    """Raise Conflict for stored checkpoints that LangGraph cannot read, for example of a version to come."""
+    try:
+        yield
+    except OUR_FAILURES:
+        raise
+    except ESCAPING as error:
+        raise Conflict(
+            f"The state of thread {thread_id} cannot be read: its checkpoints are not of the form that this version of "
+            f"LangGraph stores ({type(error).__name__})."
+        ) from error
+
+
+def _log_unreadable(opened: Opened, error: BaseException) -> None:
     about = {"thread_id": str(opened.thread_id), "graph_id": opened.graph_id}
     log.warning("state.unreadable", **about, error=kind_and_place(error))
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it took too long"
-    return f"{type(error).__name__}: {error}"
+    return in_words(error)
 
 
 def _interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
@@ -352,6 +403,7 @@ def present_interrupts(interrupts: Sequence[Interrupt[Any]]) -> list[dict[str, A
         {"id": one.id, "value": one.value}
         | ({} if one.response_schema is None else {"response_schema": one.response_schema})
         for one in interrupts
+        if isinstance(one, Interrupt)
     ]
 
 

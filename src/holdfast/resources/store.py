@@ -33,11 +33,14 @@ from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import PoolTimeout
 
+from holdfast.db import rights
 from holdfast.db.connect import Database
-from holdfast.db.migrate import LOCK
 from holdfast.db.pages import found_rows, within_bytes
+from holdfast.db.stored_json import as_object
+from holdfast.errors import DatabaseError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import StoreSection, load_embeddings, store_section
+from holdfast.telemetry.exceptions import ESCAPING, in_words
 from holdfast.telemetry.run_context import leave_run
 
 # How long `close` waits for what is under way.
@@ -46,7 +49,14 @@ CLOSE_PATIENCE = 5.0
 MOST_AT_ONCE = 1000
 MOST_TEXTS = 10_000
 
+# Held by the process that makes the tables of semantic search. Not the lock of migrations: one that waited for that
+# inside a statement would hold up an index that is built meanwhile.
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast store ' || %s, 0))"
+
 EXTENSION = "SELECT extnamespace::regnamespace::text AS schema FROM pg_extension WHERE extname = 'vector'"
+
+# Not by the search_path: where the extension is there may be tables of another program.
+HAS_TABLES = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'vector_migrations'"
 
 KEPT_DIMENSIONS = """
 SELECT atttypmod AS dims FROM pg_attribute
@@ -126,7 +136,13 @@ class PooledStore(AsyncPostgresStore):
         """`max_page_bytes` bounds what a search finds; graph code gets all it asks for. Raises ConfigError when the
         section `store` is wrong, or its embeddings cannot be loaded."""
         section = store_section(project)
-        super().__init__(cast(Any, database.pool), index=_index_config(project, section), ttl=section.ttl)
+        super().__init__(
+            cast(Any, database.pool),
+            index=_index_config(project, section),
+            ttl=section.ttl,
+            # Postgres's driver has parsed the value. This is called for one that is no object.
+            deserializer=cast(Any, as_object),
+        )
         self._database = database
         self._project = project
         self._max_page_bytes = max_page_bytes
@@ -140,15 +156,19 @@ class PooledStore(AsyncPostgresStore):
     async def setup(self) -> None:
         """What `holdfast migrate` does not do: the tables of semantic search, if the project asks for it.
 
-        Raises ConfigError when the database cannot have them.
+        Raises ConfigError when the database cannot have them, and DatabaseError when its role may not make them. A role
+        that owns nothing can use those that the owner has made.
         """
         if not self.index_config:
             return
-        async with self._database.transaction() as connection:
-            await connection.execute(LOCK, (self._database.settings.db_schema,))
-            await self._find_extension(connection)
-            await self._make_tables(connection)
-            row = await (await connection.execute(KEPT_DIMENSIONS)).fetchone()
+        try:
+            async with self._database.long_transaction() as connection:
+                await connection.execute(LOCK, (self._database.settings.db_schema,))
+                await self._find_extension(connection)
+                await self._make_tables(connection)
+                row = await (await connection.execute(KEPT_DIMENSIONS)).fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise await self._missing_rights(error) from None
         if row is not None and row["dims"] != self.index_config["dims"]:
             raise self._project.error(
                 "store.index.dims",
@@ -170,6 +190,9 @@ class PooledStore(AsyncPostgresStore):
             try:
                 await connection.execute("CREATE EXTENSION vector")
             except psycopg.Error as error:
+                # A connection that was lost says nothing about the extension.
+                if isinstance(error, psycopg.OperationalError) and not isinstance(error, psycopg.errors.UndefinedFile):
+                    raise
                 raise self._project.error(
                     "store.index",
                     "semantic search needs the extension pgvector in the database, which cannot be created. Install "
@@ -182,7 +205,10 @@ class PooledStore(AsyncPostgresStore):
             await connection.execute(self._search_path)
 
     async def _make_tables(self, connection: AsyncConnection[DictRow]) -> None:
-        await connection.execute("CREATE TABLE IF NOT EXISTS vector_migrations (v integer PRIMARY KEY)")
+        # CREATE TABLE IF NOT EXISTS would need the right to create in any case.
+        exists = await (await connection.execute(HAS_TABLES, (self._database.settings.db_schema,))).fetchone()
+        if exists is None:
+            await connection.execute("CREATE TABLE vector_migrations (v integer PRIMARY KEY)")
         row = await (await connection.execute("SELECT max(v) AS v FROM vector_migrations")).fetchone()
         first = 0 if row is None or row["v"] is None else row["v"] + 1
         for number, step in enumerate(self.VECTOR_MIGRATIONS[first:], start=first):
@@ -193,6 +219,23 @@ class PooledStore(AsyncPostgresStore):
                     statement %= values
                 await connection.execute(statement.replace(" CONCURRENTLY", "").encode())
             await connection.execute("INSERT INTO vector_migrations (v) VALUES (%s)", (number,))
+
+    async def _missing_rights(self, error: psycopg.Error) -> DatabaseError:
+        """What the role may not do, and the statement that allows it."""
+        schema = self._database.settings.db_schema
+        async with self._database.connection() as connection:
+            found = await (await connection.execute(rights.SCHEMA_RIGHTS, rights.parameters(schema))).fetchone()
+            tables = await (await connection.execute(rights.TABLE_RIGHTS, rights.parameters(schema))).fetchall()
+            role = connection.info.user
+        problem = f"The role {role} may not make the tables of semantic search (store.index): "
+        problem += f"{error.diag.message_primary}."
+        if (owner := rights.other_owner(tables)) is not None:
+            remedy = f"Start one process as the role {owner}, or GRANT {rights.identifier(owner)} TO "
+            return DatabaseError(f"{problem} {remedy}{rights.identifier(role)};")
+        if found is not None and found["lacking"]:
+            grant = rights.schema_grant(schema, role)
+            return DatabaseError(f"{problem} Run as the owner of the database: {grant}")
+        return DatabaseError(problem)
 
     # --- doing ------------------------------------------------------------------------------------
 
@@ -252,7 +295,10 @@ class PooledStore(AsyncPostgresStore):
         await cursor.execute(query.encode(), parameters)
         rows = await cursor.fetchall()
         rows, more = found_rows(rows) if bounded else (rows, False)
-        items = FoundItems(_row_to_search_item(_decode_ns_bytes(row["prefix"]), cast(Any, row)) for row in rows)
+        items = FoundItems(
+            _row_to_search_item(_decode_ns_bytes(row["prefix"]), cast(Any, row), loader=cast(Any, as_object))
+            for row in rows
+        )
         items.more = more
         return items
 
@@ -305,8 +351,8 @@ class PooledStore(AsyncPostgresStore):
         assert self.embeddings is not None
         try:
             vectors = await self.embeddings.aembed_documents(texts)
-        except Exception as error:
-            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {error!r}") from error
+        except ESCAPING as error:
+            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {in_words(error)}") from error
         if len(vectors) != len(texts):
             raise EmbeddingFailed(f"store.index.embed returned {len(vectors)} vectors for {len(texts)} texts.")
         return [self._checked(vector) for vector in vectors]
@@ -315,8 +361,8 @@ class PooledStore(AsyncPostgresStore):
         assert self.embeddings is not None
         try:
             vector = await self.embeddings.aembed_query(text)
-        except Exception as error:
-            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {error!r}") from error
+        except ESCAPING as error:
+            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {in_words(error)}") from error
         return self._checked(vector)
 
     def _checked(self, vector: Sequence[float]) -> list[float]:

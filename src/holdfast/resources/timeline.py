@@ -16,6 +16,7 @@ import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.stored_json import as_object
 from holdfast.errors import NotFound
 
 SpanKind = Literal[
@@ -51,7 +52,7 @@ SELECT run.run_id, run.thread_id, run.graph_id, run.status, run.created_at, run.
              WHERE child.parent_run_id = run.run_id AND child.finished_at IS NOT NULL LIMIT 1000) AS children_ended,
        run.status = 'running'
          AND NOT coalesce(worker.status IN ('online', 'draining') AND worker.lease_until >= now()
-                          AND worker.session_gone_at IS NULL, false) AS worker_lost
+                          AND worker.session_gone_at IS NULL AND worker.ended_at IS NULL, false) AS worker_lost
 FROM run LEFT JOIN worker USING (worker_id) WHERE run.run_id = %(run_id)s
 """
 
@@ -73,10 +74,10 @@ WHERE thread_id = %(thread_id)s AND seq >= %(first_seq)s AND run_id = %(run_id)s
 ORDER BY seq DESC LIMIT 1
 """
 
-# Until when upkeep has seen the sessions of workers that it then declared lost.
+# When the sessions of workers that were declared lost were first missing, or their processes were seen to end.
 SESSIONS_GONE = """
-SELECT worker_id::text, session_gone_at FROM worker
-WHERE worker_id = ANY(%(worker_ids)s::uuid[]) AND session_gone_at IS NOT NULL
+SELECT worker_id::text, least(ended_at, session_gone_at) AS gone_at FROM worker
+WHERE worker_id = ANY(%(worker_ids)s::uuid[]) AND (session_gone_at IS NOT NULL OR ended_at IS NOT NULL)
 """
 
 # A checkpoint is made when its step ends. Which nodes that step was is told by what they wrote to the one before.
@@ -205,7 +206,7 @@ async def run_timeline(connection: AsyncConnection[DictRow], run_id: UUID) -> di
         if run["crashes"] or run["worker_lost"]:
             workers = {str(orjson.loads(mark["data"]).get("worker_id")) for mark in marks if mark["kind"] == "metadata"}
             cursor = await connection.execute(SESSIONS_GONE, {"worker_ids": sorted(workers - {"None"})})
-            gone = {row["worker_id"]: row["session_gone_at"] for row in await cursor.fetchall()}
+            gone = {row["worker_id"]: row["gone_at"] for row in await cursor.fetchall()}
     steps: list[Step] = []
     if run["started_at"] is not None:
         cursor = await connection.execute(STEPS, {**place, "limit": MOST_STEPS + 1})
@@ -270,7 +271,7 @@ def put_together(
         told.notes.append(f"{missing} of {run['attempt']} attempts left no event: they ended before the first commit.")
     if not steps:
         told.notes.append("No checkpoint of the run is left, or it has made none: its steps are not known.")
-    elif (run["kwargs"] or {}).get("durability") == "exit":
+    elif as_object(run["kwargs"]).get("durability") == "exit":
         told.notes.append("With durability `exit` only the last checkpoint is kept: it stands for all steps.")
     return told
 

@@ -13,7 +13,7 @@ from holdfast.errors import NotFound
 OF_THREAD = "SELECT usage FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL"
 
 OF_RUN = """
-SELECT usage, kwargs,
+SELECT usage, kwargs, pots,
        coalesce(extract(epoch FROM coalesce(finished_at, now()) - started_at), 0)::float8 AS elapsed
 FROM run WHERE run_id = %(run_id)s AND thread_id = %(thread_id)s
 """

@@ -6,6 +6,7 @@ is sent again. So a receiver may get one twice, with the same id, and two delive
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from holdfast.db.pages import Found, Part, fetch_part, size_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import NotFound
 from holdfast.resources.runs import present_run
-from holdfast.streams.serialize import to_json
+from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
 
 DeliveryState = Literal["pending", "delivered", "failed"]
 
@@ -39,31 +40,65 @@ _OF_KIND: Mapping[UrlKind, str] = {
 
 _NEXT_DUE = """
 SELECT extract(epoch FROM next_attempt_at - now())::float8 AS seconds FROM webhook_delivery
-WHERE state = 'pending'{kind} ORDER BY next_attempt_at LIMIT 1
+WHERE state = 'pending' AND delivery_id <> ALL(%(aside)s){kind} ORDER BY next_attempt_at LIMIT 1
 """
 NEXT_DUE: Mapping[UrlKind, str] = {kind: _NEXT_DUE.format(kind=condition) for kind, condition in _OF_KIND.items()}
 
-# While it is being sent it is not due; when the lease is over it is again. An array and not a join: of a limit that it
-# does not know the planner expects a tenth of the table, and would read all of it.
-_CLAIM = """
+# Whom a delivery leads to: the host and port of its URL, or the project itself. The expression is that of an index.
+RECEIVER = "CASE WHEN starts_with(url, '/') THEN '/' ELSE '@' || left(split_part(url, '/', 3), 300) END COLLATE \"C\""
+
+# The receivers after one, in the order of the index, and of each the deliveries that are due longest. It jumps from
+# receiver to receiver: a long queue for one of them is not read. One without any that is due has a row, too.
+_RECEIVERS = f"""
+WITH RECURSIVE walk AS (
+    SELECT * FROM (
+        SELECT tenant_id, {RECEIVER} AS receiver FROM webhook_delivery
+        WHERE state = 'pending' AND (tenant_id, {RECEIVER}) > (%(tenant_id)s, %(receiver)s)
+        ORDER BY tenant_id, {RECEIVER} LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT following.* FROM walk CROSS JOIN LATERAL (
+        SELECT tenant_id, {RECEIVER} AS receiver FROM webhook_delivery
+        WHERE state = 'pending' AND (tenant_id, {RECEIVER}) > (walk.tenant_id, walk.receiver)
+        ORDER BY tenant_id, {RECEIVER} LIMIT 1
+    ) AS following
+)
+SELECT place.tenant_id, place.receiver, due.delivery_id, due.run_id
+FROM (SELECT * FROM walk LIMIT %(receivers)s) AS place
+LEFT JOIN LATERAL (
+    SELECT delivery_id, run_id FROM webhook_delivery
+    WHERE state = 'pending' AND tenant_id = place.tenant_id AND {RECEIVER} = place.receiver
+      AND next_attempt_at <= now() AND delivery_id <> ALL(%(aside)s) {{kind}}
+    ORDER BY next_attempt_at LIMIT %(each)s
+) AS due ON true
+"""
+FIND_DUE: Mapping[UrlKind, str] = {
+    "any": _RECEIVERS.format(kind=""),
+    "absolute": _RECEIVERS.format(kind="AND place.receiver <> '/'"),
+    "relative": _RECEIVERS.format(kind="AND place.receiver = '/'"),
+}
+
+# While it is being sent it is not due; when the lease is over it is again. What a client or a graph has written is
+# decoded row by row, not by the driver: one that cannot be decoded must not hide the others.
+CLAIM = f"""
 UPDATE webhook_delivery SET attempts = attempts + 1, sending = true,
                             next_attempt_at = now() + make_interval(secs => %(lease)s)
 WHERE delivery_id = ANY(ARRAY(
     SELECT delivery_id FROM (
-        SELECT delivery_id, row_number() OVER so_far AS number, sum({size}) OVER so_far AS bytes FROM (
-            SELECT delivery_id, next_attempt_at, run, "values" FROM webhook_delivery
-            WHERE state = 'pending' AND next_attempt_at <= now(){kind}
-            ORDER BY next_attempt_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
-        ) AS due WINDOW so_far AS (ORDER BY next_attempt_at ROWS UNBOUNDED PRECEDING)
+        SELECT delivery_id, row_number() OVER so_far AS number, sum({size_of("run", "values")}) OVER so_far AS bytes
+        FROM (
+            SELECT delivery_id, array_position(%(delivery_ids)s::uuid[], delivery_id) AS place, run, "values"
+            FROM webhook_delivery
+            WHERE delivery_id = ANY(%(delivery_ids)s::uuid[]) AND state = 'pending' AND next_attempt_at <= now()
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS due WINDOW so_far AS (ORDER BY place ROWS UNBOUNDED PRECEDING)
     ) AS listed WHERE number = 1 OR bytes <= %(max_bytes)s
 ))
-RETURNING delivery_id, run_id, tenant_id, url, run, "values", attempts, {size} AS size,
+RETURNING delivery_id, run_id, tenant_id, url, run::text AS run, "values"::text AS "values", attempts,
+          {size_of("run", "values")} AS size, {RECEIVER} AS receiver,
           coalesce((SELECT webhook_salts FROM tenant WHERE tenant.tenant_id = webhook_delivery.tenant_id),
                    ARRAY[]::bytea[]) AS salts
 """
-CLAIM: Mapping[UrlKind, str] = {
-    kind: _CLAIM.format(kind=condition, size=size_of("run", "values")) for kind, condition in _OF_KIND.items()
-}
 
 # Even if the lease was over and somebody else is sending it again: the receiver has it.
 MARK_DELIVERED = """
@@ -105,6 +140,27 @@ ORDER BY created_at DESC, delivery_id DESC LIMIT %(limit)s OFFSET %(offset)s
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A place in the order of tenants and receivers."""
+
+    tenant_id: str
+    receiver: str
+
+
+FIRST_TURN = Turn("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class DueDelivery:
+    """A delivery that may be claimed, and whom it is of and for."""
+
+    delivery_id: UUID
+    run_id: UUID
+    tenant_id: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A claimed delivery. `attempts` counts this try."""
 
@@ -120,6 +176,10 @@ class Delivery:
     """Empty: no tenant's."""
     salts: Sequence[bytes] = ()
     """What the tenant's signing secrets are computed from."""
+    receiver: str = ""
+    """Host and port of the URL, as `RECEIVER` gives it."""
+    unreadable: str | None = None
+    """Why `run` and `values` cannot be decoded, if they cannot."""
 
     def payload(self, sent_at: datetime, allowed: frozenset[str] | None) -> bytes:
         """What the receiver gets: the run as clients see it, and how it ended."""
@@ -135,7 +195,8 @@ class Delivery:
         }
         if payload["error"] is None:
             del payload["error"]
-        return to_json({key: value for key, value in payload.items() if allowed is None or key in allowed})
+        told = {key: value for key, value in payload.items() if allowed is None or key in allowed}
+        return to_json(told, DEEPEST_ANSWER)
 
 
 def _utc(stamp: str | None) -> datetime | None:
@@ -143,20 +204,50 @@ def _utc(stamp: str | None) -> datetime | None:
     return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC)
 
 
-async def next_due(connection: AsyncConnection[DictRow], kind: UrlKind = "any") -> float | None:
-    """Seconds until a delivery is due, not above zero if one is; None when nothing is pending."""
-    row = await (await connection.execute(NEXT_DUE[kind].encode())).fetchone()
+async def next_due(
+    connection: AsyncConnection[DictRow], kind: UrlKind = "any", aside: Sequence[UUID] = ()
+) -> float | None:
+    """Seconds until a delivery is due, not above zero if one is; None when nothing is pending. `aside`: the deliveries
+    to pass over."""
+    row = await (await connection.execute(NEXT_DUE[kind].encode(), {"aside": list(aside)})).fetchone()
     return None if row is None else float(row["seconds"])
 
 
+async def find_due(
+    connection: AsyncConnection[DictRow],
+    kind: UrlKind,
+    after: Turn,
+    *,
+    receivers: int,
+    each: int,
+    aside: Sequence[UUID] = (),
+) -> tuple[list[DueDelivery], Turn]:
+    """Due deliveries of the next `receivers` after a place in the order of tenants and receivers, up to `each` of one.
+    Returns them, and where to go on: at the beginning, when there are no more. `aside`: the deliveries to pass over."""
+    place = {"tenant_id": after.tenant_id, "receiver": after.receiver}
+    asked = {**place, "receivers": receivers, "each": each, "aside": list(aside)}
+    rows = await (await connection.execute(FIND_DUE[kind].encode(), asked)).fetchall()
+    seen = dict.fromkeys(Turn(row["tenant_id"], row["receiver"]) for row in rows)
+    last = next(reversed(seen)) if len(seen) >= receivers else FIRST_TURN
+    return [DueDelivery(**row) for row in rows if row["delivery_id"] is not None], last
+
+
 async def claim_deliveries(
-    connection: AsyncConnection[DictRow], limit: int, lease: float, max_bytes: int, kind: UrlKind = "any"
+    connection: AsyncConnection[DictRow], delivery_ids: Sequence[UUID], lease: float, max_bytes: int
 ) -> list[Delivery]:
-    """Take due deliveries, the longest due first: not more than `max_bytes` of them, but one at least. Nobody else gets
-    them for `lease` seconds."""
-    asked = {"limit": limit, "lease": lease, "max_bytes": max_bytes}
-    cursor = await connection.execute(CLAIM[kind].encode(), asked)
-    return [Delivery(**row) for row in await cursor.fetchall()]
+    """Take those that are still due, the first first: not more than `max_bytes` of them, but one at least. Nobody else
+    gets them for `lease` seconds."""
+    asked = {"delivery_ids": list(delivery_ids), "lease": lease, "max_bytes": max_bytes}
+    cursor = await connection.execute(CLAIM, asked)
+    return [_decoded(row) for row in await cursor.fetchall()]
+
+
+def _decoded(row: DictRow) -> Delivery:
+    try:
+        read = {key: None if row[key] is None else json.loads(row[key]) for key in ("run", "values")}
+    except (ValueError, RecursionError) as error:
+        return Delivery(**{**row, "run": {}, "values": None, "unreadable": type(error).__name__})
+    return Delivery(**{**row, **read})
 
 
 async def mark_delivered(connection: AsyncConnection[DictRow], delivery: Delivery, status: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -19,16 +20,21 @@ from langsmith.run_helpers import get_current_run_tree
 from holdfast.engine.create import MAX_PRIORITY
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.usage import read_shared
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun
 from holdfast.resources.children import ChildRequest, Parent, read_children, spawn_child
 from holdfast.runtime.current import CurrentRun, current_run
-from holdfast.runtime.usage import budget_left
+from holdfast.runtime.usage import METER, budget_left
+from holdfast.streams.serialize import storable
+from holdfast.telemetry.exceptions import clean
 
 T = TypeVar("T")
 
 LONGEST_KEY = 500
-# What a run hands down to its children as it is: whose they are, what came with the request, and what they may spend.
-INHERITED = ("user", "forwarded", "budget")
+# As for a run that a request creates: a year.
+LONGEST_DELAY_SECONDS = 31_536_000.0
+# What a run hands down to its children as it is: whose they are, and what came with the request.
+INHERITED = ("user", "forwarded")
 # Where the trace of a run goes, in its options.
 TRACE_OPTIONS = ("__langsmith_project__", "__langsmith_example_id__")
 
@@ -71,19 +77,21 @@ async def spawn(
     returns the one there is. So a key names a piece of work, and is the same each time the node runs: `"summary"`, or
     `f"page {number}"` in a loop; not a random id. When this returns, the child is committed.
 
-    Raises ChildRefused when the key stands for another assistant or input, for a priority beyond 100 or -100, and past
-    HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
+    Raises ChildRefused when the key stands for another assistant or input, for a priority beyond 100 or -100, for a
+    delay of more than a year, and past HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
     """
     run = current_run("holdfast.spawn()")
-    if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise ChildRefused(f"priority: {priority} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    if priority is not None and not (_is(Integral, priority) and -MAX_PRIORITY <= priority <= MAX_PRIORITY):
+        raise ChildRefused(f"priority: {priority!r:.100} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    if not (_is(Real, after_seconds) and after_seconds <= LONGEST_DELAY_SECONDS):
+        raise ChildRefused(f"after_seconds: {after_seconds!r:.100} is not a number of seconds up to a year.")
     request = ChildRequest(
         assistant=str(assistant),
         key=_checked(key),
         kwargs=_kwargs(run.kwargs, input, config, context, durability),
-        metadata=dict(metadata or {}),
+        metadata=storable(dict(metadata or {})),
         priority=priority,
-        after_seconds=after_seconds,
+        after_seconds=float(max(0.0, after_seconds)),
     )
     return await _spawn(run, request)
 
@@ -113,9 +121,11 @@ def gather_sync(*children: Child | str, return_exceptions: bool = False) -> list
 def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
     """What a child's run has from its parent's."""
     inherited = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
-    if "budget" in inherited:
-        # What is left of it now. What one child uses is not the others': each has as much.
-        inherited["budget"] = budget_left()
+    left = budget_left()
+    if "max_seconds" in left:
+        # The other limits are those of the pot that the family draws on (`engine/budget.py`). A copy of them would look
+        # smaller than the pot whenever the parent has used something that is not committed yet.
+        inherited["budget"] = {"max_seconds": left["max_seconds"]}
     tree = get_current_run_tree()
     if tree is not None:
         # Below the step that spawned it, and not beside its parent.
@@ -124,7 +134,7 @@ def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
-    parent = Parent(run_id=run.run_id, fence=run.fence)
+    parent = Parent(run_id=run.run_id, fence=run.fence, budget=run.kwargs.get("budget"))
     spawned = await spawn_child(run.database, run.catalog, parent, request)
     if spawned.new is not None and spawned.created is not None:
         say_created(spawned.new, spawned.created, by="parent")
@@ -151,6 +161,8 @@ async def _gather(
         for key, row in known.items()
         if row["status"] not in (None, "success")
     }
+    if any((failure.error or {}).get("error") == "BudgetExceeded" for failure in failures.values()):
+        await _stop_without_budget(run)
     if not return_exceptions:
         for key in keys:
             if key in failures:
@@ -163,9 +175,20 @@ async def _gather(
     return [failures.get(key) or known[key]["values"] for key in keys]
 
 
+async def _stop_without_budget(run: CurrentRun) -> None:
+    """Stop the run, if what its child has used up was the budget of both."""
+    meter = METER.get()
+    if meter is None:
+        return
+    async with run.database.connection() as connection:
+        meter.share(await read_shared(connection, run.run_id))
+    if meter.exceeded is not None:
+        raise meter.exceeded
+
+
 async def _key_of(child: Child | str | Awaitable[Child]) -> str:
     if isinstance(child, str):
-        return child
+        return _checked(child)
     if inspect.isawaitable(child):
         child = await child
     if not isinstance(child, Child):
@@ -174,9 +197,17 @@ async def _key_of(child: Child | str | Awaitable[Child]) -> str:
 
 
 def _checked(key: str) -> str:
-    if not isinstance(key, str) or not key or len(key) > LONGEST_KEY or "\0" in key:
-        raise ChildRefused(f"The key of a child is a text of 1 to {LONGEST_KEY} characters, not {key!r:.100}.")
+    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key or key != clean(key):
+        raise ChildRefused(
+            f"The key of a child is a text of 1 to {LONGEST_KEY} characters, without NUL characters and lone "
+            f"surrogates, not {key!r:.100}."
+        )
     return key
+
+
+def _is(kind: type, given: Any) -> bool:
+    """Whether graph code has kept to the annotation."""
+    return isinstance(given, kind)
 
 
 def _kwargs(
@@ -189,13 +220,14 @@ def _kwargs(
     """The kwargs of a child's run, as a request without anything special would have them."""
     standing: Mapping[str, Any] = (parent.get("config") or {}).get("configurable") or {}
     trace = {name: standing[name] for name in TRACE_OPTIONS if name in standing}
-    config = dict(config or {})
+    # Its metadata becomes that of the run, in a column that holds less than JSON can say.
+    own_config: dict[str, Any] = storable(dict(config or {}))
     if trace:
-        config["configurable"] = {**trace, **(config.get("configurable") or {})}
+        own_config["configurable"] = {**trace, **(own_config.get("configurable") or {})}
     return {
         "input": input,
         "command": None,
-        "config": config,
+        "config": own_config,
         "context": None if context is None else dict(context),
         "stream_mode": ["values"],
         "interrupt_before": None,

@@ -15,6 +15,7 @@ from uuid import UUID
 from holdfast.db.connect import Database
 from holdfast.errors import NotInRun
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.graphs.exits import enter_graph_code
 from holdfast.signals import Signals
 
 
@@ -41,6 +42,7 @@ _current: ContextVar[CurrentRun | None] = ContextVar("current_run", default=None
 def enter_run(run: CurrentRun) -> None:
     """From here on, in this task and in all that it starts, this is the current run."""
     _current.set(run)
+    enter_graph_code()
 
 
 def current_run(asked_by: str) -> CurrentRun:

@@ -5,10 +5,12 @@ Outside of a Holdfast worker nothing is counted and there is no budget, so a gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, Protocol
+
+from holdfast.errors import BudgetExceeded
 
 
 class Meter(Protocol):
@@ -16,6 +18,9 @@ class Meter(Protocol):
 
     def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None: ...
     def left(self) -> dict[str, Any]: ...
+    def share(self, pots: Sequence[Mapping[str, Any]]) -> None: ...
+    @property
+    def exceeded(self) -> BudgetExceeded | None: ...
 
 
 METER: ContextVar[Meter | None] = ContextVar("holdfast_meter", default=None)
@@ -35,7 +40,8 @@ def record_usage(
     """Count a call of a model that was made without LangChain, which is counted by itself.
 
     `input_tokens` include those that were `cached_tokens`, and `output_tokens` those for reasoning. Without `cost_usd`
-    the price list decides. At the end of its budget the run is stopped.
+    the price list decides, and so it does for a `cost_usd` that is no amount of money. Names that cannot be stored are
+    changed so that they can. At the end of its budget the run is stopped.
     """
     meter = METER.get()
     if meter is not None:
@@ -45,7 +51,7 @@ def record_usage(
             "input_token_details": {"cache_read": cached_tokens},
             "output_token_details": {"reasoning": reasoning_tokens},
         }
-        meter.record(model, provider, usage, None if cost_usd is None else Decimal(str(cost_usd)))
+        meter.record(model, provider, usage, None if cost_usd is None else _decimal(cost_usd))
 
 
 def budget_left() -> dict[str, Any]:
@@ -55,3 +61,11 @@ def budget_left() -> dict[str, Any]:
     """
     meter = METER.get()
     return {} if meter is None else dict(meter.left())
+
+
+def _decimal(given: Any) -> Decimal:
+    """The number, or NaN for what is none. Raises nothing."""
+    try:
+        return Decimal(str(given))
+    except Exception:
+        return Decimal("NaN")

@@ -56,10 +56,13 @@ class DatabaseSettings(Section):
     )
     database_timeout: Seconds = Field(
         10.0,
+        ge=0.1,
         le=300,
         validation_alias=names("DATABASE_TIMEOUT"),
-        description="Seconds to wait for a connection, or for a statement's answer from a silent server, before the "
-        "call counts as failed.",
+        description="Seconds to wait for a connection, or for the answer to a statement of the heartbeat, of claiming, "
+        "of signals or of the upkeep, before it counts as failed. A request's statement may take three times as long, "
+        "one attempt to connect 0.4 of it. "
+        "Too short and a slow server looks like one that hangs; too long and a fail-over takes longer.",
     )
     data_dir: Path = Field(
         Path(".holdfast"),

@@ -25,6 +25,16 @@ def is_loopback(name: str) -> bool:
     return address is not None and address.is_loopback
 
 
+def usable_host(name: str) -> str:
+    """A name or an address to listen on. Raises ValueError for what cannot be looked up: a label that is empty
+    (`a..b`) or has more than 63 characters."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        raise ValueError("must be a host name or an IP address") from None
+    return name
+
+
 def listens_beyond_loopback(host: str) -> bool:
     """Whether a server that listens on `host` can be reached from other machines. A name that cannot be resolved
     counts as reachable."""

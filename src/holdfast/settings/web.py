@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pydantic import Field, field_validator
 
 from holdfast.settings.fields import Seconds, Section, names, only_ours
+from holdfast.settings.hosts import usable_host
 
 
 def usable_prefix(value: str) -> str:
@@ -72,6 +73,7 @@ class WebSettings(Section):
     )
     stream_heartbeat: Seconds = Field(
         5.0,
+        ge=0.05,
         le=15,
         validation_alias=names("STREAM_HEARTBEAT_SECONDS"),
         description="Seconds between the comments that keep an idle stream open. Clients time out on streams that "
@@ -103,6 +105,7 @@ class WebSettings(Section):
     )
     header_timeout: Seconds = Field(
         20.0,
+        ge=0.1,
         le=3600,
         validation_alias=names("HEADER_TIMEOUT_SECONDS"),
         description="Seconds a client may take to send a request's headers, from when it connects or begins a request; "
@@ -110,6 +113,7 @@ class WebSettings(Section):
     )
     body_timeout: Seconds = Field(
         120.0,
+        ge=0.1,
         le=24 * 3600,
         validation_alias=names("BODY_TIMEOUT_SECONDS"),
         description="Seconds a client may take to send a request's body, or a WebSocket message; then it is answered "
@@ -159,6 +163,11 @@ class WebSettings(Section):
         description="Whether there are crons: off, their routes are gone and none fires. Say so to every process, or "
         "another one fires them.",
     )
+
+    @field_validator("host")
+    @classmethod
+    def _usable_host(cls, value: str) -> str:
+        return usable_host(value)
 
     @field_validator("cors_allow_origins")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from holdfast.settings.fields import Seconds, Section, names, only_ours
+from holdfast.settings.hosts import usable_host
 
 
 class WorkerSettings(Section):
@@ -61,7 +62,8 @@ class WorkerSettings(Section):
         ge=1,
         le=1000,
         validation_alias=only_ours("MAX_CRASHES"),
-        description="How many workers a run may take down before it is put with the dead letters.",
+        description="How many workers may die while they execute a run that makes no progress in between, before it "
+        "is put with the dead letters.",
     )
     lease: Seconds = Field(
         30.0,
@@ -84,14 +86,15 @@ class WorkerSettings(Section):
         le=60,
         validation_alias=names("SESSION_GRACE_SECONDS"),
         description="Seconds a worker's heartbeat session may be gone from Postgres before the worker counts as "
-        "lost. Must cover a reconnect.",
+        "lost; an eighth of it if all sessions of its process are gone. Must cover a reconnect.",
     )
     reaper_interval: Seconds = Field(
         1.0,
         ge=0.1,
         le=60,
         validation_alias=names("REAPER_INTERVAL_SECONDS"),
-        description="Seconds between two looks for lost workers.",
+        description="Seconds between two looks for lost workers; a tenth of it while runs are being executed. Longer "
+        "delays take-over, shorter costs the database a statement each time.",
     )
     poll_interval: Seconds = Field(
         5.0,
@@ -146,3 +149,17 @@ class WorkerSettings(Section):
         validation_alias=names("BLOCKED_LOOP_SECONDS"),
         description="Seconds graph code may block the worker's event loop before that is reported, with line and run.",
     )
+    blocked_loop_limit: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        validation_alias=names("BLOCKED_LOOP_LIMIT_SECONDS"),
+        description="Seconds graph code may block the worker's event loop before the worker hands its runs over and "
+        "ends. The run that blocks gets a crash (HOLDFAST_MAX_CRASHES), the others lose nothing. Too short and runs "
+        "that compute long are stopped; 0: never, and one run can hold up all others for as long as it likes.",
+    )
+
+    @field_validator("health_host")
+    @classmethod
+    def _usable_health_host(cls, value: str) -> str:
+        return usable_host(value)

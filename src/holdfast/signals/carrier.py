@@ -23,7 +23,7 @@ from holdfast.settings import Settings
 from holdfast.signals import Listener, Topic
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import run_together
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +63,8 @@ class Carrier(ABC):
         self._echo = asyncio.Event()
         self._joining = asyncio.Event()
         self._stirred = asyncio.Event()
+        # Something has happened after which the next ping must not wait for its time.
+        self._ping_early = asyncio.Event()
         # Not among those that wait: it must not be dropped with them.
         self._ping_due = False
         self._ping_sent = asyncio.Event()
@@ -150,16 +152,23 @@ class Carrier(ABC):
         self._missed()
         self._joining.set()
         self._stirred.set()
+        self._ping_early.set()
 
-    def _received(self, topic: Topic | None, payload: str) -> None:
+    def _received(self, topic: Topic | None, payload: str | bytes) -> None:
+        """Pass a hint on. Anybody who can reach the carrier can send anything. What a listener cannot use is lost, as
+        any hint may be, and the connection goes on."""
         if topic is None:
             self._echo.set()
             self._stirred.set()
             return
         if self.deaf:
             return
-        for listener in self._listeners[topic]:
-            listener(payload)
+        try:
+            hint = payload.decode() if isinstance(payload, bytes) else payload
+            for listener in self._listeners[topic]:
+                listener(hint)
+        except Exception as error:
+            log.debug("signals.not_understood", topic=topic, error=kind_and_place(error), **self._place)
 
     # --- the loops --------------------------------------------------------------------------------
 
@@ -213,6 +222,7 @@ class Carrier(ABC):
             self._echo.clear()
             self._stirred.clear()
             self._ping_sent.clear()
+            self._ping_early.clear()
             self._ping_due = True
             self._wake.set()
             await self._ping_sent.wait()
@@ -220,7 +230,7 @@ class Carrier(ABC):
                 self._restore()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._ping_interval):
-                        await self._joining.wait()
+                        await self._ping_early.wait()
             elif not self._joining.is_set() and not self.deaf:
                 self._degrade(TimeoutError("no echo of the process's own ping"))
                 self._hang_up()
@@ -239,6 +249,8 @@ class Carrier(ABC):
     def _degrade(self, error: BaseException) -> None:
         if self._degraded_since is None:
             self._degraded_since = time.monotonic()
+            # A connection that fails is seldom alone. The receiving one would wait for the next ping to notice.
+            self._ping_early.set()
             log.warning("signals.degraded", error=in_words(error), remedy="polling", **self._place)
             self._missed()
 

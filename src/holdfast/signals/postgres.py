@@ -18,7 +18,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
 from holdfast.db.arrays import texts
-from holdfast.db.connect import Database, open_session
+from holdfast.db.connect import Database
 from holdfast.db.kept import KeptConnection
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
@@ -77,7 +77,7 @@ class PostgresSignals(Carrier):
         topics: dict[str, Topic | None] = {
             self._channel(topic): topic for topic in (*TOPICS, None) if topic is None or topic in self._listeners
         }
-        async with await open_session(self._settings, "signals") as connection:
+        async with await self._database.session("signals") as connection:
             self._session = connection
             # What comes together with the answer to a statement.
             connection.add_notify_handler(lambda notify: self._received(topics[notify.channel], notify.payload))
@@ -109,7 +109,7 @@ class PostgresSignals(Carrier):
             try:
                 received.consume_input()
                 while (hint := received.notifies()) is not None:
-                    self._received(topics[hint.relname.decode()], hint.extra.decode())
+                    self._received(topics[hint.relname.decode()], hint.extra)
             except Exception as error:
                 over.set_exception(error)
             else:

@@ -209,7 +209,7 @@ class RedisSignals(Carrier):
             kind, channel, payload = message[0], message[1].decode(), message[2]
             name = channel.removeprefix(threads)
             if kind in (b"message", b"smessage"):
-                self._received(topics.get(channel, "events"), payload.decode())
+                self._received(topics.get(channel, "events"), payload)
             elif kind in (b"subscribe", b"ssubscribe"):
                 if channel == last:
                     joined = True

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -36,6 +37,7 @@ _SCHEMES: dict[str, tuple[Mode, bool]] = {
     "rediss+cluster": ("cluster", True),
 }
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"})
+_CERTIFICATE_REQUIREMENTS = ("none", "optional", "required")
 _PORTS: dict[Mode, int] = {"server": 6379, "socket": 0, "sentinel": 26379, "cluster": 6379}
 
 
@@ -83,13 +85,18 @@ def parse_redis_url(url: str) -> RedisPlace:
     username, _, password = user.partition(":")
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     tls_options = {name: value for name, value in query.items() if tls and name in _TLS_OPTIONS}
+    requirement = tls_options.get("ssl_cert_reqs", "required")
+    if requirement not in _CERTIFICATE_REQUIREMENTS:
+        raise wrong(f"ssl_cert_reqs must be one of {', '.join(_CERTIFICATE_REQUIREMENTS)}")
+    if "ssl_keyfile" in tls_options and "ssl_certfile" not in tls_options:
+        raise wrong("ssl_keyfile needs ssl_certfile")
     if unknown := set(query) - {"db", "sentinel_password"} - set(tls_options):
         raise wrong(f"{sorted(unknown)[0]} is not understood")
     master = ""
     if mode == "socket":
         segments, path = [], unquote(parts.path)
-        if not path:
-            raise wrong("the path is missing")
+        if not path or "\0" in path:
+            raise wrong("the path is missing" if not path else "the path has a NUL character")
     else:
         path = ""
     if mode == "sentinel":
@@ -119,6 +126,21 @@ def parse_redis_url(url: str) -> RedisPlace:
     )
 
 
+def check_redis_url(url: str) -> None:
+    """Parse it, and read the certificates that it names. Without them no connection succeeds. Raises SettingsError."""
+    options = parse_redis_url(url).tls_options
+    context = ssl.create_default_context()
+    try:
+        if (authorities := options.get("ssl_ca_certs")) is not None:
+            context.load_verify_locations(authorities)
+        if (certificate := options.get("ssl_certfile")) is not None:
+            context.load_cert_chain(certificate, options.get("ssl_keyfile"), password="")
+    except (OSError, ValueError) as error:
+        named = ", ".join(f"{name}={value}" for name, value in sorted(options.items()) if name != "ssl_cert_reqs")
+        rule = "these must be PEM files that can be read, the key without a password"
+        raise SettingsError(f"REDIS_URL={shown_url(url)}: {named}: {rule} ({error})") from None
+
+
 def _address(text: str, port: int, wrong: Any) -> Address:
     match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.%]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d+))?", text)
     if match is None:
@@ -126,4 +148,11 @@ def _address(text: str, port: int, wrong: Any) -> Address:
     number = int(match["port"] or port)
     if not 0 < number < 65536:
         raise wrong(f"{number} is not a port")
-    return unquote(match["six"] or match["host"]), number
+    host = unquote(match["six"] or match["host"])
+    try:
+        usable = bool(host.encode("idna")) and "\0" not in host
+    except UnicodeError:
+        usable = False
+    if not usable:
+        raise wrong("a host is no name that can be looked up: its parts must have 1 to 63 characters")
+    return host, number

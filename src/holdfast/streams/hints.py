@@ -29,6 +29,8 @@ PORTION = 32_768
 # Bytes below which packing costs more than it saves.
 FEW = 1500
 QUICKEST = 1
+# Bytes of one hint when it is unpacked. What has more is read from the log.
+MOST_UNPACKED = 16 * 1024 * 1024
 # Runs named by one hint.
 ENDED_AT_ONCE = 100
 
@@ -93,7 +95,7 @@ def _tell_events(flush: Flush, max_payload: int) -> list[str] | None:
         start, end = portions.pop()
         told = flush.events[start:end]
         rows = orjson.dumps([(event.kind, event.namespace, len(event.data)) for event in told])
-        body = b"".join([rows, b"\n", *(event.data for event in told)])
+        body = b"".join([rows, b"\n", *[event.data for event in told]])
         packed = len(body) > FEW
         if packed:
             body = b64encode(zlib.compress(body, QUICKEST))
@@ -113,10 +115,11 @@ def _tell_events(flush: Flush, max_payload: int) -> list[str] | None:
 def _portions(events: Sequence[Committed]) -> Iterator[tuple[int, int]]:
     start, size = 0, 0
     for number, event in enumerate(events):
-        if number > start and size + len(event.data) > PORTION:
+        length = len(event.data)
+        if number > start and size + length > PORTION:
             yield start, number
             start, size = number, 0
-        size += len(event.data)
+        size += length
     yield start, len(events)
 
 
@@ -153,19 +156,29 @@ def understand(payload: str, watched: Container[UUID]) -> EventHint | Touched | 
     thread_id, seq = UUID(told[0]), told[1]
     events: list[LogEvent] = []
     if len(told) > 2 and thread_id in watched:
-        with suppress(ValueError, TypeError, IndexError, zlib.error):
+        with suppress(ValueError, TypeError, IndexError, OverflowError, zlib.error):
             events = _understand_events(seq, told[2:], rest)
     return EventHint(thread_id, seq, events)
 
 
 def _understand_events(seq: int, about: Sequence[Any], rest: str) -> list[LogEvent]:
     run_id, created_at, packed = UUID(about[0]), EPOCH + about[1] * MICROSECOND, about[2]
-    rows, _, data = (zlib.decompress(b64decode(rest)) if packed else rest.encode()).partition(b"\n")
+    rows, _, data = (_unpack(b64decode(rest)) if packed else rest.encode()).partition(b"\n")
     described, place = orjson.loads(rows), 0
     events = []
     for number, (kind, namespace, length) in enumerate(described, seq - len(described) + 1):
+        if type(kind) is not str or type(namespace) is not str:
+            raise TypeError("an event's kind and place are texts")
         events.append(LogEvent(number, run_id, kind, namespace, data[place : place + length], created_at))
         place += length
     if place != len(data):
         raise ValueError("the events are not as long as the hint says")
     return events
+
+
+def _unpack(packed: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    body = unpacking.decompress(packed, MOST_UNPACKED)
+    if unpacking.unconsumed_tail:
+        raise ValueError("the events are too many to be kept")
+    return body

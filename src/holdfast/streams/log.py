@@ -166,10 +166,25 @@ async def life_of_run(
     return [LogEvent(**row) for row in await cursor.fetchall()]
 
 
-async def first_after_gap(connection: AsyncConnection[DictRow], thread_id: UUID, since: int) -> int | None:
-    """The lowest number after a cursor that can still be had, if the one right after it cannot; None without a gap."""
-    row = await (await connection.execute(GAP, {"thread_id": thread_id, "since": since})).fetchone()
+class Place(NamedTuple):
+    """Where a client's cursor is in a thread's log. `after`: where to read on. `available`: the lowest number that can
+    still be had, if the one right after the cursor cannot."""
+
+    after: int
+    available: int | None
+
+
+async def place_in_log(connection: AsyncConnection[DictRow], thread_id: UUID, cursor: int) -> Place:
+    """Find a client's cursor in a thread's log.
+
+    A cursor beyond the last number that the thread has ever given out is of another server, or of an earlier thread
+    with the same id: reading begins at the beginning. The hub must not be given such a cursor, for it would believe
+    that the log has come so far, and tell no watcher of the thread what is new.
+    """
+    row = await (await connection.execute(GAP, {"thread_id": thread_id, "since": cursor})).fetchone()
     assert row is not None
-    if row["last"] <= since or row["next"] == since + 1:
-        return None
-    return int(row["next"] or row["last"] + 1)
+    if row["last"] < cursor:
+        return Place(0, None)
+    if row["last"] == cursor or row["next"] == cursor + 1:
+        return Place(cursor, None)
+    return Place(cursor, int(row["next"] or row["last"] + 1))

@@ -51,9 +51,8 @@ class Recent:
     def extend(self, events: Sequence[LogEvent]) -> None:
         """Keep events that follow on those that are kept."""
         before, kept = self._taken(), self._events
-        for event in events:
-            kept.append(event)
-            self._bytes += len(event.data)
+        kept.extend(events)
+        self._bytes += sum([len(event.data) for event in events])
         while len(kept) > RECENT or (self._bytes > PORTION_BYTES and len(kept) > 1):
             self._bytes -= len(kept.popleft().data)
         self._everything.grown(self, self._taken() - before)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import orjson
 from langgraph.types import Send
@@ -21,6 +22,16 @@ class PublicFields(Protocol):
     def public_fields(self) -> Mapping[str, Any]: ...
 
 
+# Levels of lists and objects in a value that is stored. No reader has room for many more: see `db/stored_json.py`.
+DEEPEST = 1_000
+# In an answer, which has such values inside.
+DEEPEST_ANSWER = DEEPEST + 50
+# Every escape of a JSON text, so that a backslash that is escaped itself begins none.
+ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<refused>\\u0000|\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.S,
+)
 OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -48,32 +59,83 @@ def _default(value: Any) -> Any:
     return str(value)
 
 
-def to_json(value: Any) -> bytes:
-    """Compact JSON for anything. Never raises for what a graph can hold, short of circular references."""
+def to_json(value: Any, deepest: int = DEEPEST) -> bytes:
+    """Compact JSON for anything. Raises ValueError for circular references and for more than `deepest` levels, and
+    for nothing else that a graph can hold."""
     try:
         return orjson.dumps(value, _default, OPTIONS)
-    except (TypeError, ValueError):
-        # Integers past 64 bits, which the standard library can write, and lone surrogates, which nobody should: half of
-        # the clients refuse the whole answer.
-        return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError):
+        # Integers past 64 bits, more than 254 levels, and lone surrogates, which nobody should write: half of the
+        # clients refuse the whole answer.
+        return _written(value, deepest).encode()
 
 
-def _plain(value: Any) -> Any:
-    """The same in types that the standard library writes as orjson would have: it has no times, and NaN is no JSON."""
+class _End(NamedTuple):
+    """The end of a list or an object."""
+
+    bracket: str
+
+
+class _Written(NamedTuple):
+    """JSON text."""
+
+    text: str
+
+
+def _written(value: Any, deepest: int) -> str:
+    """The same as orjson would have written. Not recursive: a deep value must not exhaust the stack."""
+    parts: list[str] = []
+    pending: list[Any] = [value]
+    depth = 0
+    while pending:
+        item = pending.pop()
+        if isinstance(item, _Written):
+            parts.append(item.text)
+        elif isinstance(item, _End):
+            parts.append(item.bracket)
+            depth -= 1
+        elif isinstance(item, dict) or (isinstance(item, (list, tuple)) and not hasattr(item, "_asdict")):
+            if depth >= deepest:
+                # A circular reference ends here, too.
+                raise ValueError(f"JSON with more than {deepest:,} levels")
+            depth += 1
+            parts.append("{" if isinstance(item, dict) else "[")
+            pending.append(_End("}" if isinstance(item, dict) else "]"))
+            pending.extend(reversed(_contents(item)))
+        else:
+            pending.append(_scalar(item))
+    return "".join(parts)
+
+
+def _contents(item: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> list[Any]:
+    """The parts of a list or an object, with what is written between them."""
+    contents: list[Any] = []
+    if isinstance(item, dict):
+        for key, part in item.items():
+            comma = "," if contents else ""
+            contents += [_Written(f"{comma}{json.dumps(_key(key), ensure_ascii=False)}:"), part]
+    else:
+        for part in item:
+            contents += [_Written(","), part] if contents else [part]
+    return contents
+
+
+def _scalar(value: Any) -> Any:
+    """JSON text of a value that has no parts, or a value that can be written in its place."""
     if value is None or isinstance(value, (bool, int)):
-        return value
+        try:
+            return _Written(json.dumps(value))
+        except ValueError:
+            # More digits than Python writes or reads. No client can read it either.
+            return _Written("null")
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return _Written(json.dumps(value) if math.isfinite(value) else "null")
     if type(value) is str:
-        return _text(value)
-    if isinstance(value, dict):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
-        return [_plain(item) for item in value]
+        return _Written(json.dumps(_text(value), ensure_ascii=False))
     try:
-        return orjson.loads(orjson.dumps(value, _default, OPTIONS))
-    except (TypeError, ValueError):
-        return _plain(_default(value))
+        return _Written(orjson.dumps(value, _default, OPTIONS).decode())
+    except (TypeError, ValueError, RecursionError):
+        return _default(value)
 
 
 def _key(key: Any) -> str:
@@ -94,18 +156,15 @@ def _text(value: str) -> str:
 def to_jsonb(data: bytes) -> str:
     """The same JSON as text that a `jsonb` column accepts: NUL characters and lone surrogates, which it has no
     room for, become U+FFFD."""
-    if b"\\u0000" not in data and b"\\ud" not in data:
+    if b"\\u0000" not in data and b"\\ud" not in data and b"\\uD" not in data:
         return data.decode()
-    return orjson.dumps(_scrub(json.loads(data))).decode()
+    return ESCAPE.sub(_allowed, data.decode())
 
 
-def _scrub(value: Any) -> Any:
-    if isinstance(value, str):
-        return _text(value).replace("\0", "\ufffd")
-    if isinstance(value, list):
-        return [_scrub(item) for item in value]
-    if isinstance(value, dict):
-        return {_scrub(key): _scrub(item) for key, item in value.items()}
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return float(value)
-    return value
+def storable(value: Any) -> Any:
+    """The value as a `jsonb` column will return it. Raises what `to_json` raises."""
+    return json.loads(to_jsonb(to_json(value)))
+
+
+def _allowed(escape: re.Match[str]) -> str:
+    return "\ufffd" if escape["refused"] else escape[0]

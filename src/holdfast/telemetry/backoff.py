@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -15,9 +16,19 @@ log = structlog.get_logger(__name__)
 
 
 class Backoff:
-    """An outage's memory. `failed` sleeps; `succeeded` ends the outage. Without names somebody else says so."""
+    """An outage's memory. `failed` sleeps; `succeeded` ends the outage. Without names somebody else says so. `about`:
+    fields of both log lines."""
 
-    def __init__(self, outage: str | None, recovered: str | None, *, base: float = 0.05, cap: float = 2.0) -> None:
+    def __init__(
+        self,
+        outage: str | None,
+        recovered: str | None,
+        *,
+        base: float = 0.05,
+        cap: float = 1.0,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        self._about = about or {}
         self._outage = outage
         self._recovered = recovered
         self._base = base
@@ -25,26 +36,34 @@ class Backoff:
         self._failures = 0
         self._since = 0.0
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._failures > 0
+
     def note(self, error: BaseException) -> float:
         """Record a failure, log the first, and return how long to wait."""
         if self._failures == 0:
             self._since = time.monotonic()
             if self._outage is not None:
-                log.warning(self._outage, error=in_words(error))
+                log.warning(self._outage, error=in_words(error), **self._about)
         self._failures += 1
         pause = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
-    async def failed(self, error: BaseException) -> None:
-        """Record a failure and wait. Raises CancelledError if the task is being cancelled: a connection that breaks
-        at that moment raises its own error in the cancellation's place, and the loop would go on for ever."""
+    async def failed(self, error: BaseException, *, at_most: float | None = None) -> None:
+        """Record a failure and wait, no longer than `at_most` seconds. Raises CancelledError if the task is being
+        cancelled: a connection that breaks at that moment raises its own error in the cancellation's place, and the
+        loop would go on for ever."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
-        await asyncio.sleep(self.note(error))
+        pause = self.note(error)
+        await asyncio.sleep(pause if at_most is None else min(pause, at_most))
 
     def succeeded(self) -> None:
         if self._failures:
             if self._recovered is not None:
-                log.info(self._recovered, seconds=round(time.monotonic() - self._since, 3), failures=self._failures)
+                seconds = round(time.monotonic() - self._since, 3)
+                log.info(self._recovered, seconds=seconds, failures=self._failures, **self._about)
             self._failures = 0

@@ -19,13 +19,54 @@ from typing import Any
 import psycopg
 import pydantic
 
+# What the code of a graph can raise into ours. Not CancelledError, which may be meant for us.
+ESCAPING = (Exception, SystemExit, KeyboardInterrupt)
 LONGEST = 20_000
+# How many causes of an exception a run's traceback has.
+LONGEST_CHAIN = 20
 _OURS = f"{Path(__file__).parents[1]}/"
 # The standard library, and what was installed. The second may be inside of the first.
 _PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 # What runs graphs, and is never what is wrong with one.
 _RUNNERS = re.compile(r"/(?:langgraph|langchain_core|langsmith|uvloop|structlog)/")
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, as text that can be stored and sent. Exceptions of graph code may say anything: the
+    message is shortened, lone surrogates are replaced, and an exception whose `__str__` fails has a message that says
+    so."""
+    try:
+        text = str(error)
+    except BaseException:
+        return "(no message: its __str__ fails)"
+    cut = "" if len(text) <= LONGEST else f"… ({len(text)} characters)"
+    return clean(text[:LONGEST]) + cut
+
+
+def clean(text: str) -> str:
+    """The same with U+FFFD for lone surrogates, which UTF-8 has no room for."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def run_traceback(error: BaseException) -> str:
+    """The traceback that is kept with a run. It is formatted link by link, because a chain of causes may be long."""
+    chain: list[tuple[BaseException, str]] = []
+    current: BaseException | None = error
+    because = ""
+    while current is not None and len(chain) < LONGEST_CHAIN and all(current is not seen for seen, _ in chain):
+        chain.append((current, because))
+        if current.__cause__ is not None:
+            current, because = current.__cause__, traceback._cause_message  # type: ignore[attr-defined]
+        elif current.__context__ is not None and not current.__suppress_context__:
+            current, because = current.__context__, traceback._context_message  # type: ignore[attr-defined]
+        else:
+            current = None
+    try:
+        parts = ["".join(traceback.format_exception(link, chain=False)) + after for link, after in reversed(chain)]
+    except Exception:
+        return "(no traceback: formatting it fails)"
+    return clean("".join(parts)[-LONGEST:])
 
 
 def in_words(error: BaseException) -> str:
@@ -36,7 +77,7 @@ def in_words(error: BaseException) -> str:
 def kind_and_place(error: BaseException) -> str:
     """An exception of graph code: what it is, and the line of the project that it came through last."""
     where = place_of(error.__traceback__)
-    return type(error).__name__ if where is None else f"{type(error).__name__} at {where}"
+    return type(error).__name__ if where is None else f"{type(error).__name__} at {clean(where)}"
 
 
 def place_of(trace: TracebackType | None) -> str | None:
@@ -65,7 +106,7 @@ def trace_text(error: BaseException) -> str:
     """A traceback with its causes, as Python prints it. No variables: they hold what runs work with."""
     whole = traceback.TracebackException.from_exception(error, capture_locals=False, compact=True)
     _shorten(whole, error, set())
-    return "".join(whole.format())[-LONGEST:].rstrip()
+    return clean("".join(whole.format())[-LONGEST:]).rstrip()
 
 
 def as_fields(error: BaseException) -> dict[str, str]:
@@ -86,10 +127,7 @@ def exception_of(line: Mapping[str, Any]) -> BaseException | None:
 
 
 def _message(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        return "(no message: its __str__ fails)"
+    text = message_of(error)
     if isinstance(error, psycopg.Error | pydantic.ValidationError):
         return text.strip().partition("\n")[0]
     return text
@@ -98,6 +136,10 @@ def _message(error: BaseException) -> str:
 def _shorten(whole: traceback.TracebackException | None, error: BaseException | None, seen: set[int]) -> None:
     """Leave of each message of a chain what `_message` leaves."""
     if whole is None or error is None or id(error) in seen:
+        return
+    if len(seen) >= LONGEST_CHAIN:
+        # Cut off, and what is cut off is not shown.
+        whole.__cause__ = whole.__context__ = None
         return
     seen.add(id(error))
     if isinstance(error, psycopg.Error | pydantic.ValidationError):

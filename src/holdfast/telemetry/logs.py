@@ -77,8 +77,9 @@ def logs_json() -> bool:
     return any(isinstance(handler, StandardLines) and handler.json for handler in logging.getLogger().handlers)
 
 
-def configure_logging(settings: Settings, *, importing: bool = False, **process: Any) -> None:
-    """Set up the logging of this process. `process` is on every line.
+def configure_logging(settings: Settings, *, importing: bool = False, standard: bool = True, **process: Any) -> None:
+    """Set up the logging of this process. `process` is on every line. `standard` includes Python's own logging, which
+    commands leave alone: their errors are sentences, also where log lines are JSON.
 
     To be called before the project is imported, so that what it logs then is seen, and again after that: what is
     imported may set up a logging of its own, for itself and for us. `importing`: the first of both, after which no
@@ -120,7 +121,8 @@ def configure_logging(settings: Settings, *, importing: bool = False, **process:
         logger_factory=factory,
         cache_logger_on_first_use=not importing,
     )
-    _take_standard(StandardLines(processors, factory(), json=not console), level)
+    if standard:
+        _take_standard(StandardLines(processors, factory(), json=not console), level)
 
 
 def _take_standard(handler: logging.Handler, level: int) -> None:

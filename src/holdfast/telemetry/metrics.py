@@ -127,6 +127,12 @@ DEAD_LETTERS = _declare(
     BOTH,
     ("reason",),
 )
+ROWS_SET_ASIDE = _declare(
+    "counter",
+    "upkeep_rows_set_aside_total",
+    "Rows that the upkeep cannot process, or a worker cannot claim, and passes over for a while",
+    BOTH,
+)
 QUEUE_WAIT = _declare(
     "histogram", "queue_wait_seconds", "From ready to claimed, of first attempts", WORKER, buckets=WAITING
 )
@@ -252,6 +258,7 @@ class Metrics:
         self.takeovers = counter(TAKEOVERS)
         self.workers_lost = counter(WORKERS_LOST)
         self.dead_letters = counter(DEAD_LETTERS, [(reason,) for reason in REASONS])
+        self.rows_set_aside = counter(ROWS_SET_ASIDE)
         self.queue_wait = histogram(QUEUE_WAIT)
         self.claim_to_start = histogram(CLAIM_TO_START)
         self.start_to_first_event = histogram(START_TO_FIRST_EVENT)

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
@@ -79,17 +80,26 @@ class CountedExporter(SpanExporter):
         logger.propagate = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send them. The exporter drops a batch in which one span cannot be encoded: then the others are sent."""
         self.taken += len(spans)
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:
-            self._losses.add(len(spans), f"{type(error).__name__}: {error}")
-            return SpanExportResult.FAILURE
+        result, reason = self._send(spans)
+        if result is not SpanExportResult.SUCCESS:
+            fit = [span for span in spans if _is_encodable(span)]
+            if 0 < len(fit) < len(spans):
+                self._losses.add(len(spans) - len(fit), reason)
+                spans = fit
+                result, reason = self._send(spans)
         if result is SpanExportResult.SUCCESS:
             self._losses.over()
         else:
-            self._losses.add(len(spans), self._heard.message)
+            self._losses.add(len(spans), reason)
         return result
+
+    def _send(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
+        try:
+            return self._exporter.export(spans), self._heard.message
+        except Exception as error:
+            return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
@@ -121,6 +131,15 @@ class Outbox(BatchSpanProcessor):
             if full:
                 self._losses.add(1, f"more than {self._room} spans wait to be sent (OTEL_BSP_MAX_QUEUE_SIZE)")
         super().on_end(span)
+
+
+def _is_encodable(span: ReadableSpan) -> bool:
+    """Whether its names, times and status can be sent. Graph code may use half of a surrogate pair in a name."""
+    try:
+        encode_spans([span]).SerializePartialToString()
+    except Exception:
+        return False
+    return True
 
 
 class _LastMessage(logging.Handler):

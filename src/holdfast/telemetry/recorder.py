@@ -34,9 +34,10 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import holdfast
+from holdfast.telemetry.exceptions import clean, kind_and_place, message_of, run_traceback
 from holdfast.telemetry.otlp import BOUND, Losses
 from holdfast.telemetry.steps import ATTEMPT, WANTED_SPAN, WANTED_TRACE, Place, step_here
-from holdfast.telemetry.tracing import STORED, Subject, stored_trace
+from holdfast.telemetry.tracing import QUEUED_AT, STORED, Subject, stored_trace
 
 NANOSECONDS = 1_000_000_000
 Attributes = Mapping[str, str | int | float | bool]
@@ -127,7 +128,7 @@ class Recorder:
         with trace.use_span(span, end_on_exit=True, record_exception=False):
             stored: dict[str, Any] = {}
             W3C.inject(stored)
-            stored["queued_at"] = time.time_ns() + int(after_seconds * NANOSECONDS)
+            stored[QUEUED_AT] = time.time_ns() + int(after_seconds * NANOSECONDS)
             yield {**kwargs, STORED: stored}
 
     def attempt(
@@ -148,7 +149,7 @@ class Recorder:
         """
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.worker_id": str(worker_id or "")}
-        created = stored.get("queued_at") if attempt == 1 else None
+        created = stored.get(QUEUED_AT) if attempt == 1 else None
         queued_at = created if isinstance(created, int) else now - int(given_back * NANOSECONDS)
         queued_at = min(queued_at, looked_at)
         parent = self._place(stored)
@@ -159,6 +160,15 @@ class Recorder:
             part.end(end)
         place = Place(span, graph_name, _attempt_id(subject.run_id, attempt, GRAPH))
         return AttemptSpan(self._tracer, place, attributes)
+
+    @contextmanager
+    def harmless(self) -> Iterator[None]:
+        """For spans that are recorded by loops, and beside a run's own failure: what raises in here is counted as a
+        lost span, and is nobody else's failure."""
+        try:
+            yield
+        except Exception as error:
+            self.losses.add(1, kind_and_place(error))
 
     def lost_attempt(
         self,
@@ -180,7 +190,7 @@ class Recorder:
         wanted = WANTED_SPAN.set(_attempt_id(subject.run_id, attempt, GRAPH))
         try:
             graph = self._tracer.start_span(
-                graph_name,
+                clean(graph_name),
                 trace.set_span_in_context(span, NOWHERE),
                 attributes={**attributes, "openinference.span.kind": "CHAIN"},
                 start_time=begun,
@@ -301,8 +311,10 @@ class AttemptSpan:
 
     def failed(self, error: BaseException) -> None:
         """What the attempt failed of, when there will be another."""
-        self._span.record_exception(error)
-        self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        # Not `record_exception`: it asks the error for its message, which may fail or be of any size.
+        told = {"exception.type": type(error).__qualname__, "exception.message": message_of(error)}
+        self._span.add_event("exception", {**told, "exception.stacktrace": run_traceback(error)})
+        self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {message_of(error)}"))
 
     def end(
         self,

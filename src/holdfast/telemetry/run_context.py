@@ -47,6 +47,11 @@ def add_run(logger: object, method: str, line: Any) -> Any:
     return line
 
 
+def current_run() -> Mapping[str, Any]:
+    """The run that this task or thread works for; empty: none."""
+    return _run.get() or {}
+
+
 def run_in(context: Context) -> Mapping[str, Any]:
     """The run that a context belongs to, for whoever looks at another thread's."""
     return context.get(_run) or {}

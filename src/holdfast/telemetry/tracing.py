@@ -7,7 +7,11 @@ sent, is in `recorder.py` and `otlp.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +20,7 @@ from uuid import UUID
 import structlog
 
 from holdfast.errors import SettingsError
-from holdfast.settings import Settings
+from holdfast.settings import Settings, environment_names
 
 if TYPE_CHECKING:
     from holdfast.telemetry.recorder import Recorder
@@ -31,8 +35,15 @@ PACKAGES = {
 }
 # Where a run's kwargs have the place in a trace that it was created at. Clients do not see it.
 STORED = "trace"
+# In there: since when it has been due, in nanoseconds.
+QUEUED_AT = "queued_at"
 # Seconds that a process which ends waits for its last spans to be taken.
 PATIENCE = 2.0
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+OWN_VARIABLES = frozenset(variable for field in Settings.model_fields.values() for variable in environment_names(field))
+"""What `Settings` has checked already."""
 
 recorder: Recorder | None = None
 
@@ -75,16 +86,82 @@ def require_packages(settings: Settings) -> None:
 
 def configure_tracing(settings: Settings, role: Literal["web", "worker"]) -> None:
     """Begin to record spans and send them, if the settings say so. Once per process, before it does anything; after
-    the project's own environment has been read, for OpenTelemetry reads some of its settings from there."""
+    the project's own environment has been read, for OpenTelemetry reads some of its settings from there. Raises
+    SettingsError."""
     global recorder
     if not settings.tracing:
         return
-    require_packages(settings)
-    from holdfast.telemetry.otlp import open_provider
-    from holdfast.telemetry.recorder import Recorder
-
-    recorder = Recorder(*open_provider(settings, role), langchain=role == "worker")
+    recorder = _open_recorder(settings, role)
     log.info("traces.sending", url=settings.traces_url.rpartition("@")[2], role=role)
+
+
+def check_tracing(settings: Settings) -> None:
+    """Raise SettingsError if a process could not record spans or send any with these settings and this environment.
+    For a process that does nothing else: what OpenTelemetry has read is not read again."""
+    if settings.tracing:
+        _check_collector(settings)
+        _open_recorder(settings, "worker").close(PATIENCE)
+
+
+def _open_recorder(settings: Settings, role: Literal["web", "worker"]) -> Recorder:
+    require_packages(settings)
+    try:
+        # OpenTelemetry reads variables when it is imported, and when a provider is made.
+        from holdfast.telemetry.otlp import open_provider
+        from holdfast.telemetry.recorder import Recorder
+
+        return Recorder(*open_provider(settings, role), langchain=role == "worker")
+    except Exception as error:
+        given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _may_be_shown(name)]
+        raise SettingsError(
+            f"{', '.join(given) or 'OTEL_*'}: OpenTelemetry refuses this ({type(error).__name__}: {error}). Correct "
+            "the variable that it is about, or set HOLDFAST_TRACES=false."
+        ) from error
+
+
+def _may_be_shown(name: str) -> bool:
+    """Whether it is a variable of OpenTelemetry that is no setting of ours. Headers and URLs may hold a secret."""
+    secret = ("HEADERS", "ENDPOINT", "ATTRIBUTES")
+    return name.startswith("OTEL_") and not name.endswith(secret) and name not in OWN_VARIABLES
+
+
+def _check_collector(settings: Settings) -> None:
+    """Raise SettingsError for headers and certificates with which every request to the collector would fail."""
+    for name, value in settings.traces_headers.items():
+        if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+            raise SettingsError(
+                "OTEL_EXPORTER_OTLP_HEADERS=(secret): must be name=value, percent-encoded, with commas between them; a "
+                "name must be letters, digits and hyphens, a value must be Latin-1 without control characters"
+            )
+    if not settings.traces_url.startswith("https:"):
+        return
+    authority, authority_name = _file_of("CERTIFICATE")
+    certificate, certificate_name = _file_of("CLIENT_CERTIFICATE")
+    key, key_name = _file_of("CLIENT_KEY")
+    context = ssl.create_default_context()
+    if authority is not None:
+        with _refused(f"{authority_name}={authority}", "must be a file with certificates (PEM)"):
+            context.load_verify_locations(authority)
+    if certificate is not None:
+        given = f"{certificate_name}={certificate}" + (f", {key_name}={key}" if key is not None else "")
+        with _refused(given, "must be files with a certificate and its key (PEM), the key without a password"):
+            context.load_cert_chain(certificate, key, password="")
+
+
+def _file_of(kind: str) -> tuple[str | None, str]:
+    """The file that OpenTelemetry reads, and the variable that names it."""
+    for name in (f"OTEL_EXPORTER_OTLP_TRACES_{kind}", f"OTEL_EXPORTER_OTLP_{kind}"):
+        if name in os.environ:
+            return os.environ[name], name
+    return None, ""
+
+
+@contextmanager
+def _refused(given: str, rule: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{given}: {rule} ({error}). HOLDFAST_TRACES=false starts without traces.") from None
 
 
 def end_tracing() -> None:
@@ -96,9 +173,15 @@ def end_tracing() -> None:
 
 
 def stored_trace(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Where in a trace a run was created; empty when it was not traced then."""
+    """Where in a trace a run was created; empty when it was not traced then. Without what this version does not write:
+    it is read by the loops that claim and create runs."""
     stored = kwargs.get(STORED)
-    return stored if isinstance(stored, dict) else {}
+    fields = stored.items() if isinstance(stored, dict) else ()
+    return {name: value for name, value in fields if isinstance(value, str) or (name == QUEUED_AT and _is_time(value))}
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
 
 
 def outgoing_headers() -> dict[str, str]:
@@ -118,3 +201,6 @@ def _installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+    except ValueError:
+        # A package around it refuses a variable of the environment. `check_tracing` says which.
+        return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import structlog
-from psycopg import AsyncConnection
-from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.children import cancel_abandoned, release_overdue
+from holdfast.db.one_by_one import SetAside
+from holdfast.engine.children import cancel_abandoned, has_family_work, release_overdue
 from holdfast.engine.ready import announce_ready
 from holdfast.signals import Signals
+from holdfast.upkeep.duty import LOOK_INTERVAL
 
 BATCH = 100
 
@@ -22,12 +22,18 @@ class ChildKeeper:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
+        self._aside = SetAside("families", "run_id", database.metrics)
 
-    async def run(self, connection: AsyncConnection[DictRow]) -> None:
-        parents, children = await cancel_abandoned(self._database, self._signals, BATCH)
+    async def run(self) -> float:
+        """Do what there is to do. Returns the seconds until the next look."""
+        async with self._database.connection() as connection:
+            if not await has_family_work(connection):
+                return LOOK_INTERVAL
+        parents, children = await cancel_abandoned(self._database, self._signals, BATCH, self._aside)
         if children:
             log.info("children.cancelled", parents=parents, children=children)
-        overdue = await release_overdue(connection, self._database.settings.run_timeout)
+        overdue = await release_overdue(self._database, self._database.settings.run_timeout, self._aside)
         if overdue:
             log.info("children.waited_too_long", run_ids=[str(run.run_id) for run in overdue])
             announce_ready(self._signals, overdue)
+        return LOOK_INTERVAL

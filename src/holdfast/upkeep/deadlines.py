@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
-import psycopg
 import structlog
-from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside, best_effort
+from holdfast.db.outages import is_outage
 from holdfast.engine.created import say_created
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_ready
-from holdfast.resources.interrupts import postpone_deadline, serve_deadline, upcoming_deadlines
+from holdfast.resources.interrupts import next_deadline, postpone_deadline, serve_deadline, upcoming_deadlines
 from holdfast.signals import Signals
+from holdfast.upkeep.duty import LOOK_INTERVAL
 
 # Seconds until a deadline is tried again that failed for no good reason.
 RETRY_INTERVAL = 60.0
+# Seconds until the next look when everything that is due is locked.
+LOCKED_INTERVAL = 1.0
 BATCH = 100
 
 log = structlog.get_logger(__name__)
@@ -30,30 +31,36 @@ class Deadlines:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
+        self._aside = SetAside("deadlines", "due_time", database.metrics, first_pause=RETRY_INTERVAL)
 
-    async def run(self, connection: AsyncConnection[DictRow]) -> float:
-        """Serve what is due. Returns the seconds until there is more, if that is known."""
-        upcoming = await upcoming_deadlines(connection, BATCH)
-        due = [question for question in upcoming if question["due_in"] <= 0]
-        for question in due:
-            await self._serve(question)
-        if due:
-            return 0.0
-        return min((float(question["due_in"]) for question in upcoming), default=math.inf)
+    async def run(self) -> float:
+        """Serve what is due, at most one batch. Returns the seconds until the next look."""
+        aside = self._aside.ids()
+        async with self._database.connection() as connection:
+            due_in = await next_deadline(connection, aside)
+            if due_in is None or due_in > 0:
+                return LOOK_INTERVAL if due_in is None else min(LOOK_INTERVAL, due_in)
+            due = [one for one in await upcoming_deadlines(connection, BATCH, aside) if one["due_in"] <= 0]
+        dealt_with = [await self._serve(question) for question in due]
+        return 0.0 if any(dealt_with) else LOCKED_INTERVAL
 
-    async def _serve(self, due: DictRow) -> None:
+    async def _serve(self, due: DictRow) -> bool:
+        """Whether the deadline was dealt with: not if the question is locked, or if another process was first."""
         about = {"interrupt_id": due["interrupt_id"], "thread_id": str(due["thread_id"])}
         try:
             served = await serve_deadline(self._database, due)
-        except (psycopg.OperationalError, OSError):
-            raise
-        except Exception:
-            # One that cannot be served must not keep the others, nor the other duties, from being done.
+        except Exception as error:
+            if is_outage(error) and not isinstance(error, TimeoutError):
+                raise
+            # One that cannot be served, or whose thread somebody has locked, must not keep the others from it.
             log.exception("interrupt.deadline_failed", **about)
-            await postpone_deadline(self._database, due, RETRY_INTERVAL)
-            return
+            # Setting it aside does not depend on its row, which may be what cannot be written.
+            async with best_effort(self._database):
+                await postpone_deadline(self._database, due, RETRY_INTERVAL)
+            self._aside.put(due, error)
+            return True
         if served is None:
-            return
+            return False
         if served.escalated:
             log.info("interrupt.escalated", **about)
         elif served.new is None or served.created is None:
@@ -65,3 +72,4 @@ class Deadlines:
                 announce_ready(self._signals, [ReadyRun(served.new.run_id, served.new.graph_id)])
         if served.told:
             announce_webhooks(self._signals)
+        return True

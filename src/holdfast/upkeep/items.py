@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.upkeep.portions import LIMIT_TIMES, MOST, Portion, take
 
 log = structlog.get_logger(__name__)
-
-BATCH = 500
 
 # An item that is being put again at this moment is locked, and not expired when it is looked at next.
 SWEEP_ITEMS = """
@@ -25,18 +22,17 @@ COUNT_ITEMS = "SELECT count(*) FROM store WHERE expires_at < now()"
 
 
 class ItemSweeper:
-    """Runs once an interval, or at once again while there is more."""
+    """Once an interval, or at once again while there is more."""
 
     def __init__(self, database: Database, interval: float) -> None:
         self._database = database
         self._interval = interval
-        self._due = 0.0
+        self._portion = Portion(first=MOST, most=MOST)
 
-    async def run(self) -> None:
-        if time.monotonic() < self._due:
-            return
-        async with self._database.connection() as connection:
-            swept = (await connection.execute(SWEEP_ITEMS, {"batch": BATCH})).rowcount
-        self._due = time.monotonic() + (0.0 if swept >= BATCH else self._interval)
+    async def run(self) -> float:
+        """Remove a portion. Returns the seconds until the next."""
+        seconds = LIMIT_TIMES * self._database.settings.database_timeout
+        swept, more = await take(self._database, SWEEP_ITEMS, {}, self._portion, seconds)
         if swept:
             log.debug("upkeep.items_swept", items=swept)
+        return 0.0 if more else self._interval

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside
 from holdfast.engine.graph_gone import note_missing_graphs, put_aside
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
@@ -31,32 +30,33 @@ class Letters:
         self._database = database
         self._settings = database.settings
         self._signals = signals
-        self._look_due = 0.0
+        self._aside = SetAside("letters", "run_id", database.metrics)
 
-    async def run(self) -> None:
-        if self._settings.graph_gone_after and time.monotonic() >= self._look_due:
-            await self._look()
-
-    async def _look(self) -> None:
+    async def run(self) -> float:
+        """Put aside what has waited for too long. Returns the seconds until the next look."""
         after = self._settings.graph_gone_after
+        if not after:
+            return LONGEST_PAUSE
         pause = min(after / LOOKS, LONGEST_PAUSE)
-        self._look_due = time.monotonic() + pause
         async with self._database.connection() as connection:
             # Twice the pause may pass when others lead the upkeep in between, and a pass may take its time.
             gone = await note_missing_graphs(connection, after=after, gap=3 * pause + INTERVAL)
         if not gone:
-            return
-        ended = await put_aside(self._database, gone, after=after, batch=BATCH)
+            return pause
+        passed_over = self._aside.ids()
+        ended = await put_aside(self._database, gone, after=after, batch=BATCH, aside=self._aside)
         for run in ended:
             about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
             log.warning("run.dead_letter", reason="graph_gone", **about)
-        if ended:
-            self._database.metrics.dead_letters.add(len(ended), "graph_gone")
-            # There may be more, and the next runs of the same threads may be of the same graph.
-            self._look_due = 0.0
-            for hint in tell_ended([run["run_id"] for run in ended]):
-                self._signals.publish("events", hint)
-            for run in ended:
-                self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
-            announce_webhooks(self._signals)
-            announce_perhaps_ready(self._signals)
+        if not ended:
+            # What was not reached because others took their time is next.
+            return pause if self._aside.ids() == passed_over else 0.0
+        self._database.metrics.dead_letters.add(len(ended), "graph_gone")
+        for hint in tell_ended([run["run_id"] for run in ended]):
+            self._signals.publish("events", hint)
+        for run in ended:
+            self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
+        announce_webhooks(self._signals)
+        announce_perhaps_ready(self._signals)
+        # There may be more, and the next runs of the same threads may be of the same graph.
+        return 0.0

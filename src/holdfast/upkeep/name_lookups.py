@@ -10,11 +10,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
-# Lookups at once. One whose caller gave up counts until it ends.
-MAX_LOOKUPS = 50
+# Lookups at once, as many as webhooks are sent at once. One whose caller gave up counts until it ends.
+MAX_LOOKUPS = 100
+
+_begun: ContextVar[set[asyncio.Future[None]] | None] = ContextVar("lookups of this task", default=None)
+
+
+@contextmanager
+def lookups_begun() -> Iterator[set[asyncio.Future[None]]]:
+    """The lookups that this task begins meanwhile and that have not ended yet."""
+    begun: set[asyncio.Future[None]] = set()
+    token = _begun.set(begun)
+    try:
+        yield begun
+    finally:
+        _begun.reset(token)
 
 
 class NameLookups:
@@ -25,9 +40,14 @@ class NameLookups:
         """As `socket.getaddrinfo` answers, for TCP. Raises what that raises."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[Any]] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
+        begun = _begun.get()
 
         def finish(outcome: list[Any] | Exception) -> None:
             self._free.release()
+            ended.set_result(None)
+            if begun is not None:
+                begun.discard(ended)
             if found.done():
                 return
             if isinstance(outcome, Exception):
@@ -51,4 +71,6 @@ class NameLookups:
         except RuntimeError as error:
             self._free.release()
             raise OSError(f"no thread for the lookup: {error}") from None
+        if begun is not None:
+            begun.add(ended)
         return await found

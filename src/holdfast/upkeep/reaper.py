@@ -9,6 +9,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside
+from holdfast.db.outages import is_outage
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_ready
 from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
@@ -19,6 +21,10 @@ from holdfast.upkeep.traces import trace_lost
 # Seconds between two looks for runs that nobody holds.
 RELEASE_INTERVAL = 10.0
 
+# The part of REAPER_INTERVAL_SECONDS between two looks while runs are being executed. By default 0.1 seconds: a dead
+# worker's runs wait half of that on average. With nothing to take over, looking so often would be waste.
+BUSY_SHARE = 0.1
+
 log = structlog.get_logger(__name__)
 
 
@@ -28,36 +34,61 @@ class Reaper:
         self._signals = signals
         self._settings = database.settings
         self._release_due = 0.0
+        self._aside = SetAside("takeover", "run_id", database.metrics)
 
-    async def run(self, connection: AsyncConnection[DictRow]) -> float | None:
-        """One look. Returns when to look again, if a worker is missing and its grace is running."""
+    async def run(self, database: Database) -> float | None:
+        """One look. Returns when to look again, if that is sooner than usual: a worker is missing and its grace is
+        running, or runs are being executed that may have to be taken over. `database`: the leader's session, or the
+        pool behind PgBouncer."""
         settings = self._settings
-        found = await watch_workers(connection, grace=settings.session_grace)
-        gone = [
-            worker
-            for worker in found
-            if worker["lost"] and await mark_lost(connection, worker["worker_id"], grace=settings.session_grace)
-        ]
+        async with database.connection() as connection:
+            watched = await watch_workers(connection, grace=settings.session_grace)
+            gone, failure = await self._mark_lost(connection, watched.missing)
         for worker in gone:
             log.warning(
                 "worker.lost",
                 worker_id=str(worker["worker_id"]),
                 host=worker["host"],
                 worker_pid=worker["pid"],
-                reason="its lease expired" if worker["expired"] else "its session is gone",
+                reason=_reason(worker),
             )
         if gone:
             self._database.metrics.workers_lost.add(len(gone))
             self._release_due = 0.0
         if time.monotonic() >= self._release_due:
-            await self._release()
-            # Now and then without a reason, too: a worker may have claimed in the moment it was declared lost.
-            self._release_due = time.monotonic() + (settings.reaper_interval if gone else RELEASE_INTERVAL)
-        return min((worker["grace_left"] for worker in found if not worker["lost"]), default=None)
+            passed_over = self._aside.ids()
+            await self._release(database)
+            # Now and then without a reason, too: a worker may have claimed in the moment it was declared lost. Soon if
+            # a run was set aside: it took its time, and others may not have been reached.
+            soon = gone or self._aside.ids() != passed_over
+            self._release_due = time.monotonic() + (settings.reaper_interval if soon else RELEASE_INTERVAL)
+        if failure is not None:
+            raise failure
+        pauses = [worker["grace_left"] for worker in watched.missing if not worker["lost"]]
+        # Without sessions, only the lease decides, and every process looks.
+        if watched.busy and settings.session_url is not None:
+            pauses.append(settings.reaper_interval * BUSY_SHARE)
+        return min(pauses, default=None)
 
-    async def _release(self) -> None:
-        while released := await release_orphans(self._database, max_crashes=self._settings.max_crashes):
-            trace_lost(released)
+    async def _mark_lost(
+        self, connection: AsyncConnection[DictRow], missing: list[DictRow]
+    ) -> tuple[list[DictRow], Exception | None]:
+        """Declare those lost that are. Returns them, and the failure of one that could not be, if any: the runs of the
+        others do not wait for it."""
+        gone, failure = [], None
+        for worker in missing:
+            try:
+                if worker["lost"] and await mark_lost(connection, worker["worker_id"], grace=worker["grace"]):
+                    gone.append(worker)
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                failure = error
+        return gone, failure
+
+    async def _release(self, database: Database) -> None:
+        crashes = self._settings.max_crashes
+        while released := await release_orphans(database, max_crashes=crashes, aside=self._aside):
             for run in released:
                 about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
                 if run["status"] == "error":
@@ -76,3 +107,10 @@ class Reaper:
                 announce_webhooks(self._signals)
                 # The next runs of their threads.
                 announce_perhaps_ready(self._signals)
+            await trace_lost(self._database, released)
+
+
+def _reason(worker: DictRow) -> str:
+    if worker["expired"]:
+        return "its lease expired"
+    return "its process ended" if worker["ended"] else "its session is gone"

@@ -5,51 +5,67 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
 
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside
+from holdfast.db.outages import is_outage
+from holdfast.db.time_limit import TooSlow, time_limit
 from holdfast.errors import RequestError
 from holdfast.graphs.checkpointer import CheckpointerSection
-from holdfast.resources.history import count_old, prune_next
+from holdfast.resources.history import AT_ONCE, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
+from holdfast.telemetry.backoff import Backoff
 from holdfast.upkeep.items import COUNT_ITEMS, SWEEP_ITEMS
-from holdfast.upkeep.portions import MOMENT, Portion
+from holdfast.upkeep.portions import LIMIT_TIMES, MOMENT, Portion, take
 from holdfast.upkeep.sweeps import (
-    COUNT_EXPIRED,
+    ACTIVE_THREADS,
+    COUNT_HISTORIES,
     EXPIRED_HISTORIES,
+    EXPIRED_THREADS,
     OFTEN,
-    POSTPONE_ACTIVE,
     POSTPONE_PRUNED,
-    SWEEP_EXPIRED,
     SWEEPS,
     Sweep,
 )
 
 log = structlog.get_logger(__name__)
 
-# Seconds that all sweeps may take before the other duties have their turn.
+# Seconds that all sweeps may take before they pause, and how long they pause while there is more to do.
 BUDGET = 1.0
+PAUSE = 1.0
+# Seconds until a sweep that fails is tried again: longer each time, at most this.
+LONGEST_RETRY = 300.0
 PRUNED_AT_ONCE = 50
-# Seconds between two portions when somebody wants to be done with all of them.
+# Seconds between two portions when somebody wants to be done with all of them, and how many of them may fail in a row.
 BREATH = 0.01
+FAILURES = 10
 
 CHECKPOINTS = "checkpoints"
-EXPIRED_THREADS = "threads with a time to live"
 PRUNED_THREADS = "threads' past states"
 ITEMS = "store items"
 
 
 @dataclass
 class Chore:
-    """One of the sweeps. `portion` does a little, notes what it removed, and says whether there may be more."""
+    """One of the sweeps. `portion` does a little within the seconds that it is given, if any, notes what it removed,
+    and says whether there may be more. When it fails, the next portion is smaller, or passes over what cannot be
+    removed."""
 
     what: str
-    portion: Callable[[], Awaitable[bool]]
+    portion: Callable[[float | None], Awaitable[bool]]
     interval: float = OFTEN
-    due: float = field(default=0.0)
+    due: float = 0.0
+    backoff: Backoff = field(init=False)
+
+    def __post_init__(self) -> None:
+        about = {"duty": f"sweep of {self.what}"}
+        self.backoff = Backoff("upkeep.duty_failing", "upkeep.duty_recovered", base=2.5, cap=LONGEST_RETRY, about=about)
 
 
 class Sweeper:
@@ -65,37 +81,60 @@ class Sweeper:
         self._settings = database.settings
         self._threads = threads or CheckpointerSection()
         self._budget = budget
+        self._limit = LIMIT_TIMES * database.settings.database_timeout
+        self._aside = SetAside("sweeps", "thread_id", database.metrics)
+        self._checkpoints_at_once = Portion(first=AT_ONCE, most=AT_ONCE)
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""
         self._chores = [
             *(Chore(sweep.what, self._sweeping(sweep), sweep.interval) for sweep in SWEEPS),
-            Chore(EXPIRED_THREADS, self._expired_threads(), self._threads.sweep_interval),
+            *self._threads_with_ttl(),
             Chore(CHECKPOINTS, self._checkpoints),
         ]
 
-    async def run(self) -> None:
-        """A portion of everything that is due. What is not reached in time comes first when this is called again."""
+    async def run(self) -> float:
+        """A portion of everything that is due. What is not reached in time comes first when this is called again.
+        Returns the seconds until then. A sweep that fails, or waits for a lock, is tried again later: it does not keep
+        the others from being done."""
         started = time.monotonic()
         before = self.removed.copy()
         due = [chore for chore in sorted(self._chores, key=lambda chore: chore.due) if chore.due <= started]
         for chore in due:
-            more = await chore.portion()
-            chore.due = time.monotonic() + (0.0 if more else chore.interval)
+            await self._do(chore)
             if time.monotonic() - started >= self._budget:
                 break
         if swept := self.removed - before:
             log.debug("upkeep.swept", **{what.replace(" ", "_"): number for what, number in swept.items()})
 
+        return max(PAUSE, min(chore.due for chore in self._chores) - time.monotonic())
+
+    async def _do(self, chore: Chore) -> None:
+        try:
+            async with asyncio.timeout(3 * self._settings.database_timeout):
+                more = await chore.portion(self._limit)
+        except Exception as error:
+            if is_outage(error) and not isinstance(error, TimeoutError):
+                raise
+            chore.due = time.monotonic() + chore.backoff.note(error)
+        else:
+            chore.backoff.succeeded()
+            chore.due = time.monotonic() + (0.0 if more else chore.interval)
+
     async def finish(self) -> Counter[str]:
-        """Do everything that is due, to the end, and say how much that was."""
+        """Do everything that is due, to the end, and say how much that was. What cannot be removed is set aside."""
         for chore in [*self._chores, Chore(ITEMS, self._items())]:
             await self._finish(chore)
         return self.removed
 
     async def _finish(self, chore: Chore) -> None:
-        more = True
+        more, failures = True, 0
         while more:
-            more = await chore.portion()
+            try:
+                more, failures = await chore.portion(None), 0
+            except Exception as error:
+                failures += 1
+                if is_outage(error) or failures > FAILURES:
+                    raise
             await asyncio.sleep(BREATH if more else 0)
 
     async def count(self) -> Counter[str]:
@@ -107,88 +146,116 @@ class Sweeper:
                 row = await (await connection.execute(statement.encode(), parameters)).fetchone()
                 return 0 if row is None else int(row["count"])
 
-            for sweep in SWEEPS:
+            for sweep in (*SWEEPS, EXPIRED_THREADS):
                 if (parameters := sweep.parameters(self._settings)) is not None:
                     counted[sweep.what] = await number(sweep.due, parameters)
-            counted[EXPIRED_THREADS] = await number(COUNT_EXPIRED, {"strategy": "delete"})
-            counted[PRUNED_THREADS] = await number(COUNT_EXPIRED, {"strategy": "keep_latest"})
+            counted[PRUNED_THREADS] = await number(COUNT_HISTORIES, {})
             counted[ITEMS] = await number(COUNT_ITEMS, {})
         if self._settings.checkpoint_ttl is not None:
             counted[CHECKPOINTS] = await count_old(self._database, self._settings.checkpoint_ttl)
         return counted
 
-    def _sweeping(self, sweep: Sweep) -> Callable[[], Awaitable[bool]]:
+    def _sweeping(
+        self, sweep: Sweep, *, removes: bool = True, limit: int | None = None
+    ) -> Callable[[float | None], Awaitable[bool]]:
+        """`removes`: whether what it takes is gone then. `limit`: how much one look may take."""
         portion = Portion()
+        aside = SetAside(f"sweep of {sweep.what}", sweep.key, self._database.metrics)
+        left = limit
 
-        async def sweeping() -> bool:
+        async def sweeping(seconds: float | None) -> bool:
+            nonlocal left
             parameters = sweep.parameters(self._settings)
             if parameters is None:
                 return False
-            started = time.monotonic()
-            async with self._database.connection() as connection:
-                cursor = await connection.execute(sweep.statement.encode(), {**parameters, "batch": portion.size})
-                row = await cursor.fetchone() if sweep.counted else None
-            swept = cursor.rowcount if row is None else int(row["count"])
-            self.removed[sweep.what] += swept
-            return portion.took(swept, time.monotonic() - started)
+            batch = portion.size if left is None else min(left, portion.size)
+            given = {**parameters, "batch": batch, "aside": aside.ids()}
+            try:
+                swept, more = await take(self._database, sweep.statement, given, portion, seconds)
+            except Exception as error:
+                if batch == 1 and not is_outage(error):
+                    await self._pass_over(sweep, given, aside, error)
+                raise
+            if removes:
+                self.removed[sweep.what] += swept
+            if left is not None:
+                left -= swept
+                more = more and left > 0
+            if not more:
+                left = limit
+            return more
 
         return sweeping
 
-    def _items(self) -> Callable[[], Awaitable[bool]]:
+    async def _pass_over(self, sweep: Sweep, given: Mapping[str, Any], aside: SetAside, error: Exception) -> None:
+        """Set aside the row that a sweep cannot remove: the first that it would take."""
+        if sweep.oldest is None:
+            return
+        async with self._database.connection() as connection:
+            row = await (await connection.execute(sweep.oldest.encode(), given)).fetchone()
+        if row is not None:
+            aside.put(row, error)
+
+    def _items(self) -> Callable[[float | None], Awaitable[bool]]:
         portion = Portion()
 
-        async def items() -> bool:
-            started = time.monotonic()
-            async with self._database.connection() as connection:
-                swept = (await connection.execute(SWEEP_ITEMS, {"batch": portion.size})).rowcount
+        async def items(seconds: float | None) -> bool:
+            swept, more = await take(self._database, SWEEP_ITEMS, {}, portion, seconds)
             self.removed[ITEMS] += swept
-            return portion.took(swept, time.monotonic() - started)
+            return more
 
         return items
 
-    def _expired_threads(self) -> Callable[[], Awaitable[bool]]:
+    def _threads_with_ttl(self) -> list[Chore]:
+        """Threads with a time to live of their own, as langgraph.json says how often and how many."""
+        interval, limit = self._threads.sweep_interval, self._threads.sweep_limit
+        return [
+            Chore(ACTIVE_THREADS.what, self._sweeping(ACTIVE_THREADS, removes=False), interval),
+            Chore(EXPIRED_THREADS.what, self._sweeping(EXPIRED_THREADS, limit=limit), interval),
+            Chore(PRUNED_THREADS, self._expired_histories, interval),
+        ]
+
+    async def _expired_histories(self, seconds: float | None) -> bool:
+        """Threads whose history has expired, but not their state."""
         limit = self._threads.sweep_limit
-        active, expired = Portion(), Portion()
-
-        async def expired_threads() -> bool:
-            started = time.monotonic()
-            async with self._database.connection() as connection:
-                postponed = (await connection.execute(POSTPONE_ACTIVE, {"batch": active.size})).rowcount
-                looked = time.monotonic()
-                batch = expired.size if limit is None else min(limit, expired.size)
-                deleted = (await connection.execute(SWEEP_EXPIRED, {"batch": batch})).rowcount
-            self.removed[EXPIRED_THREADS] += deleted
-            more = active.took(postponed, looked - started)
-            more_expired = expired.took(deleted, time.monotonic() - looked)
-            pruned = await self._prune(limit or PRUNED_AT_ONCE)
-            # With a limit of their own they are done: it says how much one look may do.
-            return more or (limit is None and (more_expired or pruned >= PRUNED_AT_ONCE))
-
-        return expired_threads
-
-    async def _prune(self, limit: int) -> int:
-        """Threads whose history has expired, but not their state. Returns how many there were."""
+        given = {"batch": limit or PRUNED_AT_ONCE, "aside": self._aside.ids()}
         async with self._database.connection() as connection:
-            cursor = await connection.execute(EXPIRED_HISTORIES, {"batch": limit})
-            due = [row["thread_id"] for row in await cursor.fetchall()]
-        for thread_id in due:
+            cursor = await connection.execute(EXPIRED_HISTORIES.encode(), given)
+            due = await cursor.fetchall()
+        for row in due:
             try:
-                self.removed[PRUNED_THREADS] += await keep_latest(self._database, thread_id)
-            except RequestError as error:
-                log.info("upkeep.not_pruned", thread_id=str(thread_id), reason=str(error))
-            async with self._database.connection() as connection:
-                await connection.execute(POSTPONE_PRUNED, {"thread_id": thread_id})
-        return len(due)
+                async with time_limit(self._database, seconds):
+                    await self._forget_history(row["thread_id"])
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                self._aside.put(row, error)
+        # With a limit of their own they are done: it says how much one look may do.
+        return limit is None and len(due) >= PRUNED_AT_ONCE
 
-    async def _checkpoints(self) -> bool:
+    async def _forget_history(self, thread_id: UUID) -> None:
+        try:
+            self.removed[PRUNED_THREADS] += await keep_latest(self._database, thread_id)
+        except RequestError as error:
+            log.info("upkeep.not_pruned", thread_id=str(thread_id), reason=str(error))
+        async with self._database.connection() as connection:
+            await connection.execute(POSTPONE_PRUNED, {"thread_id": thread_id})
+
+    async def _checkpoints(self, seconds: float | None) -> bool:
         """The histories of as many threads as can be pruned in a moment: each is a transaction."""
         ttl = self._settings.checkpoint_ttl
         if ttl is None:
             return False
-        started = time.monotonic()
+        started, portion = time.monotonic(), self._checkpoints_at_once
         while time.monotonic() - started < MOMENT:
-            pruned = await prune_next(self._database, ttl)
+            try:
+                pruned = await prune_next(self._database, ttl, self._aside, at_once=portion.size, seconds=seconds)
+            except TooSlow:
+                portion.failed()
+                raise
             if pruned is None:
                 return False
+            # Not by the time that it took: to read a long history takes as long, however little of it is deleted.
+            portion.succeeded()
             self.removed[CHECKPOINTS] += pruned.checkpoints
         return True

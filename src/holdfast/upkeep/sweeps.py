@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.resources.dead_letters import EXPIRE_LETTERS, UNDECIDED
+from holdfast.resources.dead_letters import EXPIRE_LETTERS, OLDEST_LETTERS, UNDECIDED
 from holdfast.resources.idempotency import OLD_KEYS, SWEEP_KEYS
 from holdfast.settings import Settings
 
@@ -22,21 +22,34 @@ OFTEN, SELDOM = 60.0, 600.0
 
 @dataclass(frozen=True)
 class Sweep:
-    """`statement` takes up to %(batch)s of what is due, of `what`; `due` counts all of it and changes nothing."""
+    """`statement` takes up to %(batch)s of what is due, of `what`; `due` counts all of it and changes nothing.
+
+    `oldest` is the first part of the statement: it selects what to take, and passes over the keys in %(aside)s. None:
+    the rows are small, and no single one can make the statement fail.
+    """
 
     what: str
     statement: str
     due: str
     # Seconds that it is kept for; None: for ever, so there is nothing to sweep.
     ttl: Callable[[Settings], float | None]
-    # Whether the statement answers how many were taken, because what it deletes last is something else.
-    counted: bool = False
+    oldest: str | None = None
+    # The column of %(aside)s.
+    key: str = "thread_id"
     # Seconds between two looks with nothing left to do.
     interval: float = OFTEN
 
     def parameters(self, settings: Settings) -> dict[str, Any] | None:
         ttl = self.ttl(settings)
         return None if ttl is None else {"ttl": ttl}
+
+
+def oldest(key: str, table: str, condition: str, order: str, *, lock: str = "UPDATE", also: str = "") -> str:
+    """The rows that a sweep takes. `also`: more columns."""
+    return f"""
+    SELECT {key}{also} FROM {table} WHERE {condition} AND {key} <> ALL(%(aside)s)
+    ORDER BY {order} LIMIT %(batch)s FOR {lock} SKIP LOCKED
+"""
 
 
 # With everything that belongs to them. LangGraph's tables know threads by text. By an array: a join with a set of
@@ -62,11 +75,9 @@ NO_LETTER = "NOT EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_i
 # Threads of finished stateless runs.
 TEMPORARY = f"hidden_at < {OLD} AND {NO_LETTER}"
 
-SWEEP_TEMPORARY = f"""
-WITH doomed AS (
-    SELECT thread_id FROM thread WHERE {TEMPORARY} ORDER BY hidden_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-{ERASE_DOOMED}
-"""
+OLDEST_TEMPORARY = oldest("thread_id", "thread", TEMPORARY, "hidden_at")
+
+SWEEP_TEMPORARY = f"WITH doomed AS ({OLDEST_TEMPORARY}{ERASE_DOOMED}"
 
 # Without a time to live of their own, and nothing has happened in them for long. A thread that a cron will come back to
 # is not at its end, and would take the cron along.
@@ -77,22 +88,19 @@ AND NOT EXISTS (SELECT 1 FROM cron WHERE cron.thread_id = thread.thread_id AND c
 AND {NO_LETTER}
 """
 
-SWEEP_RESTING = f"""
-WITH doomed AS (
-    SELECT thread_id FROM thread WHERE {RESTING} ORDER BY updated_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-{ERASE_DOOMED}
-"""
+OLDEST_RESTING = oldest("thread_id", "thread", RESTING, "updated_at")
+
+SWEEP_RESTING = f"WITH doomed AS ({OLDEST_RESTING}{ERASE_DOOMED}"
 
 # Events of runs that ended long ago, and with them those of runs of the same thread that were undone. The events of a
 # run go all at once: half of them would be a gap that nobody is told of. `last_seq` on the thread keeps the numbering
 # from starting again.
 REPLAYABLE = f"finished_at < {OLD} AND first_seq IS NOT NULL"
 
+OLDEST_REPLAYABLE = oldest("run_id", "run", REPLAYABLE, "finished_at", lock="NO KEY UPDATE", also=", thread_id")
+
 SWEEP_EVENTS = f"""
-WITH expired AS (
-    SELECT run_id, thread_id FROM run WHERE {REPLAYABLE}
-    ORDER BY finished_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-), forgotten AS (
+WITH expired AS ({OLDEST_REPLAYABLE}), forgotten AS (
     UPDATE run SET first_seq = NULL WHERE run_id = ANY(ARRAY(SELECT run_id FROM expired))
 ), gone AS (
     DELETE FROM event
@@ -107,10 +115,10 @@ SELECT count(*) AS count FROM expired
 # Threads in which runs were undone. There may be no other run in them to take their events along.
 UNDONE = f"undone_at < {OLD}"
 
+OLDEST_UNDONE = oldest("thread_id", "thread", UNDONE, "undone_at", lock="NO KEY UPDATE")
+
 SWEEP_UNDONE = f"""
-WITH undone AS (
-    SELECT thread_id FROM thread WHERE {UNDONE} ORDER BY undone_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-), gone AS (
+WITH undone AS ({OLDEST_UNDONE}), gone AS (
     DELETE FROM event
     WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone)) AND event.created_at < {OLD}
       AND NOT EXISTS (SELECT 1 FROM run WHERE run.run_id = event.run_id)
@@ -133,20 +141,19 @@ AND NOT EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_i
 
 FORGETTABLE = f"finished_at < {OLD} AND first_seq IS NULL AND {DECIDED}"
 
+OLDEST_RUNS = oldest("run_id", "run", FORGETTABLE, "finished_at", also=", thread_id")
+
 SWEEP_RUNS = f"""
-WITH doomed AS (
-    SELECT run_id FROM run WHERE {FORGETTABLE} ORDER BY finished_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
+WITH doomed AS ({OLDEST_RUNS})
 DELETE FROM run WHERE run_id = ANY(ARRAY(SELECT run_id FROM doomed))
 """
 
 SETTLED = f"settled_at < {OLD}"
 
+OLDEST_DELIVERIES = oldest("delivery_id", "webhook_delivery", SETTLED, "settled_at", also=", run_id, thread_id")
+
 SWEEP_DELIVERIES = f"""
-WITH doomed AS (
-    SELECT delivery_id FROM webhook_delivery WHERE {SETTLED}
-    ORDER BY settled_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
+WITH doomed AS ({OLDEST_DELIVERIES})
 DELETE FROM webhook_delivery WHERE delivery_id = ANY(ARRAY(SELECT delivery_id FROM doomed))
 """
 
@@ -164,12 +171,12 @@ DELETE FROM worker WHERE worker_id = ANY(ARRAY(SELECT worker_id FROM doomed))
 # Only today's is ever asked for.
 SPENT = f"day < ({OLD})::date"
 
+# By an array of places, as `SWEEP_KEYS`.
 SWEEP_SPENDING = f"""
 WITH doomed AS (
-    SELECT tenant_id, day, part FROM tenant_spend WHERE {SPENT} LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+    SELECT ctid FROM tenant_spend WHERE {SPENT} ORDER BY day LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 )
-DELETE FROM tenant_spend USING doomed
-WHERE (tenant_spend.tenant_id, tenant_spend.day, tenant_spend.part) = (doomed.tenant_id, doomed.day, doomed.part)
+DELETE FROM tenant_spend WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 """
 
 DAY = 86_400.0
@@ -180,25 +187,29 @@ SWEEPS = (
         SWEEP_TEMPORARY,
         f"SELECT count(*) FROM thread WHERE {TEMPORARY}",
         lambda settings: settings.temporary_ttl,
+        OLDEST_TEMPORARY,
     ),
     Sweep(
         "resting threads",
         SWEEP_RESTING,
         f"SELECT count(*) FROM thread WHERE {RESTING}",
         lambda settings: settings.thread_ttl,
+        OLDEST_RESTING,
     ),
     Sweep(
         "runs' events",
         SWEEP_EVENTS,
         f"SELECT count(*) FROM run WHERE {REPLAYABLE}",
         lambda settings: settings.event_ttl,
-        counted=True,
+        OLDEST_REPLAYABLE,
+        "run_id",
     ),
     Sweep(
         "undone runs' events",
         SWEEP_UNDONE,
         f"SELECT count(*) FROM thread WHERE {UNDONE}",
         lambda settings: settings.event_ttl,
+        OLDEST_UNDONE,
         interval=SELDOM,
     ),
     # Their events are swept first, so all that are old enough will go.
@@ -207,18 +218,24 @@ SWEEPS = (
         SWEEP_RUNS,
         f"SELECT count(*) FROM run WHERE finished_at < {OLD} AND {DECIDED}",
         lambda settings: settings.finished_run_ttl,
+        OLDEST_RUNS,
+        "run_id",
     ),
     Sweep(
         "webhook deliveries",
         SWEEP_DELIVERIES,
         f"SELECT count(*) FROM webhook_delivery WHERE {SETTLED}",
         lambda settings: settings.webhook_ttl,
+        OLDEST_DELIVERIES,
+        "delivery_id",
     ),
     Sweep(
         "undecided dead letters",
         EXPIRE_LETTERS,
         f"SELECT count(*) FROM run WHERE {UNDECIDED}",
         lambda settings: settings.dead_letter_ttl,
+        OLDEST_LETTERS,
+        "run_id",
         interval=SELDOM,
     ),
     Sweep(
@@ -246,37 +263,52 @@ SWEEPS = (
 
 # --- threads with a time to live of their own -----------------------------------------------------------------------
 
+# A thousand years at most: what an earlier version let pass must not be more than Postgres can add to a date.
+TIME_TO_LIVE = "least(ttl_minutes, 525600000) * interval '1 minute'"
+
 # A thread's time to live counts from the last thing that happened in it, which says nothing to `expires_at`.
-POSTPONE_ACTIVE = """
-WITH active AS (
-    SELECT thread_id FROM thread
-    WHERE expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' > now()
-    ORDER BY expires_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE thread SET expires_at = updated_at + ttl_minutes * interval '1 minute'
+ACTIVE = f"expires_at <= now() AND updated_at + {TIME_TO_LIVE} > now()"
+
+OLDEST_ACTIVE = oldest("thread_id", "thread", ACTIVE, "expires_at", lock="NO KEY UPDATE")
+
+POSTPONE_ACTIVE = f"""
+WITH active AS ({OLDEST_ACTIVE})
+UPDATE thread SET expires_at = updated_at + {TIME_TO_LIVE}
 WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM active))
 """
 
 # Whether a run is unfinished is asked of the row itself: when a run is created before the row can be locked, the row
 # is read again, which a look into the table of runs would not be.
-EXPIRED = """
-expires_at <= now() AND updated_at + ttl_minutes * interval '1 minute' <= now() AND status <> 'busy'
+EXPIRED = f"""
+expires_at <= now() AND updated_at + {TIME_TO_LIVE} <= now() AND status <> 'busy'
 """
 
-SWEEP_EXPIRED = f"""
-WITH doomed AS (
-    SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'delete'
-    ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-{ERASE_DOOMED}
-"""
+OLDEST_EXPIRED = oldest("thread_id", "thread", f"{EXPIRED} AND ttl_strategy = 'delete'", "expires_at")
 
-COUNT_EXPIRED = f"SELECT count(*) FROM thread WHERE {EXPIRED} AND ttl_strategy = %(strategy)s"
+SWEEP_EXPIRED = f"WITH doomed AS ({OLDEST_EXPIRED}{ERASE_DOOMED}"
 
-EXPIRED_HISTORIES = f"""
-SELECT thread_id FROM thread WHERE {EXPIRED} AND ttl_strategy = 'keep_latest' ORDER BY expires_at LIMIT %(batch)s
-"""
+ACTIVE_THREADS = Sweep(
+    "threads that are still active",
+    POSTPONE_ACTIVE,
+    f"SELECT count(*) FROM thread WHERE {ACTIVE}",
+    lambda _: 0.0,
+    OLDEST_ACTIVE,
+)
+EXPIRED_THREADS = Sweep(
+    "threads with a time to live",
+    SWEEP_EXPIRED,
+    f"SELECT count(*) FROM thread WHERE {EXPIRED} AND ttl_strategy = 'delete'",
+    lambda _: 0.0,
+    OLDEST_EXPIRED,
+)
+
+COUNT_HISTORIES = f"SELECT count(*) FROM thread WHERE {EXPIRED} AND ttl_strategy = 'keep_latest'"
+
+EXPIRED_HISTORIES = oldest(
+    "thread_id", "thread", f"{EXPIRED} AND ttl_strategy = 'keep_latest'", "expires_at", lock="NO KEY UPDATE"
+)
 
 # An hour at least, so that a thread at rest is not looked at for ever.
-POSTPONE_PRUNED = """
-UPDATE thread SET expires_at = now() + greatest(ttl_minutes, 60) * interval '1 minute' WHERE thread_id = %(thread_id)s
+POSTPONE_PRUNED = f"""
+UPDATE thread SET expires_at = now() + greatest({TIME_TO_LIVE}, interval '1 hour') WHERE thread_id = %(thread_id)s
 """

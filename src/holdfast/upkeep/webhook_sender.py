@@ -48,6 +48,15 @@ class Answer:
     cause: str | None = None
 
 
+def unreadable(cause: str) -> Answer:
+    """What comes of a delivery that cannot be made into a message. To try again would end the same."""
+    return Answer(None, "What is to be sent cannot be read.", final=True, cause=cause)
+
+
+class Unreadable(Exception):
+    """What is stored of the run has another shape than this version writes. Its text is the type of the error."""
+
+
 class UnresolvedHost(httpcore.ConnectError):
     """The name of the host has no address."""
 
@@ -141,6 +150,8 @@ class WebhookSender:
         try:
             async with asyncio.timeout(self._timeout):
                 status = await self._post(delivery)
+        except Unreadable as error:
+            return unreadable(str(error))
         except RefusedUrl as error:
             return Answer(None, f"The URL is refused: {error}", final=True, cause=error.cause)
         except (TimeoutError, httpcore.TimeoutException):
@@ -176,7 +187,10 @@ class WebhookSender:
     def _message(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
         """The headers, without those that are configured, and the body."""
         sent_at = datetime.now(UTC)
-        body = delivery.payload(sent_at, self._section.allowed_fields)
+        try:
+            body = delivery.payload(sent_at, self._section.allowed_fields)
+        except Exception as error:
+            raise Unreadable(type(error).__name__) from error
         headers = {
             "content-type": "application/json",
             "user-agent": f"holdfast/{holdfast.__version__}",

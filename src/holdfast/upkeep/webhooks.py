@@ -8,36 +8,59 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 
-import psycopg
 import structlog
+from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.db.outages import is_outage
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import Delivery, UrlKind, claim_deliveries, mark_delivered, mark_failed, next_due
+from holdfast.resources.webhooks import (
+    FIRST_TURN,
+    Delivery,
+    DueDelivery,
+    UrlKind,
+    claim_deliveries,
+    find_due,
+    mark_delivered,
+    mark_failed,
+    next_due,
+)
 from holdfast.signals import Signals
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.exceptions import in_words
+from holdfast.upkeep.duty import FORESEEN
+from holdfast.upkeep.name_lookups import lookups_begun
 from holdfast.upkeep.traces import send_traced
-from holdfast.upkeep.webhook_sender import Answer, CallOwnRoute, WebhookSender
+from holdfast.upkeep.webhook_sender import Answer, CallOwnRoute, WebhookSender, unreadable
+from holdfast.upkeep.webhook_slots import WebhookSlots
 
 log = structlog.get_logger(__name__)
 
 # Calls at once.
-CONCURRENT = 50
+CONCURRENT = 100
 # Bytes of deliveries that are sent at once. The last of them may be larger than what is left.
 MAX_SENDING_BYTES = 32 * 1024 * 1024
+# Receivers that one statement looks for deliveries to, and deliveries that it finds of each.
+RECEIVERS_AT_ONCE = 100
+EACH = 25
+# Such statements that one look may make.
+WALKS = 20
 # Seconds between two looks without a hint: for a hint that was lost with the process that should have sent it.
 LOOK_INTERVAL = 15.0
 # The same while this process does not listen to hints.
 DEAF_INTERVAL = 1.0
-# Seconds until another look when deliveries are due that somebody else has just locked.
+# Seconds until another look when none of the deliveries that are due can be claimed.
 BUSY_INTERVAL = 1.0
 # Pauses between tries, in units of WEBHOOK_RETRY_BASE_SECONDS: with its default 5 s, 30 s, 2 min, 10 min, 1 h, and from
 # then on every three hours.
 PAUSES = (1, 6, 24, 120, 720, 2160)
-# Seconds that noting the outcome may take before the delivery counts as lost and is sent again.
+# How many times DATABASE_TIMEOUT a look may take: longer than a claim of all that was found, and then of one of them.
+LOOK_TIMES = 3
+# Seconds that noting the outcome may take. Together with the time to send it, this is how long a claim holds.
 NOTING = 5.0
 
 
@@ -60,20 +83,28 @@ class Webhooks:
         others: UrlKind = "absolute" if section.own_routes else "any"
         self._kind: UrlKind = others if call_own_route is None else "relative"
         self._wake = asyncio.Event()
-        self._sending = 0
-        self._sending_bytes = 0
+        self._slots = WebhookSlots(CONCURRENT, MAX_SENDING_BYTES)
+        self._aside = SetAside("webhooks", "delivery_id", database.metrics)
+        self._turn = FIRST_TURN
+        # Whether the receivers have been walked through from the first one on since something was claimed. A walk may
+        # take several looks.
+        self._began_again = False
+        # The process needs its pool for other work, too.
+        self._noting = asyncio.Semaphore(max(1, self._settings.pool_max // 4))
         signals.listen("webhooks", self._hint)
 
     async def run(self) -> None:
         backoff = Backoff("webhooks.outage", "webhooks.recovered")
-        self._sending = self._sending_bytes = 0
+        self._slots = WebhookSlots(CONCURRENT, MAX_SENDING_BYTES)
         async with asyncio.TaskGroup() as calls:
             while True:
                 self._wake.clear()
                 try:
-                    async with asyncio.timeout(self._settings.database_timeout * 2):
+                    async with asyncio.timeout(self._settings.database_timeout * LOOK_TIMES):
                         pause = await self._look(calls)
-                except (psycopg.Error, OSError, TimeoutError) as error:
+                except Exception as error:
+                    if not isinstance(error, FORESEEN) and not backoff.failing:
+                        log.exception("webhooks.crashed")
                     await backoff.failed(error)
                     continue
                 backoff.succeeded()
@@ -93,38 +124,89 @@ class Webhooks:
 
     async def _look(self, calls: asyncio.TaskGroup) -> float:
         """Start what is due. Returns the seconds until the next look, if nobody tells of something before."""
-        free, free_bytes = CONCURRENT - self._sending, MAX_SENDING_BYTES - self._sending_bytes
-        if free <= 0 or free_bytes <= 0:
+        if self._slots.free <= 0 or self._slots.free_bytes <= 0:
             return self._interval  # The end of a call is a reason to look, too.
         async with self._database.connection() as connection:
-            due = await next_due(connection, self._kind)
-            if due is None or due > 0:
-                return min(self._interval, self._interval if due is None else due + 0.01)
-            lease = self._settings.webhook_timeout + NOTING
-            claimed = await claim_deliveries(connection, free, lease, free_bytes, self._kind)
+            due = await next_due(connection, self._kind, self._aside.ids())
+        if due is None or due > 0:
+            self._began_again = False
+            return min(self._interval, self._interval if due is None else due + 0.01)
+        claimed, pause = await self._claim()
         for delivery in claimed:
-            self._sending += 1
-            self._sending_bytes += delivery.size
+            self._slots.take(delivery)
             calls.create_task(self._deliver(delivery), name=f"webhook {delivery.delivery_id}")
-        return 0.0 if claimed else BUSY_INTERVAL
+        return pause
+
+    async def _claim(self) -> tuple[list[Delivery], float]:
+        """Claim deliveries of the next receivers whose turn it is, and say when to look again."""
+        for _ in range(WALKS):
+            if self._turn == FIRST_TURN:
+                if self._began_again:
+                    # Somebody else has just locked them, or their receivers have calls enough under way.
+                    self._began_again = False
+                    return [], BUSY_INTERVAL
+                self._began_again = True
+            passed_over = self._aside.ids()
+            async with self._database.connection() as connection:
+                found, self._turn = await find_due(
+                    connection, self._kind, self._turn, receivers=RECEIVERS_AT_ONCE, each=EACH, aside=passed_over
+                )
+            if chosen := self._slots.choose(found):
+                claimed = await self._claim_chosen(chosen)
+                # When some were set aside, that took its time, and others may not have been tried.
+                if claimed or self._aside.ids() != passed_over:
+                    self._began_again = False
+                    return claimed, 0.0
+        return [], 0.0
+
+    async def _claim_chosen(self, chosen: Sequence[DueDelivery]) -> list[Delivery]:
+        """Claim these as far as there is room for them. One that cannot be claimed is set aside, and keeps no other
+        from being sent."""
+        lease = self._settings.webhook_timeout + NOTING
+        # Half of what is left: these may all be for one receiver.
+        room = max(1, self._slots.free_bytes // 2)
+
+        async def claim(rows: Sequence[DictRow]) -> list[Delivery]:
+            nonlocal room
+            if room <= 0:  # One by one, each would be claimed whatever its size.
+                return []
+            async with self._database.connection() as connection:
+                claimed = await claim_deliveries(connection, [row["delivery_id"] for row in rows], lease, room)
+            room -= sum(one.size for one in claimed)
+            return claimed
+
+        rows: list[DictRow] = [{"delivery_id": one.delivery_id, "run_id": one.run_id} for one in chosen]
+        # A single one may be large, and no statement waits for a lock.
+        seconds = self._settings.database_timeout
+        return await one_by_one(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
 
     async def _deliver(self, delivery: Delivery) -> None:
+        """Send a delivery, and give its slot back when nothing of it is left. Never raises for one delivery."""
         about = {"delivery_id": str(delivery.delivery_id), "run_id": str(delivery.run_id)}
         try:
-            try:
-                answer = await send_traced(self._sender, delivery)
-            except Exception:
-                log.exception("webhook.crashed", **about)
-                answer = Answer(None, "It could not be sent, for a reason that is in the server's log.")
+            with lookups_begun() as lookups:
+                await self._send_and_note(delivery)
+            # A lookup that was given up holds a thread until it ends, and threads are as many as slots.
+            if lookups:
+                await asyncio.wait(lookups)
+        except Exception:
+            log.exception("webhook.crashed", **about)
+        finally:
+            self._slots.give_back(delivery)
+            self._wake.set()
+
+    async def _send_and_note(self, delivery: Delivery) -> None:
+        about = {"delivery_id": str(delivery.delivery_id), "run_id": str(delivery.run_id)}
+        answer = await self._send(delivery)
+        try:
             state = await self._note(delivery, answer)
-        except (psycopg.Error, OSError, TimeoutError) as error:
+        except Exception as error:
             # Nobody will know what came of it, so it is sent again when the claim is over.
             log.warning("webhook.not_noted", error=in_words(error), **about)
+            if not is_outage(error):
+                # And for ever, for its tries are not counted to an end. So it is sent less and less often.
+                self._aside.put({"delivery_id": delivery.delivery_id, "run_id": delivery.run_id}, error)
             return
-        finally:
-            self._sending -= 1
-            self._sending_bytes -= delivery.size
-            self._wake.set()
         result = state if state in ("delivered", "failed") else "postponed"
         self._database.metrics.webhook_deliveries.add(1, result)
         told = {
@@ -141,9 +223,19 @@ class Webhooks:
         else:
             log.info("webhook.postponed", **told)
 
+    async def _send(self, delivery: Delivery) -> Answer:
+        if delivery.unreadable is not None:
+            return unreadable(delivery.unreadable)
+        try:
+            return await send_traced(self._sender, delivery)
+        except Exception:
+            about = {"delivery_id": str(delivery.delivery_id), "run_id": str(delivery.run_id)}
+            log.exception("webhook.crashed", **about)
+            return Answer(None, "It could not be sent, for a reason that is in the server's log.")
+
     async def _note(self, delivery: Delivery, answer: Answer) -> str | None:
         settings = self._settings
-        async with asyncio.timeout(settings.database_timeout), self._database.connection() as connection:
+        async with asyncio.timeout(NOTING), self._noting, self._database.connection() as connection:
             if answer.error is None and answer.status is not None:
                 await mark_delivered(connection, delivery, answer.status)
                 return "delivered"

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import orjson
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
@@ -34,7 +33,7 @@ from holdfast.engine.usage import record_usage
 from holdfast.engine.waking import WOKEN, lock_with_parents
 from holdfast.resources.checkpoints import BlobRow
 from holdfast.streams.hints import Flush
-from holdfast.streams.serialize import to_jsonb
+from holdfast.streams.serialize import to_json, to_jsonb
 
 # Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
 # pipelined transaction fail without a round trip in its middle. A run that somebody takes over at this moment is
@@ -56,6 +55,8 @@ INSPECT = """
 SELECT run_id, fence, status, cancel_action FROM run
 WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE
 """
+
+LAST_EVENT = "SELECT seq FROM event WHERE thread_id = %(thread_id)s ORDER BY seq DESC LIMIT 1"
 
 INSERT_EVENTS = """
 INSERT INTO event (thread_id, seq, run_id, kind, namespace, data)
@@ -109,6 +110,9 @@ UPDATE run SET progress = p.progress FROM unnest(%(run_ids)b::uuid[], %(progress
 WHERE run.run_id = p.run_id AND run.progress < p.progress
 """
 
+# The next crash of its worker is its first again.
+CLEAR_SUSPICION = "UPDATE run SET crashes_in_a_row = 0 WHERE run_id = ANY(%(run_ids)s) AND crashes_in_a_row > 0"
+
 CheckpointRow = tuple[str, str, str, str | None, str, str]
 WriteKey = tuple[str, str, str, str, int]
 
@@ -150,7 +154,12 @@ class UsageEntry:
     usage: str
 
 
-Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry
+@dataclass(frozen=True, slots=True)
+class ProgressEntry:
+    """A suspect has come further than any attempt before: what was handed in before this is new."""
+
+
+Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry | ProgressEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,8 @@ class Ties:
     parent: UUID | None = None
     # The run found a question in its thread, or answered one.
     gated: bool = False
+    # The run answered a question at a checkpoint that it names.
+    branches: bool = False
 
 
 NO_TIES = Ties()
@@ -209,6 +220,14 @@ class Written:
     # What became ready, by whatever statement. A row may say of itself that it did not.
     promoted: list[AsyncCursor[DictRow]]
     verified: AsyncCursor[DictRow] | None
+    used: AsyncCursor[DictRow] | None = None
+
+    async def shared(self) -> dict[UUID, list[DictRow]]:
+        """Of runs that share budgets and have used some: what the others have used of each."""
+        found: dict[UUID, list[DictRow]] = {}
+        for row in [] if self.used is None else await self.used.fetchall():
+            found.setdefault(row["run_id"], []).append(row)
+        return found
 
     async def ready(self) -> list[ReadyRun]:
         """The waiting runs that became ready."""
@@ -261,8 +280,8 @@ async def write_portions(
             parents = [portion.parent_to_tell for portion in outcomes]
             await lock_with_parents(connection, [portion.run_id for portion in portions], parents)
         verified = await connection.execute(VERIFY, _claims(portions))
-    await _write_entries(connection, portions, repeat=repeat)
-    return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified)
+    used = await _write_entries(connection, portions, repeat=repeat)
+    return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified, used)
 
 
 def _claims(portions: list[Portion]) -> dict[str, Any]:
@@ -274,7 +293,9 @@ def _claims(portions: list[Portion]) -> dict[str, Any]:
     }
 
 
-async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Portion], *, repeat: bool) -> None:
+async def _write_entries(
+    connection: AsyncConnection[DictRow], portions: list[Portion], *, repeat: bool
+) -> AsyncCursor[DictRow] | None:
     events: list[tuple[UUID, int, UUID, str, str, bytes]] = []
     blobs: dict[tuple[str, str, str, str], BlobRow] = {}
     checkpoints: dict[tuple[str, str, str], CheckpointRow] = {}
@@ -283,6 +304,7 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
     taken: set[WriteKey] = set()
     used: dict[UUID, str] = {}
+    cleared: list[UUID] = []
     for portion in portions:
         seq = portion.first_seq
         for entry in portion.entries:
@@ -308,6 +330,8 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
                 portion.progress = max(entry.progress, portion.progress)
             elif type(entry) is UsageEntry:
                 used[portion.run_id] = entry.usage
+            elif type(entry) is ProgressEntry:
+                cleared.append(portion.run_id)
     for key in replaced:
         kept.pop(key, None)
     if events:
@@ -326,8 +350,9 @@ async def _write_entries(connection: AsyncConnection[DictRow], portions: list[Po
     if advanced := [portion for portion in portions if portion.progress and not isinstance(portion.outcome, Ended)]:
         run_ids, progress = zip(*((portion.run_id, portion.progress) for portion in advanced), strict=True)
         await connection.execute(MARK_PROGRESS, {"run_ids": uuids(run_ids), "progress": smallints(progress)})
-    if used:
-        await record_usage(connection, used)
+    if cleared:
+        await connection.execute(CLEAR_SUSPICION, {"run_ids": cleared})
+    return await record_usage(connection, used) if used else None
 
 
 async def _write_outcomes(
@@ -337,7 +362,7 @@ async def _write_outcomes(
     released = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Released)]
     rolled_back = [portion for portion in outcomes if isinstance(portion.outcome, RolledBack)]
     if ended:
-        errors = texts([None if end.error is None else to_jsonb(orjson.dumps(end.error)) for _, end in ended])
+        errors = texts([None if end.error is None else to_jsonb(to_json(end.error)) for _, end in ended])
         await connection.execute(
             END_RUNS,
             {
@@ -355,7 +380,9 @@ async def _write_outcomes(
                 "thread_ids": uuids([portion.thread_id for portion, _ in ended]),
                 "restings": texts([end.resting for _, end in ended]),
                 "values": texts([None if end.values is None else to_jsonb(end.values) for _, end in ended]),
-                "interrupts": texts([to_jsonb(orjson.dumps(end.interrupts or {})) for _, end in ended]),
+                "interrupts": texts(
+                    [None if end.interrupts is None else to_jsonb(to_json(end.interrupts)) for _, end in ended]
+                ),
                 "errors": errors,
                 "last_seqs": bigints([portion.last_seq for portion, _ in ended]),
             },
@@ -364,17 +391,19 @@ async def _write_outcomes(
             await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
         if gates := [_gated(portion, end) for portion, end in ended if portion.ties.gated or end.interrupts]:
             await follow_ends(connection, gates)
+    promoted = await _write_waits(connection, outcomes)
     if released:
-        await connection.execute(
-            RELEASE_RUNS,
-            {
-                "run_ids": [portion.run_id for portion, _ in released],
-                "afters": [release.after for _, release in released],
-            },
+        promoted.append(
+            await connection.execute(
+                RELEASE_RUNS,
+                {
+                    "run_ids": [portion.run_id for portion, _ in released],
+                    "afters": [release.after for _, release in released],
+                },
+            )
         )
     for portion in rolled_back:
         await erase_runs(connection, portion.thread_id, [portion.run_id])
-    promoted = await _write_waits(connection, outcomes)
     if not ended and not rolled_back:
         return promoted
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
@@ -404,5 +433,6 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
 
 
 def _gated(portion: Portion, end: Ended) -> Gated:
-    waiting = None if end.resting is None else end.interrupts or {}
-    return Gated(portion.thread_id, portion.run_id, end.status == RunStatus.SUCCESS, waiting)
+    waiting = None if end.resting is None else end.interrupts
+    success = end.status == RunStatus.SUCCESS
+    return Gated(portion.thread_id, portion.run_id, success, waiting, branches=portion.ties.branches)

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import RESUME
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 
@@ -31,11 +31,16 @@ from holdfast.resources.checkpoints import PooledSaver, stored_values
 from holdfast.worker.batch import CheckpointEntry, WriteKey, WritesEntry
 from holdfast.worker.journal import Lane
 from holdfast.worker.private_fields import public_config
-from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING
+from holdfast.worker.resume import CHECKPOINT, COMMAND_WRITES, NOTHING, NULL_TASK_ID
+from holdfast.worker.stale_answers import without_stale_answers
 
 __all__ = ["JournalSaver", "PooledSaver"]
 
-NULL_TASK_ID = "00000000-0000-0000-0000-000000000000"
+ERROR_SOURCE_NODE = "__error_source_node__"
+# What LangGraph writes about a task. Everything else is a task's output, and says that it has finished.
+CONTROL_WRITES = frozenset({ERROR, ERROR_SOURCE_NODE, INTERRUPT, RESUME})
+# Channels whose writes have a fixed number, so that a task has one of each.
+NUMBERED_CHANNELS = frozenset(WRITES_IDX_MAP)
 
 
 class JournalSaver(PooledSaver):
@@ -49,6 +54,7 @@ class JournalSaver(PooledSaver):
     - A read sees every write made before it.
     - `fresh`: the thread is known to have had no checkpoint when the run began, so there is nothing to look for but
       what this run wrote.
+    - `own_answer`: the run may have stored an answer by now. Otherwise one that is there is left out: it is another's.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class JournalSaver(PooledSaver):
         wait: bool = False,
         hold: bool = False,
         fresh: bool = False,
+        own_answer: bool = True,
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(database, serde=serde)
@@ -66,8 +73,14 @@ class JournalSaver(PooledSaver):
         self._wait = wait
         self._held: list[CheckpointEntry | WritesEntry] | None = [] if hold else None
         self._fresh = fresh
+        self._own_answer = own_answer
         self._written_namespaces: set[str] = set()
         self._has_head = False
+        # Namespaces of the graph, and of graphs inside it, that this attempt has begun, not gone on with.
+        self._begun_namespaces: set[str] = set()
+        # The checkpoint that the run names to start from, and whether the thread has moved past it.
+        self._named_id: str | None = None
+        self._past_head = False
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
@@ -86,8 +99,17 @@ class JournalSaver(PooledSaver):
             ):
                 return None
         found = await super().aget_tuple(config)
+        if found is not None and found.config["configurable"]["thread_id"] == str(self._lane.thread_id):
+            found = await without_stale_answers(self._database, found, own_answer=self._own_answer)
         if found is not None and found.config["configurable"].get("checkpoint_ns", "") == "":
             self._has_head = True
+            if found.metadata.get("source") == "input":
+                # The attempt before died between its input and LangGraph's own first step, which is no progress.
+                self._begun_namespaces.add("")
+            if config["configurable"].get("checkpoint_id"):
+                self._named_id = found.checkpoint["id"]
+            else:
+                self._past_head = self._named_id not in (None, found.checkpoint["id"])
         return found
 
     async def aput(
@@ -113,7 +135,8 @@ class JournalSaver(PooledSaver):
         # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.
         reached = CHECKPOINT if namespace == "" and checkpoint["channel_versions"] else NOTHING
         self._has_head = self._has_head or namespace == ""
-        await self._hand_in(CheckpointEntry(blobs, row, reached))
+        progress = self._is_progress(namespace, metadata.get("source"))
+        await self._hand_in(CheckpointEntry(blobs, row, reached), progress=progress)
         return {
             "configurable": {
                 "thread_id": thread_id,
@@ -128,25 +151,50 @@ class JournalSaver(PooledSaver):
         configurable = config["configurable"]
         namespace: str = configurable.get("checkpoint_ns", "")
         place = (configurable["thread_id"], namespace, configurable["checkpoint_id"], task_id)
+        channels = {channel for channel, _ in writes}
+        self._own_answer = self._own_answer or (task_id == NULL_TASK_ID and RESUME in channels)
+        # The answers that a task has used are stored beside its next question only. LangGraph would store them with
+        # its error and its result as well: then an answer whose run failed, or was rolled back, would win over the
+        # next answer to the same question.
+        asks = ERROR not in channels and channels <= CONTROL_WRITES
         rows = [
             (
                 (*place, WRITES_IDX_MAP.get(channel, index)),
                 (task_path, channel, *self.serde.dumps_typed(value)),
             )
             for index, (channel, value) in enumerate(writes)
+            if asks or channel != RESUME or task_id == NULL_TASK_ID
         ]
         # A Command's update and answer are stored under the null task, on the checkpoint the run found; what is held
         # back comes with them, whatever it is. On a thread without a checkpoint they hang in the air, and the Command
         # has to be given again.
         command = namespace == "" and (task_id == NULL_TASK_ID or self._held is not None)
         reached = COMMAND_WRITES if command and self._has_head else NOTHING
-        replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
+        replace = channels <= NUMBERED_CHANNELS
         takes: WriteKey | None = None
-        if task_id != NULL_TASK_ID and any(channel == RESUME for channel, _ in writes):
+        # At a checkpoint that the thread has moved past, LangGraph executes a finished task again when the run is taken
+        # over, and it needs the answer again.
+        repeated = self._past_head and not channels <= CONTROL_WRITES
+        if task_id != NULL_TASK_ID and RESUME in channels and not _failed(channels) and not repeated:
             parents = configurable.get("checkpoint_map") or {}
             head = configurable["checkpoint_id"] if namespace == "" else parents.get("", "")
             takes = (configurable["thread_id"], "", head, NULL_TASK_ID, WRITES_IDX_MAP[RESUME])
-        await self._hand_in(WritesEntry(rows, replace, reached, takes))
+        result = task_id != NULL_TASK_ID and channels.isdisjoint(NUMBERED_CHANNELS)
+        progress = result and namespace not in self._begun_namespaces
+        await self._hand_in(WritesEntry(rows, replace, reached, takes), progress=progress)
+
+    def _is_progress(self, namespace: str, source: str | None) -> bool:
+        """Whether a checkpoint is further than any attempt before has come. What this attempt began anew may only
+        repeat what an earlier one did. But the graph itself is begun anew only if nothing of it was durable; the first
+        step after its input is LangGraph's own."""
+        if source == "input":
+            self._begun_namespaces.add(namespace)
+        elif source == "loop":
+            begun = namespace in self._begun_namespaces
+            if namespace == "":
+                self._begun_namespaces.discard(namespace)
+            return not begun
+        return False
 
     def release(self) -> None:
         """Hand in what was held back, as one."""
@@ -161,11 +209,13 @@ class JournalSaver(PooledSaver):
         else:
             self._lane.writes(entry)
 
-    async def _hand_in(self, entry: CheckpointEntry | WritesEntry) -> None:
+    async def _hand_in(self, entry: CheckpointEntry | WritesEntry, *, progress: bool) -> None:
         if self._held is not None:
             self._held.append(entry)
             return
         self._enter(entry)
+        if progress:
+            self._lane.progressed()
         if self._wait:
             await self._lane.flush()
         else:
@@ -174,6 +224,11 @@ class JournalSaver(PooledSaver):
 
 # LangGraph asks for it at the start of every run, and Python would find it out anew each time.
 setattr(JournalSaver.aput_writes, "__signature__", signature(JournalSaver.aput_writes))  # noqa: B010
+
+
+def _failed(channels: set[str]) -> bool:
+    """Whether these are the writes of a task that failed, and will be executed again: no error handler takes over."""
+    return ERROR in channels and channels <= CONTROL_WRITES and ERROR_SOURCE_NODE not in channels
 
 
 def _json(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import psycopg
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import Front, front
+from holdfast.engine.upcoming import Front, front
 from holdfast.signals import Signals
 from holdfast.worker.idleness import Idleness
 from holdfast.worker.wakes import LONGEST, Wakes

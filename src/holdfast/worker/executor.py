@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
-import orjson
 import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -26,8 +24,6 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
-from holdfast.engine.gates import answer_of
-from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.errors import (
@@ -44,17 +40,17 @@ from holdfast.errors import (
 )
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.context_schema import graph_context
+from holdfast.graphs.exits import GraphCode, contained
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.tenant_store import store_of
 from holdfast.resources.threads import get_thread
-from holdfast.runtime.children import WaitsForChildren
 from holdfast.runtime.current import CurrentRun, enter_run
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.serialize import to_json
-from holdfast.telemetry.exceptions import kind_and_place
-from holdfast.worker.batch import Ties
+from holdfast.telemetry.exceptions import ESCAPING, kind_and_place, run_traceback
 from holdfast.worker.checkpoints import JournalSaver, PooledSaver
+from holdfast.worker.endings import awaited_children, bare_end, describe, left_behind, state_at_end, ties_of
 from holdfast.worker.graph_stream import Claimed, run_config, stream_graph
 from holdfast.worker.journal import Lane
 from holdfast.worker.messages import MessageModes
@@ -63,7 +59,8 @@ from holdfast.worker.pace import Pace
 from holdfast.worker.private_fields import public_json
 from holdfast.worker.progress import Progress
 from holdfast.worker.protocol import CONTENT_BLOCKS, PROTOCOL_MODES, ProtocolModes
-from holdfast.worker.resume import waits_at_breakpoint
+from holdfast.worker.resume import COMMAND_WRITES, NOTHING, waits_at_breakpoint
+from holdfast.worker.traces import trace_failure
 from holdfast.worker.transformers import Transformers
 from holdfast.worker.transient import is_transient, pause_before_retry
 
@@ -72,12 +69,19 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+Begin = Callable[["Attempt", AsyncExitStack], Awaitable[tuple[Pregel[Any, Any, Any, Any], RunnableConfig]]]
+
 # How long user code may take to react to being stopped before it is left behind.
 STOP_PATIENCE = 10.0
 
 
 class Attempt:
-    """A claimed run while this worker holds it. `stop` may be called at any time, by anybody, more than once."""
+    """A claimed run while this worker holds it. `stop` may be called at any time, by anybody, more than once.
+
+    To make one raises nothing, whatever is stored with the run: the claim loop does that. What reads stored values, and
+    may fail, belongs to `open`, and fails this run alone."""
+
+    meter: UsageMeter
 
     def __init__(self, run: Claimed, lane: Lane) -> None:
         self.run = run
@@ -87,8 +91,12 @@ class Attempt:
         self._stopped: asyncio.Future[RunSignal] = asyncio.get_running_loop().create_future()
         if run.cancel_action is not None:
             self.stop(Cancelled(run.cancel_action))
-        self.meter = UsageMeter(run, self._used, self.stop)
         self.pace = Pace()
+
+    def open(self) -> None:
+        """Begin to count what the run uses. Before everything else that is done with it."""
+        self.meter = UsageMeter(self.run, self._used, self.stop)
+        self.lane.on_shared = self.meter.share
         if self.meter.exceeded is not None:
             self.stop(self.meter.exceeded)
 
@@ -134,36 +142,91 @@ class Executor:
         self.signals: Signals | None = None
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
-        """Run the pipeline. Returns the outcome once it is durable, or None when the run was not ours to end."""
+        """Run the pipeline. Returns the outcome once it is durable, or None when the run was not ours to end.
+
+        Whatever the code of the graph raises, returns or leaves in the state ends in an outcome.
+        """
+        attempt.open()
+        is_factory = self._catalog.is_factory(attempt.run.graph_id)
+        begin = self._begin_in_time if is_factory else self._begin
+        stack = AsyncExitStack()
+        try:
+            return await self._run_and_finish(attempt, begin, stack)
+        finally:
+            await (_clean_up(stack) if is_factory else stack.aclose())
+
+    async def _run_and_finish(self, attempt: Attempt, begin: Begin, stack: AsyncExitStack) -> Outcome | None:
         run = attempt.run
         progress = Progress()
-        async with AsyncExitStack() as stack:
+        failure: BaseException | None
+        try:
+            with GraphCode():
+                graph, config = await begin(attempt, stack)
+            failure = await self._stream(attempt, graph, config, progress)
+        except ESCAPING as error:
+            graph, config, failure = None, None, contained(error)
+        for tries_left in (3, 2, 1, 0):
             try:
-                graph, config = await self._begin(attempt, stack)
-                failure = await self._stream(attempt, graph, config, progress)
-            except Exception as error:
-                graph, config, failure = None, None, error
-            for last_try in (False, False, True):
-                try:
-                    outcome = await self._conclude(attempt, graph, config, progress, failure)
-                    if outcome is None:
-                        return None
-                    attempt.settle()
-                    await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=_ties(run))
-                except LeaseLost:
-                    log.info("run.lost", fence=run.fence)
-                    return None
-                except (Cancelled, JournalFailed) as signal:
-                    # The end itself could not be written as it was: a rollback came first, or the last values cannot
-                    # be stored. Either way there is another end to write.
-                    if last_try:
-                        raise
-                    attempt.lane.discard()
-                    progress.values = None
-                    failure = signal
+                if tries_left > 1:
+                    with GraphCode():
+                        outcome = await self._conclude(attempt, graph, config, progress, failure)
                 else:
-                    return outcome
+                    outcome = self._reduced(attempt, failure)
+                if outcome is None:
+                    return None
+                if tries_left:
+                    attempt.settle()
+                elif failure is not None and attempt.meter.has_counted:
+                    log.warning("usage.not_written", error=kind_and_place(failure))
+                await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=ties_of(run))
+            except LeaseLost:
+                log.info("run.lost", fence=run.fence)
+                return None
+            except ESCAPING as error:
+                # The end itself could not be written as it was: a rollback came first, or the last values cannot be
+                # read, converted or stored. In each case there is another end to write. The last try leaves out what
+                # the run has used, which may be what cannot be written.
+                if not tries_left:
+                    raise
+                if not isinstance(error, RunSignal):
+                    log.warning("run.outcome_failed", error=kind_and_place(error))
+                attempt.lane.discard()
+                progress.values = None
+                failure = contained(error)
+            else:
+                return outcome
         return None
+
+    def _reduced(self, attempt: Attempt, failure: BaseException | None) -> Outcome:
+        """The end of a run whose end could not be written twice: nothing of what its code has made but the message."""
+        if isinstance(failure, Cancelled) and failure.action == "rollback":
+            return RolledBack()
+        return bare_end(attempt.lane, failure or JournalFailed("The run's end could not be written."))
+
+    async def _begin_in_time(
+        self, attempt: Attempt, stack: AsyncExitStack
+    ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig]:
+        """Begin, unless the run's time is over, or it was stopped STOP_PATIENCE ago: a graph's factory may wait for
+        something that never comes. In the same task, because what a factory opens has to be closed by the task that
+        opened it. Raises the RunSignal then."""
+        loop = asyncio.get_running_loop()
+        limit, overdue = attempt.meter.time_limit(self._settings.run_timeout)
+        scope = asyncio.timeout(max(0.0, limit - attempt.run.elapsed) + STOP_PATIENCE)
+
+        def give_up_soon(_: object) -> None:
+            scope.reschedule(loop.time() + STOP_PATIENCE)
+
+        try:
+            async with scope:
+                attempt.stopped.add_done_callback(give_up_soon)
+                try:
+                    return await self._begin(attempt, stack)
+                finally:
+                    attempt.stopped.remove_done_callback(give_up_soon)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise attempt.stopped.result() if attempt.stopped.done() else overdue from None
 
     async def _begin(
         self, attempt: Attempt, stack: AsyncExitStack
@@ -171,7 +234,12 @@ class Executor:
         run = attempt.run
         durability = run.kwargs.get("durability")
         saver = self._saver(
-            self._database, attempt.lane, wait=durability == "sync", hold=durability == "exit", fresh=run.fresh
+            self._database,
+            attempt.lane,
+            wait=durability == "sync",
+            hold=durability == "exit",
+            fresh=run.fresh,
+            own_answer=run.progress != NOTHING,
         )
         config = run_config(run)
         graph = await stack.enter_async_context(
@@ -193,6 +261,7 @@ class Executor:
         """Run the graph until it ends or is stopped. Returns what ended it, None if it came to its own end."""
         limit, overdue = attempt.meter.time_limit(self._settings.run_timeout)
         remaining = limit - attempt.run.elapsed
+        enter_run(self._current(attempt.run))
         task = asyncio.create_task(self._pump(attempt, graph, config, progress), name=f"run {attempt.run.run_id}")
         waiting: set[asyncio.Future[Any]] = {task, attempt.stopped}
         await asyncio.wait(waiting, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +291,6 @@ class Executor:
         run, lane = attempt.run, attempt.lane
         kwargs = run.kwargs
         attempt.meter.attach()
-        enter_run(self._current(run))
         if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
@@ -230,7 +298,7 @@ class Executor:
             if progress.state is not None:
                 progress.paused = True
                 return
-            if kwargs.get("strict_resume"):
+            if kwargs.get("strict_resume") or run.progress == COMMAND_WRITES:
                 run = replace(run, asked=await self._asked(run))
         requested = frozenset(kwargs.get("stream_mode") or ["values"])
         modes: MessageModes | ProtocolModes
@@ -307,24 +375,26 @@ class Executor:
                     return RolledBack()
                 case Cancelled():
                     error = {"error": "UserInterrupt", "message": "The run was cancelled."}
-                    return await self._ended(RunStatus.INTERRUPTED, graph, config, progress, error)
+                    left = await left_behind(graph, config, progress, RunStatus.INTERRUPTED)
+                    return replace(left, error=error)
                 case RunTimeout():
                     error = describe(failure)
+                    left = await left_behind(graph, config, progress, RunStatus.TIMEOUT)
                     attempt.lane.event("error", to_json(error))
-                    return await self._ended(RunStatus.TIMEOUT, graph, config, progress, error)
+                    return replace(left, error=error)
                 case BudgetExceeded():
                     log.warning("run.over_budget", limit=str(failure))
-                    return self._failed(attempt, failure, await self._left(graph, config, progress))
+                    return self._failed(attempt, failure, await left_behind(graph, config, progress))
                 case JournalFailed():
-                    return self._failed(attempt, failure)
+                    return self._failed(attempt, failure, await left_behind(graph, config, progress))
                 case _:
                     assert_never(failure)  # type: ignore[arg-type]
         if failure is None:
             if progress.values is not None and not progress.paused:
                 return Ended(status=RunStatus.SUCCESS, resting="idle", values=to_json(progress.values))
-            return await self._ended(RunStatus.SUCCESS, graph, config, progress, None)
-        if isinstance(failure, WaitsForChildren):
-            return Waiting(awaited=dict(failure.awaited))
+            return await state_at_end(RunStatus.SUCCESS, graph, config, progress)
+        if awaited := awaited_children(failure):
+            return Waiting(awaited=awaited)
         if isinstance(failure, UnknownInterruptError) and attempt.run.kwargs.get("strict_resume"):
             # Raised before anything is written: whoever does wait for an answer goes on waiting.
             return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, resting=None))
@@ -332,31 +402,16 @@ class Executor:
             run = attempt.run
             if run.retries < self._settings.max_retries:
                 pause = pause_before_retry(failure, run.retries, self._settings)
-                if attempt.trace is not None:
-                    attempt.trace.failed(failure)
+                trace_failure(attempt.trace, failure)
                 kind = kind_and_place(failure)
                 log.warning("run.retrying", error=kind, after=round(pause, 2), retry=run.retries + 1)
                 return Released(after=pause)
-            left = await self._left(graph, config, progress)
+            left = await left_behind(graph, config, progress)
             return self._failed(attempt, failure, left, dead_letter="retries_exhausted")
         # The worker said that it has the graph, but it cannot be opened any more.
         gone = graph is None and isinstance(failure, NotFound | ConfigError)
-        left = await self._left(graph, config, progress)
+        left = await left_behind(graph, config, progress)
         return self._failed(attempt, failure, left, dead_letter="graph_gone" if gone else None)
-
-    async def _left(
-        self, graph: Pregel[Any, Any, Any, Any] | None, config: RunnableConfig | None, progress: Progress
-    ) -> Ended | None:
-        """What a run that failed leaves behind: the values it came to, and the questions that still wait. None when
-        that cannot be told, for what the graph failed at may be its state."""
-        try:
-            left = await self._ended(RunStatus.ERROR, graph, config, progress, None)
-        except RunSignal:
-            raise
-        except Exception as error:
-            log.warning("state.unreadable", error=kind_and_place(error))
-            return None
-        return replace(left, resting="error")
 
     def _failed(
         self,
@@ -373,64 +428,26 @@ class Executor:
             log.warning("run.dead_letter", reason=dead_letter)
         attempt.lane.event("error", to_json(error))
         return replace(
-            left or Ended(status=RunStatus.ERROR, resting="error"),
+            left or Ended(status=RunStatus.ERROR, resting="error", interrupts=None),
             error=error,
-            traceback="".join(traceback.format_exception(failure))[-20_000:],
+            traceback=run_traceback(failure),
             dead_letter=dead_letter,
         )
-
-    async def _ended(
-        self,
-        status: Any,
-        graph: Pregel[Any, Any, Any, Any] | None,
-        config: RunnableConfig | None,
-        progress: Progress,
-        error: dict[str, str] | None,
-    ) -> Ended:
-        """An end in the middle of the graph, or possibly so: the thread's head tells what is left to do."""
-        state = progress.state
-        if state is None and graph is not None and config is not None:
-            state = await graph.aget_state(at_head(config))
-        values = progress.values
-        if isinstance(values, dict):
-            values = {key: value for key, value in values.items() if key != "__interrupt__"}
-        if state is None:
-            resting = "idle"
-            interrupts: dict[str, Any] = {}
-        else:
-            resting = "interrupted" if state.next else "idle"
-            interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
-            if values is None and state.created_at is not None:
-                values = state.values
-        return Ended(
-            status=status,
-            resting=resting,
-            values=None if values is None else to_json(values),
-            interrupts=orjson.loads(to_json(interrupts)),
-            error=error,
-        )
-
-
-def at_head(config: RunnableConfig) -> RunnableConfig:
-    """The config without the checkpoint that a run branched off from: it has written others since."""
-    places = ("checkpoint_id", "checkpoint_map", "checkpoint_ns")
-    configurable = {key: value for key, value in config["configurable"].items() if key not in places}
-    return {**config, "configurable": configurable}
-
-
-def _ties(run: Claimed) -> Ties:
-    gated = run.asking or answer_of(run.kwargs) is not None
-    return Ties(webhook=has_webhook(run.kwargs), parent=run.parent_run_id, gated=gated)
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    """An error as clients see it."""
-    return {"error": type(error).__name__, "message": str(error)}
 
 
 def _succeeded(task: asyncio.Task[None]) -> bool:
     """Whether the graph came to its own end before a stop reached it."""
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _clean_up(stack: AsyncExitStack) -> None:
+    """Leave what a graph's factory has opened. What has become of the run is decided."""
+    try:
+        with GraphCode():
+            async with asyncio.timeout(STOP_PATIENCE):
+                await stack.aclose()
+    except ESCAPING as error:
+        log.warning("graph.cleanup_failed", error=kind_and_place(error))
 
 
 async def _stop_task(task: asyncio.Task[None], attempt: Attempt) -> None:

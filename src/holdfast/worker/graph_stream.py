@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.constants import TAG_HIDDEN
 
 from holdfast.auth.users import configurable_of
+from holdfast.db.stored_json import as_object
 from holdfast.graphs.catalog import Graph
 from holdfast.graphs.client_config import client_options, stored_config, stored_metadata
 from holdfast.graphs.context_schema import graph_context
@@ -45,9 +46,14 @@ class Claimed:
     waited: float
     # What earlier attempts have used; see `engine/usage.py`.
     usage: dict[str, Any] | None = None
+    # The budgets that it shares with others, what all of them have used of each, and the seconds that earlier runs of
+    # its thread have used; see `engine/budget.py`.
+    pots: list[dict[str, Any]] | None = None
     # The thread waits for an answer.
     asking: bool = False
     crashes: int = 0
+    # A worker died while it executed the run, which has made no progress since.
+    suspect: bool = False
     worker_id: UUID | None = None
     # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
     asked: frozenset[str] = frozenset()
@@ -60,6 +66,25 @@ class Claimed:
     announced_seq: int = 0
     announcement: bytes = b""
     claimed_at: datetime | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Claimed:
+        """The run of a row. What is no object there counts as an empty one: the run fails or not by what it needs, and
+        the worker goes on."""
+        documents = {name: dict(as_object(row[name])) for name in ("kwargs", "metadata")}
+        return cls(**{**row, **documents})
+
+    def log_fields(self) -> dict[str, str | int]:
+        """What every log line of the run has."""
+        return {
+            "run_id": str(self.run_id),
+            "thread_id": str(self.thread_id),
+            "assistant_id": str(self.assistant_id),
+            "graph_id": self.graph_id,
+            "tenant": self.tenant_id,
+            "attempt": self.attempt,
+            "worker_id": str(self.worker_id),
+        }
 
     def announced(self) -> Flush:
         """What the claim has written, for those who watch."""

@@ -24,6 +24,7 @@ import orjson
 import structlog
 
 from holdfast.errors import SettingsError
+from holdfast.settings import Settings
 from holdfast.telemetry.exposition import CONTENT_TYPE, wanted_format
 
 log = structlog.get_logger(__name__)
@@ -95,6 +96,15 @@ class HealthServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+def health_server(patient: Patient, settings: Settings, listener: socket.socket | None) -> HealthServer | None:
+    """The server of a worker's probes: on the supervisor's socket, on HOLDFAST_HEALTH_PORT, or none."""
+    if listener is not None:
+        return HealthServer(patient, listener=listener)
+    if settings.health_port is None:
+        return None
+    return HealthServer(patient, settings.health_host, settings.health_port)
 
 
 class _BoundedServer(ThreadingHTTPServer):

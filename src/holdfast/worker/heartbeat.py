@@ -3,18 +3,20 @@
 It registers the worker, renews its lease, and brings back what the database knows and the worker must: cancels, a
 drain, or that it has been declared lost. Between renewals it watches its own socket, because a closed one is noticed
 by others as well: it reconnects at once, within the grace that the reaper leaves it.
+
+The thread ends only with the worker. Each wait for the database has a limit, and whatever fails is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -22,7 +24,9 @@ import structlog
 from psycopg import Connection
 from psycopg.rows import DictRow
 
-from holdfast.db.connect import open_blocking_session
+from holdfast.db.bounded import NoAnswer
+from holdfast.db.connect import open_blocking_session, scoped
+from holdfast.descriptors import Waitable, readable
 from holdfast.engine import lease
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.settings import Settings
@@ -37,7 +41,8 @@ SOON = 1.0
 class Heartbeat:
     """`deadline` is when, on this process's monotonic clock, the lease can no longer be relied on.
 
-    `on_renewal` and `on_lost` are called on the event loop.
+    `on_renewal`, `on_lost` and `on_silence` are called on the event loop. `on_silence`: the server did not answer a
+    renewal in time.
     """
 
     def __init__(
@@ -47,20 +52,27 @@ class Heartbeat:
         on_renewal: Callable[[UUID, Renewal], None],
         on_lost: Callable[[UUID], None],
         claims: Callable[[], int] = lambda: 0,
+        problem: Callable[[], str | None] = lambda: None,
+        on_silence: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._settings = settings
         self._registration = registration
         self._on_renewal = on_renewal
         self._on_lost = on_lost
         self._claims = claims
+        self._problem = problem
+        self._on_silence = on_silence
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._worker_id: UUID | None = None
+        # The id that is being registered: the same until the database has answered.
+        self._registering: UUID | None = None
         self._registered: asyncio.Future[UUID] = self._loop.create_future()
         self._deadline = 0.0
         self._commands: list[str] = ["register"]
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
+        self._started = self._asked_to_end = self._halted = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     @property
@@ -69,11 +81,13 @@ class Heartbeat:
             return self._deadline
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def ended(self) -> bool:
+        """Whether the thread has ended without having been asked to."""
+        return self._started and not self._asked_to_end and not self._thread.is_alive()
 
     def start(self) -> None:
         self._thread.start()
+        self._started = True
 
     async def registered(self) -> UUID:
         """The worker's id, once the database knows it."""
@@ -89,11 +103,19 @@ class Heartbeat:
 
     async def resign(self, timeout: float) -> None:
         """Leave, and end the thread. Bounded: a database that is away will see the lease expire."""
+        self._asked_to_end = True
         self._command("resign")
         # Not by `to_thread`: user code may be blocking every thread there is.
         deadline = time.monotonic() + timeout
         while self._thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+    def halt(self, timeout: float) -> None:
+        """End the thread, from another one, and leave the lease as it is. Returns when no renewal can come any more, or
+        after the timeout."""
+        self._asked_to_end = self._halted = True
+        self._command("halt")
+        self._thread.join(timeout)
 
     def _command(self, command: str) -> None:
         with self._lock:
@@ -105,8 +127,9 @@ class Heartbeat:
         connection: Connection[DictRow] | None = None
         backoff = Backoff("heartbeat.outage", "heartbeat.recovered", cap=min(1.0, self._settings.heartbeat))
         try:
-            while True:
-                pause, known = self._settings.heartbeat, self._worker_id
+            while not self._loop.is_closed() and not self._halted:
+                pause = self._settings.heartbeat
+                known = self._worker_id if self._registering is None else None
                 try:
                     reconnected = connection is None
                     connection = connection or open_blocking_session(self._settings, "heartbeat")
@@ -116,27 +139,42 @@ class Heartbeat:
                     if self._worker_id != known:
                         # Where many are started together, those who came after us are there in a moment.
                         pause = min(pause, SOON)
-                except (psycopg.Error, OSError) as error:
-                    pause = backoff.note(error)
+                    self._sleep(connection, pause)
+                except Exception as error:
+                    # A session that worked until now was cut: reconnect at once, because upkeep has noticed, too.
+                    cut = connection is not None and not reconnected
                     if connection is not None:
                         connection.close()
                     connection = None
-                self._sleep(connection, pause)
-        except RuntimeError as error:
-            # The event loop is gone: the process is ending without having asked us to.
-            log.debug("heartbeat.ended", reason=str(error))
+                    self._failed(error, backoff, at_once=cut)
+            log.debug("heartbeat.ended", reason="halted" if self._halted else "the event loop is closed")
         finally:
             if connection is not None:
                 connection.close()
             self._wake_read.close()
             self._wake_write.close()
 
+    def _failed(self, error: Exception, backoff: Backoff, *, at_once: bool) -> None:
+        """Report what failed, and wait before the next try, unless that is to be made at once. Without a heartbeat the
+        worker would lose its lease again and again, so nothing ends the thread, not even a defect."""
+        if self._loop.is_closed():
+            return
+        if not isinstance(error, (psycopg.Error, OSError)):
+            log.error("heartbeat.failed", exc_info=error)
+        if isinstance(error, NoAnswer) and self._on_silence is not None:
+            asyncio.run_coroutine_threadsafe(self._on_silence(), self._loop)
+        pause = backoff.note(error)
+        if at_once:
+            return
+        try:
+            self._sleep(None, pause)
+        except Exception:
+            time.sleep(pause)
+
     def _beat(self, connection: Connection[DictRow], *, reconnected: bool) -> bool:
         """One renewal, and whatever was asked for since the last. False: the thread's work is done."""
         session = self._settings.session_url is not None
-        with nullcontext() if session else connection.transaction():
-            if not session:
-                connection.execute(f"SET LOCAL search_path TO {self._settings.db_schema}".encode())
+        with scoped(connection, self._settings):
             with self._lock:
                 commands = list(self._commands)
             if "resign" in commands:
@@ -144,17 +182,18 @@ class Heartbeat:
                     lease.resign(connection, self._worker_id)
                 return False
             if "register" in commands:
-                self._worker_id = uuid4()
-                registration = replace(self._registration, worker_id=self._worker_id)
-                started = time.monotonic()
-                renewal: Renewal | None = lease.register(
-                    connection, registration, self._settings.lease, session=session
-                )
+                renewal: Renewal | None = None
+                while renewal is None:
+                    self._worker_id = self._registering = self._registering or uuid4()
+                    registration = replace(self._registration, worker_id=self._worker_id)
+                    started = time.monotonic()
+                    renewal = lease.register(connection, registration, self._settings.lease, session=session)
+                    if renewal is None:
+                        # The answer to an earlier try was lost, and the worker was declared lost meanwhile.
+                        self._registering = None
             else:
                 started = time.monotonic()
                 assert self._worker_id is not None
-                if "drain" in commands:
-                    lease.drain(connection, self._worker_id)
                 renewal = lease.renew(
                     connection,
                     self._worker_id,
@@ -162,8 +201,13 @@ class Heartbeat:
                     session=session,
                     reconnected=reconnected,
                     claims=self._claims(),
+                    problem=self._problem(),
                 )
-        worker_id = self._worker_id
+            worker_id = self._worker_id
+            assert worker_id is not None
+            if "drain" in commands and renewal is not None:
+                lease.drain(connection, worker_id)
+        self._registering = None
         with self._lock:
             del self._commands[: len(commands)]
             if renewal is not None:
@@ -182,9 +226,8 @@ class Heartbeat:
 
     def _sleep(self, connection: Connection[DictRow] | None, seconds: float) -> None:
         """Until the next renewal is due, somebody asks for something, or the server hangs up."""
-        sources: list[socket.socket | int] = [self._wake_read]
+        sources: list[int | Waitable] = [self._wake_read]
         if connection is not None and not connection.closed:
             sources.append(connection.fileno())
-        readable, _, _ = select.select(sources, [], [], seconds)
-        if self._wake_read in readable:
+        if self._wake_read in readable(sources, seconds):
             self._wake_read.recv(4096)

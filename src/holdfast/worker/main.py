@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import socket
 import time
 from contextlib import suppress
@@ -19,17 +18,19 @@ import orjson
 import psycopg
 import structlog
 
-import holdfast
 from holdfast.db.connect import Database
 from holdfast.db.kept import KeptConnection
-from holdfast.engine.claim import NO_TURN, claim, next_due, return_strays
-from holdfast.engine.lease import Registration, Renewal
+from holdfast.engine.claim import NO_TURN, SUSPECT_SECONDS, claim
+from holdfast.engine.lease import Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
+from holdfast.engine.states import CANCEL_ACTIONS
+from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
+from holdfast.graphs.exits import contain_exits
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.resources.store import PooledStore
@@ -38,20 +39,28 @@ from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, tell
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import cancel_all, run_together
+from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
-from holdfast.worker.cores import usable_cores
+from holdfast.worker.abandon import abandon
+from holdfast.worker.claim_size import ClaimSize
+from holdfast.worker.condition import Condition
 from holdfast.worker.dozing import Dozing, ask_front
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
-from holdfast.worker.health import HealthServer, Verdict
+from holdfast.worker.health import Verdict, health_server
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.journal import Journal, Lane
+from holdfast.worker.journal import Journal, Lane, outlive
+from holdfast.worker.refused_runs import RefusedRuns
+from holdfast.worker.registration import registration
+from holdfast.worker.replacement import Replacement
+from holdfast.worker.strays import Strays
+from holdfast.worker.threads import Attempted, NodeThreads
 from holdfast.worker.traces import trace_attempt, trace_crash, trace_end
-from holdfast.worker.wakes import Wakes
+from holdfast.worker.wakes import Wakes, run_ids_of
 from holdfast.worker.watchdog import LoopWatchdog
 
 log = structlog.get_logger(__name__)
@@ -62,6 +71,8 @@ CLEANUP_TIMEOUT = 5.0
 TAKEN_PATIENCE = 0.01
 # The same of the word that it has begun.
 BEGUN_PATIENCE = 0.005
+# Seconds between two claims while the tenants at their limit have not all been passed over.
+WALK_PAUSE = 0.01
 
 
 class Worker:
@@ -74,9 +85,11 @@ class Worker:
         *,
         upkeep: bool = True,
         probes: socket.socket | None = None,
+        node_threads: NodeThreads | None = None,
     ) -> None:
         self._settings = settings
         self._probes = probes
+        self._loop = asyncio.get_running_loop()
         self._catalog = catalog
         self.database = Database(settings, "worker")
         self.signals = signals_for(self.database)
@@ -85,54 +98,77 @@ class Worker:
         self.journal = Journal(settings, self._announce, self._lane_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
         self.executor.signals = self.signals
-        items = store_section(catalog.project)
-        threads = checkpointer_section(catalog.project)
-        webhooks = webhooks_section(catalog.project)
-        duties = Upkeep(self.database, self.signals, items.sweep_interval, threads, webhooks) if upkeep else None
-        self._upkeep = duties
+        project = catalog.project
+        sections = store_section(project).sweep_interval, checkpointer_section(project), webhooks_section(project)
+        self._upkeep = Upkeep(self.database, self.signals, *sections) if upkeep else None
         self._attempts: dict[UUID, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
-        self._journal_task: asyncio.Task[None] | None = None
-        self._watchdog: LoopWatchdog | None = None
         self._wake = asyncio.Event()
         self._wakes = Wakes(
             catalog.graph_ids, self._wake.set, self._ask_database, degraded=lambda: self.signals.degraded
         )
         self._stopping = asyncio.Event()
+        # Whether the process ends because it cannot work, and another one should be started.
+        self.replaced = False
         self._draining = False
         # Whether more may be ready than there was room for when we last looked. Whatever becomes ready after a look
         # that found less than there was room for comes with a hint.
         self._more = True
+        self._claim_size = ClaimSize(settings.jobs)
+        self._refused = RefusedRuns(self.database.metrics)
         # Which tenant was served last, and whether its turn is over.
         self._turn = NO_TURN
+        # Tenants of which a run has ended here since the last claim: they may have room for another.
+        self._freed: set[str] = set()
         self._ask_schedule = True
         # When it last began to, for traces.
         self._looked_at = 0
-        self._strays_due = time.monotonic() + settings.lease
+        self._strays = Strays(self.database, self.signals, lambda: self._attempts, self._wake.set)
         self.finished = 0
         self.claims = Rate(60.0)
-        self._heartbeat = Heartbeat(settings, self._registration(), self._renewed, self._lost, self.claims.count)
+        self._heartbeat = Heartbeat(
+            settings,
+            registration(settings, catalog.graph_ids),
+            self._renewed,
+            self._lost,
+            self.claims.count,
+            lambda: self.condition.reason(),
+            on_silence=self._unanswered,
+        )
+        self.condition = Condition(settings, self._heartbeat, self.journal, node_threads, self._held)
+        self._replacement = Replacement(settings, self._heartbeat, self.condition, lambda: self._worker_id)
 
     def stop(self) -> None:
         """Begin the shutdown; `run` returns when it is done."""
         self._stopping.set()
 
+    def stop_soon(self) -> None:
+        """The same for a signal handler, which may interrupt graph code that blocks the event loop."""
+        self._replacement.stop_asked_at = time.monotonic()
+        with suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(self.stop)
+
     async def run(self) -> None:
-        health = self._health_server()
+        contain_exits(asyncio.get_running_loop())
+        health = health_server(self, self._settings, self._probes)
         await self.database.open()
         store = await self._open_store()
         self.signals.listen("work", self._wakes.hint)
         self.signals.listen("cancel", self._cancel_hint)
-        watchdog = self._watchdog = LoopWatchdog(self._settings.blocked_loop, lambda: bool(self._attempts))
-        journal = self._journal_task = asyncio.create_task(self.journal.run(), name="journal")
+        watchdog = LoopWatchdog(self._settings.blocked_loop, lambda: bool(self._attempts), self._replacement.look)
+        journal = asyncio.create_task(self.journal.run(self._wake.set), name="journal")
+        self.condition.watchdog, self.condition.journal_task = watchdog, journal
+        front = partial(ask_front, self.database)
+        dozing = Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, front)
         work = {
             "signals": self.signals.run(),
             "lease": self._watch_lease(),
+            "condition": self.condition.watch(self._wake.set, self._replace),
             "stats": self._report(),
             "loop_delay": watch_loop(self.database.metrics),
-            "journal_watch": _outlive(journal),
-            "dozing": self._dozing().run(),
+            "journal_watch": outlive(journal),
+            "dozing": dozing.run(),
             "serving": self._serve(journal),
         }
         if self._upkeep is not None:
@@ -150,10 +186,6 @@ class Worker:
             await cancel_all([journal])
             await store.close()
             await self.database.close()
-
-    def _dozing(self) -> Dozing:
-        front = partial(ask_front, self.database)
-        return Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, front)
 
     async def _serve(self, journal: asyncio.Task[None]) -> None:
         """Claim until told to stop, then leave in good order."""
@@ -181,18 +213,23 @@ class Worker:
         return store
 
     async def _drain(self) -> None:
+        grace = 0.0 if self.condition.journal_cut_off else self._settings.drain_timeout
         if self._tasks:
-            log.info("worker.draining", runs=len(self._tasks), grace=self._settings.drain_timeout)
-            await asyncio.wait(self._tasks, timeout=self._settings.drain_timeout)
+            log.info("worker.draining", runs=len(self._tasks), grace=grace)
+            await asyncio.wait(self._tasks, timeout=grace)
         for attempt in self._attempts.values():
             attempt.stop(Drained("the worker is shutting down"))
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=CLEANUP_TIMEOUT)
+        # The journal cannot write, or graph code does not stop. A worker that drains blames no run for its end.
+        for attempt in self._attempts.values():
+            attempt.stop(LeaseLost("the worker has given the run back"))
+        self._attempts.clear()
         if self._worker_id is not None:
-            # The claim that was interrupted may have been made.
+            # These, and those of a claim that was interrupted. If that fails, upkeep does it once we have resigned.
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLEANUP_TIMEOUT):
-                    while not await self._return_strays(self._worker_id):  # noqa: ASYNC110
+                    while not await self._strays.give_away(self._worker_id):  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 
     # --- claiming ---------------------------------------------------------------------------------
@@ -209,18 +246,22 @@ class Worker:
             self._more = True
             free = self._settings.jobs - len(self._attempts)
             pause = self._settings.degraded_poll if self.signals.degraded else self._settings.poll_interval
-            if time.monotonic() >= self._strays_due:
-                await self._return_strays(worker_id)
+            if self._strays.is_due():
+                await self._strays.give_away(worker_id)
                 if worker_id != self._worker_id:
                     # The lease was lost while this waited for a connection: the deadline is another identity's.
                     continue
-            if free > 0 and time.monotonic() < self._heartbeat.deadline:
+            if free > 0 and time.monotonic() < self._heartbeat.deadline and self.condition.problem() is None:
                 try:
                     pause = min(pause, await self._claim(worker_id, free))
                 except (psycopg.Error, OSError) as error:
-                    self._strays_due = 0.0
-                    await backoff.failed(error)
+                    self._strays.look_soon()
+                    self._claim_size.failed(error)
+                    if not self._refused.failed(error):
+                        await backoff.failed(error)
                     continue
+                self._claim_size.succeeded()
+                self._refused.claimed()
                 backoff.succeeded()
             else:
                 self._wakes.passed()
@@ -233,11 +274,31 @@ class Worker:
         looking = self._wakes.looking()
         self._looked_at = time.time_ns()
         due = None
-        async with self._claiming.connection() as connection:
-            most = self._settings.tenant_max_running
-            rows = await claim(connection, worker_id, free, self._catalog.graph_ids, turn=self._turn, max_running=most)
-            self._turn = self._turn.after(rows)
-            drained = len(rows) < free
+        wanted, limited = self._claim_size.of(free), self._claim_size.limited
+        # A connection of the pool waits for its answer longer than the one that is kept.
+        connect = self.database.connection if limited else self._claiming.connection
+        async with self.database.transaction() if self._refused.one_by_one else connect() as connection:
+            # Those whose runs end during the claim are for the next one.
+            freed, self._freed = self._freed, set()
+            try:
+                rows = await claim(
+                    connection,
+                    worker_id,
+                    wanted,
+                    self._catalog.graph_ids,
+                    turn=self._turn,
+                    max_running=self._settings.tenant_max_running,
+                    tenants=list(freed),
+                    hinted=run_ids_of(looking),
+                    aside=self._refused.ids(),
+                    look=self._refused.look,
+                )
+            except BaseException:
+                self._freed |= freed
+                raise
+            self._turn = rows.turn
+            walking = self._turn.walking_since is not None
+            drained = len(rows) < wanted and not walking
             self._more = not drained
             if drained and self._ask_schedule:
                 due = await next_due(connection)
@@ -246,32 +307,25 @@ class Worker:
         settled = self._wakes.looked(looking, drained=drained)
         self.claims.add(len(rows))
         for row in rows:
-            run = Claimed(**row)
+            run = Claimed.of(row)
             self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
             self._start(worker_id, run)
         if self._wakes.in_company:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
             announce_taken(self.signals, self._wakes.telling(taken), patience=TAKEN_PATIENCE)
+        if walking or (wanted < free and not drained):
+            return WALK_PAUSE
         return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
-
-    async def _return_strays(self, worker_id: UUID) -> bool:
-        """After a claim that may have been made although it failed; and now and then, for runs left by a defect."""
-        try:
-            async with self.database.connection() as connection:
-                strays = await return_strays(connection, worker_id, list(self._attempts))
-        except (psycopg.Error, OSError):
-            return False  # Still due. The claim that follows will wait and say so.
-        self._strays_due = time.monotonic() + self._settings.lease
-        if strays:
-            log.warning("worker.strays_returned", run_ids=[str(run_id) for run_id in strays])
-            announce_ready(self.signals, [ReadyRun(run_id) for run_id in strays])
-            self._wake.set()
-        return True
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
+        self._strays.claimed(run.run_id)
         attempt = Attempt(run, lane)
         attempt.trace = lane.trace = trace_attempt(run, self._looked_at)
+        if run.suspect:
+            # From then on this worker may take another suspect.
+            lane.on_progress = self._wake.set
+            asyncio.get_running_loop().call_later(SUSPECT_SECONDS, self._wake.set)
         self._attempts[run.run_id] = attempt
         self.signals.deaf = False
         if worker_id != self._worker_id:
@@ -282,17 +336,8 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, attempt: Attempt) -> None:
-        run = attempt.run
         # Once for the whole attempt, its task being its own: on all lines of ours and of the graph's code.
-        with logging_run(
-            run_id=str(run.run_id),
-            thread_id=str(run.thread_id),
-            assistant_id=str(run.assistant_id),
-            graph_id=run.graph_id,
-            tenant=run.tenant_id,
-            attempt=run.attempt,
-            worker_id=str(run.worker_id),
-        ):
+        with logging_run(**attempt.run.log_fields()):
             await self._attempt(attempt)
 
     async def _attempt(self, attempt: Attempt) -> None:
@@ -300,21 +345,28 @@ class Worker:
         log.info("run.claimed", waited=round(run.waited, 3))
         started = time.monotonic()
         outcome: Outcome | None = None
-        if attempt.trace is not None:
-            attempt.trace.enter()
         try:
+            if attempt.trace is not None:
+                attempt.trace.enter()
             outcome = await self.executor.execute(attempt)
-        except Exception as error:
-            # The run goes back with the next strays: nothing is lost, but it must be seen.
+        except ESCAPING as error:
             log.exception("run.crashed")
             trace_crash(attempt.trace, error)
-        finally:
+            # Counted, so that it comes to an end.
+            outcome = await abandon(attempt, error, self._settings)
+            if outcome is None and not isinstance(attempt.lane.failure, LeaseLost):
+                self._strays.unended(run.run_id)
+        else:
             trace_end(attempt.trace, outcome)
+        finally:
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
             self.finished += 1
-            # A tenant at its limit may have one more now. Without hints, any moment is as good as another.
-            if run.tenant_id or self.signals.degraded:
+            # A tenant at its limit may have one more now, and the worker another suspect. Without hints, any moment is
+            # as good as another.
+            if run.tenant_id:
+                self._freed.add(run.tenant_id)
+            if run.tenant_id or run.suspect or self.signals.degraded:
                 self._wake.set()
             elif self._more:
                 self._wakes.more()
@@ -349,7 +401,7 @@ class Worker:
         with suppress(ValueError, KeyError, TypeError):
             order = orjson.loads(payload)
             attempt = self._attempts.get(UUID(order["run_id"]))
-            if attempt is not None:
+            if attempt is not None and order["action"] in CANCEL_ACTIONS:
                 attempt.stop(Cancelled(order["action"]))
 
     def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
@@ -361,6 +413,11 @@ class Worker:
         if renewal.status == "draining" and not self._draining:
             log.info("worker.drain_requested", worker_id=str(worker_id))
             self.stop()
+
+    async def _unanswered(self) -> None:
+        """The server did not answer a renewal. Other connections may lead to a server that hangs, too."""
+        self.journal.session.hang_up()
+        await self.database.suspect()
 
     def _lost(self, worker_id: UUID) -> None:
         """Declared lost, or cut off for longer than the lease. Whatever we hold belongs to others: drop it all, and
@@ -382,38 +439,40 @@ class Worker:
             if self._worker_id is not None and time.monotonic() > self._heartbeat.deadline:
                 self._lost(self._worker_id)
 
+    # --- what keeps it from working ---------------------------------------------------------------
+
+    def _held(self) -> set[Attempted]:
+        return {(str(attempt.run.run_id), attempt.run.attempt) for attempt in list(self._attempts.values())}
+
+    def _replace(self) -> None:
+        """Leave in good order, and let another process be started, unless the worker is leaving already."""
+        if self._stopping.is_set():
+            return
+        self.replaced = True
+        self.stop()
+
     # --- what probes ask, from their own thread ---------------------------------------------------
 
-    def _health_server(self) -> HealthServer | None:
-        if self._probes is not None:
-            return HealthServer(self, listener=self._probes)
-        if self._settings.health_port is None:
-            return None
-        return HealthServer(self, self._settings.health_host, self._settings.health_port)
-
     def live(self) -> Verdict:
-        if not self._heartbeat.alive:
-            return Verdict(False, "the heartbeat has ended")
-        if self._journal_task is not None and self._journal_task.done():
-            return Verdict(False, "the journal has ended")
-        return Verdict(True)
+        problem = self.condition.problem()
+        return Verdict(False, problem.reason) if problem is not None and problem.lasting else Verdict(True)
 
     def ready(self) -> Verdict:
         if self._draining or self._stopping.is_set():
             return Verdict(False, "draining")
         if self._worker_id is None or time.monotonic() >= self._heartbeat.deadline:
             return Verdict(False, "the database does not know this worker: no lease")
-        return Verdict(True)
+        reason = self.condition.reason()
+        return Verdict(True) if reason is None else Verdict(False, reason)
 
     def metrics(self) -> WorkerFigures:
-        watchdog = self._watchdog
         return WorkerFigures(
             database=self.database,
             signals=self.signals,
             leading=self._upkeep is not None and self._upkeep.leading,
             active=len(self._attempts),
             ready=self.ready().well,
-            blocked=(0, 0.0) if watchdog is None else (watchdog.blocked_total, watchdog.blocked_seconds_total),
+            blocked=self.condition.blocked,
             deadline=self._heartbeat.deadline,
         )
 
@@ -436,31 +495,5 @@ class Worker:
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(self._settings.stats_interval)
-            log.info(
-                "worker.stats",
-                running=len(self._attempts),
-                capacity=self._settings.jobs,
-                finished=self.finished,
-                commits=self.journal.commits,
-            )
-
-    def _registration(self) -> Registration:
-        cores = usable_cores()
-        return Registration(
-            worker_id=UUID(int=0),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=holdfast.__version__,
-            capacity=self._settings.jobs,
-            graphs=tuple(self._catalog.graph_ids),
-            cores=cores.count,
-            cpus=cores.which,
-        )
-
-
-async def _outlive(journal: asyncio.Task[None]) -> None:
-    """A worker without its journal can finish nothing. It ends with it, loudly, and its runs go on elsewhere."""
-    await asyncio.wait({journal})
-    if not journal.cancelled() and (error := journal.exception()) is not None:
-        raise error
-    await asyncio.Event().wait()  # Closed in good order: the worker is leaving, and ends when it has left.
+            running, capacity, commits = len(self._attempts), self._settings.jobs, self.journal.commits
+            log.info("worker.stats", running=running, capacity=capacity, finished=self.finished, commits=commits)

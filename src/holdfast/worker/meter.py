@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -23,15 +24,33 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
-from holdfast.engine.budget import out_of_steps, out_of_time, overspent, remaining
-from holdfast.engine.usage import Tally
-from holdfast.errors import BudgetExceeded, RunSignal, RunTimeout
+from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_steps, out_of_time, overspent, remaining
+from holdfast.engine.usage import COST_DIGITS, MOST, SHARED, Tally, is_amount, storable_name
+from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
 from holdfast.runtime.usage import METER
 from holdfast.telemetry.exceptions import kind_and_place
 from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.prices import count_tokens, find_model, price_of
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """A budget that the run shares with other runs, what those have used of it, and the seconds that earlier runs of
+    the thread have used."""
+
+    limits: Mapping[str, Any]
+    others: Mapping[str, Any]
+    earlier_seconds: float
+
+    def used(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: own[name] + self.others[name] for name in SHARED}
+
+    @property
+    def seconds_left(self) -> float | None:
+        limit = self.limits.get("max_seconds")
+        return None if limit is None else max(0.0, limit - self.earlier_seconds)
 
 
 class UsageMeter(BaseCallbackHandler):
@@ -49,7 +68,14 @@ class UsageMeter(BaseCallbackHandler):
     def __init__(self, run: Claimed, hand_in: Callable[[str], None], stop: Callable[[RunSignal], None]) -> None:
         super().__init__()
         self._tally = Tally(run.usage)
-        self._budget: Mapping[str, Any] = run.kwargs.get("budget") or {}
+        self._budget: Mapping[str, Any] = limits_of(run.kwargs.get("budget"))
+        own = self._tally.totals
+        self._shared = [
+            SharedBudget(
+                limits_of(pot["limits"]), {name: _exact(name, pot) - own[name] for name in SHARED}, pot["seconds"]
+            )
+            for pot in run.pots or ()
+        ]
         self._elapsed = run.elapsed
         self._hand_in = hand_in
         self._stop = stop
@@ -64,15 +90,15 @@ class UsageMeter(BaseCallbackHandler):
         self._closed = False
         self.exceeded: BudgetExceeded | None = None
         """Set once the budget is used up; maybe from the start, by an attempt that was lost before it could say so."""
-        if (reason := overspent(self._budget, self._tally.totals)) is not None:
-            self.exceeded = BudgetExceeded(reason)
+        self._compare()
 
     # --- for the executor -------------------------------------------------------------------------
 
     def time_limit(self, run_timeout: float) -> tuple[float, RunSignal]:
         """How many seconds the run may take from its first start, and what it is told then."""
-        limit = self._budget.get("max_seconds")
-        if limit is None or limit >= run_timeout:
+        limits = [shared.seconds_left for shared in self._shared] + [self._budget.get("max_seconds")]
+        limit = min((limit for limit in limits if limit is not None), default=run_timeout)
+        if limit >= run_timeout:
             return run_timeout, RunTimeout(run_timeout)
         return limit, BudgetExceeded(out_of_time(limit))
 
@@ -89,53 +115,105 @@ class UsageMeter(BaseCallbackHandler):
         with self._lock:
             return self._tally.stored() if self._counted else None
 
+    @property
+    def has_counted(self) -> bool:
+        """Whether there is a count to write."""
+        return self._counted
+
+    def share(self, pots: Sequence[Mapping[str, Any]]) -> None:
+        """Take note of what the other runs of shared budgets have used; on the loop, after a commit of this run's own
+        count."""
+        with self._lock:
+            # The run's own budget is shared from its first child on, and no earlier run has used time of that.
+            seconds = [shared.earlier_seconds for shared in self._shared] + [0.0] * len(pots)
+            self._shared = [
+                SharedBudget(limits_of(pot["limits"]), {name: _exact(name, pot) for name in SHARED}, earlier)
+                for pot, earlier in zip(pots, seconds, strict=False)
+            ]
+            self._compare()
+        if self.exceeded is not None and not self._closed:
+            self._stop(self.exceeded)
+
+    def _compare(self) -> None:
+        """Whether more has been used than there was."""
+        if self.exceeded is not None:
+            return
+        own = self._tally.totals
+        reasons = [overspent(shared.limits, shared.used(own), SHARED_BUDGET) for shared in self._shared]
+        for reason in (*reasons, overspent(self._budget, own)):
+            if reason is not None:
+                self.exceeded = BudgetExceeded(reason)
+                return
+
     # --- for graph code ---------------------------------------------------------------------------
 
     def left(self) -> dict[str, Any]:
         """What is left of the budget; has the limits that there are."""
         with self._lock:
             elapsed = self._elapsed + self._loop.time() - self._began
-            return remaining(self._budget, self._tally.totals, elapsed=elapsed)
+            own = self._tally.totals
+            left = [remaining(self._budget, own, elapsed=elapsed)] + [
+                remaining(shared.limits, shared.used(own), elapsed=elapsed + shared.earlier_seconds)
+                for shared in self._shared
+            ]
+            return {name: min(amounts) for name in LIMITS if (amounts := [rest[name] for rest in left if name in rest])}
 
     def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None:
-        """Count a call of a model. Raises nothing: a count that fails must not fail the run."""
+        """Count a call of a model. Raises nothing: a count that fails must not fail the run. The names may be anything.
+        A `cost` that is no amount of money is ignored, and the price list decides."""
+        reference = storable_name(reference)
+        provider = storable_name(provider) if isinstance(provider, str) else None
+        if cost is not None and not is_amount(cost):
+            log.warning("usage.unreadable", model=reference, error="The cost is no amount of money.")
+            cost = None
         try:
             model = find_model(reference, provider)
             price = price_of(model, usage) if cost is None else cost
+            if price is not None and not is_amount(price):
+                raise ValueError("no amount of money")
             amounts = {name: count_tokens(usage.get(name)) for name in ("input_tokens", "output_tokens")}
             amounts["total_tokens"] = count_tokens(usage.get("total_tokens")) or sum(amounts.values())
             amounts["cached_tokens"] = count_tokens((usage.get("input_token_details") or {}).get("cache_read"))
             amounts["reasoning_tokens"] = count_tokens((usage.get("output_token_details") or {}).get("reasoning"))
         except Exception as error:
-            log.warning("usage.unreadable", model=str(reference), error=kind_and_place(error))
+            log.warning("usage.unreadable", model=reference, error=kind_and_place(error))
             return
         with self._lock:
             self._tally.add_call(model.name, amounts, price)
             self._counted = True
-            reason = None if self.exceeded is not None else overspent(self._budget, self._tally.totals)
-            if reason is not None:
-                self.exceeded = BudgetExceeded(reason)
+            self._compare()
         self._tell()
 
     # --- what LangChain tells ---------------------------------------------------------------------
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, metadata: dict[str, Any] | None = None, **_: Any) -> None:
-        """A node begins, among others. Those of the graph itself carry the number of their step."""
+        """A node begins, among others. Those of the graph itself carry the number of their step. What a node calls has
+        metadata that graph code can write: a number that is none is ignored."""
         step = metadata.get("langgraph_step") if metadata else None
-        if step is None or step <= self._last_step or "|" in (metadata or {}).get("langgraph_checkpoint_ns", ""):
+        if type(step) is not int or not self._last_step < step < MOST:
+            return
+        namespace = (metadata or {}).get("langgraph_checkpoint_ns", "")
+        if not isinstance(namespace, str) or "|" in namespace:
             return
         limit = self._budget.get("max_steps")
         with self._lock:
             if step <= self._last_step:
                 return
-            if limit is not None and self._tally.totals["steps"] >= limit:
+            own = self._tally.totals
+            made = own["steps"]
+            limits = [(shared.limits.get("max_steps"), shared.used(own)["steps"]) for shared in self._shared]
+            used_up = [most for most, steps in limits if most is not None and steps >= most]
+            if used_up:
+                self.exceeded = self.exceeded or BudgetExceeded(out_of_steps(used_up[0], SHARED_BUDGET))
+            elif limit is not None and made >= limit:
                 self.exceeded = self.exceeded or BudgetExceeded(out_of_steps(limit))
             else:
                 self._tally.add_step(step)
                 self._last_step = step
                 # Without a limit nobody waits for the number: it is written with the next call, or the end.
-                self._counted = self._counted or limit is not None
-                if limit is None:
+                limited = limit is not None or any(most is not None for most, _ in limits)
+                self._counted = self._counted or limited
+                if not limited:
                     return
         self._tell()
         if self.exceeded is not None:
@@ -164,7 +242,7 @@ class UsageMeter(BaseCallbackHandler):
         message = _message(response)
         usage = None if message is None else message.usage_metadata
         # An answer out of LangChain's cache has cost nothing, and says so.
-        if message is None or not usage or usage.get("total_cost") == 0:
+        if message is None or not isinstance(usage, dict) or usage.get("total_cost") == 0:
             return
         told = message.response_metadata
         names = (told.get("model_name"), told.get("model"), told.get("model_id"), about.get("ls_model_name"))
@@ -185,12 +263,25 @@ class UsageMeter(BaseCallbackHandler):
             log.info("usage.late")  # The loop is gone, and this thread was left behind.
 
     def _pass_on(self) -> None:
+        """Hand in the count. Raises nothing, because graph code and the loop call it. A run whose usage cannot be
+        written is stopped: no budget would count it."""
         if self._closed:
             return
-        if (stored := self.settle()) is not None:
-            self._hand_in(stored)
+        try:
+            if (stored := self.settle()) is not None:
+                self._hand_in(stored)
+        except RunSignal as signal:
+            self._stop(signal)
+        except Exception as error:
+            log.warning("usage.not_written", error=kind_and_place(error))
+            self._stop(JournalFailed("What the run has used cannot be written."))
         if self.exceeded is not None:
             self._stop(self.exceeded)
+
+
+def _exact(name: str, amounts: Mapping[str, Any]) -> Any:
+    """An amount as the tally has it: money without the noise of binary fractions."""
+    return Decimal(str(amounts[name])).quantize(COST_DIGITS) if name == "cost_usd" else int(amounts[name])
 
 
 def _message(response: LLMResult | None) -> AIMessage | None:

@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import socket
+from types import FrameType
 
 import structlog
-import uvloop
 
 from holdfast.errors import OperatorError
+from holdfast.event_loop import run_in_event_loop
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
 from holdfast.settings import Settings
@@ -18,37 +19,56 @@ from holdfast.telemetry.garbage import collect_seldom
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.worker.main import Worker
+from holdfast.worker.replacement import EXIT_CODE
 from holdfast.worker.threads import NodeThreads
 
 log = structlog.get_logger(__name__)
 
-# Seconds that a thread which user code blocks is waited for once everything is handed back.
+# Seconds that threads which user code blocks, and then its tasks, are waited for once everything is handed back.
 THREAD_PATIENCE = 1.0
+TASK_PATIENCE = 1.0
 
 
-async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket | None) -> None:
+async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket | None) -> int:
+    """Returns the exit code."""
     threads = NodeThreads(settings.jobs)
-    worker = Worker(settings, catalog, probes=probes)
-    loop = asyncio.get_running_loop()
+    asyncio.get_running_loop().set_default_executor(threads)
+    worker = Worker(settings, catalog, probes=probes, node_threads=threads)
     asked = 0
 
-    def on_signal() -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         asked += 1
         if asked > 1:
             os._exit(130)
-        worker.stop()
+        worker.stop_soon()
 
+    # Not the event loop's handlers: those wait for the loop, and graph code may be blocking it.
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        signal.signal(number, on_signal)
     try:
         await worker.run()
     finally:
         end_tracing()
+    code = EXIT_CODE if worker.replaced else 0
+    # The interpreter would wait for either, and the deploy with it. Their runs go on elsewhere already.
     if busy := await threads.end(THREAD_PATIENCE):
-        # The interpreter would wait for them, and the deploy with it. Their runs go on elsewhere already.
         log.warning("worker.threads_left", threads=busy)
-        os._exit(0)
+        os._exit(code)
+    if left := await _end_tasks(TASK_PATIENCE):
+        log.warning("worker.tasks_left", tasks=left)
+        os._exit(code)
+    return code
+
+
+async def _end_tasks(patience: float) -> int:
+    """Cancel the tasks that user code has left. Returns how many go on when the patience is over."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=patience)
+    return len(left)
 
 
 def run_worker(settings: Settings, project: ProjectConfig, *, probes: socket.socket | None = None) -> int:
@@ -62,7 +82,7 @@ def run_worker(settings: Settings, project: ProjectConfig, *, probes: socket.soc
     configure_tracing(settings, "worker")
     collect_seldom()
     try:
-        uvloop.run(_main(settings, catalog, probes))
+        return run_in_event_loop(_main(settings, catalog, probes))
     except* OperatorError as group:
-        raise group.exceptions[0] from None
-    return 0
+        error = group.exceptions[0]
+    raise error from None

@@ -12,10 +12,14 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.types import RESUME
 from langgraph.pregel import Pregel
 from langgraph.types import All, Command, Send, StateSnapshot
 
 NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
+
+# The task that a Command's writes are stored under.
+NULL_TASK_ID = "00000000-0000-0000-0000-000000000000"
 
 # LangGraph's switch, in the config, for refusing an answer to a question that does not wait.
 STRICT_RESUME = "__pregel_strict_resume"
@@ -50,7 +54,7 @@ async def starting_input(
         return None, False
     if command is None and kwargs.get("answers"):
         # They may be for this graph, or for another that its caller has asked.
-        waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+        waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
         for_this = {key: answer for key, answer in kwargs["answers"].items() if key in waiting}
         command = {"resume": for_this} if for_this else None
     if command is None:
@@ -63,7 +67,7 @@ async def starting_input(
         # certain to be wrong.
         strict = strict and not (asked | await _asked_interrupts(graph, config)).issuperset(resume)
         if not strict:
-            waiting = _waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+            waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
             resume = {key: answer for key, answer in resume.items() if key in waiting}
     if progress == NOTHING:
         return build_command({**command, "resume": resume}), strict
@@ -71,7 +75,22 @@ async def starting_input(
         return None, False
     # The Command is stored, but for answers by interrupt id. An empty answer says that this is a resume: with None,
     # a run that names its checkpoint would be taken for a fork, and forget the answers it has.
-    return Command(resume=resume if by_id else {}), False
+    return Command(resume=resume if by_id else await _unstored_answer(graph, config, resume, asked)), False
+
+
+async def _unstored_answer(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, answer: Any, asked: frozenset[str]
+) -> dict[str, Any]:
+    """An answer that was given as a value, by interrupt id, if its question still waits and the answer is not stored:
+    with durability "exit" a task that failed has used it up, and a dead letter's is deleted when the run ends."""
+    saver = graph.checkpointer
+    assert isinstance(saver, BaseCheckpointSaver)
+    saved = await saver.aget_tuple(config)
+    writes = [] if saved is None else saved.pending_writes or []
+    if any(task_id == NULL_TASK_ID and channel == RESUME for task_id, channel, _ in writes):
+        return {}
+    waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
+    return dict.fromkeys(waiting & asked, answer)
 
 
 def _is_resume_map(resume: Any) -> bool:
@@ -87,13 +106,13 @@ async def _asked_interrupts(graph: Pregel[Any, Any, Any, Any], config: RunnableC
     return {interrupt.id for _, channel, asked in writes if channel == "__interrupt__" for interrupt in asked}
 
 
-def _waiting_interrupts(state: StateSnapshot) -> set[str]:
+def waiting_interrupts(state: StateSnapshot) -> set[str]:
     """The questions that still wait, as the innermost graphs know them. A node that took an answer, and asked
     something else before the crash, would take the same answer again for the next question."""
     waiting: set[str] = set()
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot) and task.state.tasks:
-            waiting |= _waiting_interrupts(task.state)
+            waiting |= waiting_interrupts(task.state)
         else:
             waiting |= {interrupt.id for interrupt in task.interrupts}
     return waiting

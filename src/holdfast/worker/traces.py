@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, assert_never
 
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
+from holdfast.graphs.client_config import stored_config
 from holdfast.telemetry import tracing
 from holdfast.worker.batch import EventEntry, Portion
 from holdfast.worker.graph_stream import Claimed
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
-    """The span of an attempt that begins; None when traces are off."""
+    """The span of an attempt that begins; None when traces are off. Raises nothing: the claim loop calls it."""
     if tracing.recorder is None:
         return None
     subject = tracing.Subject(
@@ -26,15 +28,18 @@ def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
         graph_id=run.graph_id,
         tenant=run.tenant_id,
     )
-    return tracing.recorder.attempt(
-        subject,
-        tracing.stored_trace(run.kwargs),
-        attempt=run.attempt,
-        worker_id=run.worker_id,
-        graph_name=(run.kwargs.get("config") or {}).get("run_name") or run.graph_id,
-        given_back=run.untouched,
-        looked_at=looked_at,
-    )
+    span: AttemptSpan | None = None
+    with tracing.recorder.harmless():
+        span = tracing.recorder.attempt(
+            subject,
+            tracing.stored_trace(run.kwargs),
+            attempt=run.attempt,
+            worker_id=run.worker_id,
+            graph_name=stored_config(run.kwargs.get("config")).get("run_name") or run.graph_id,
+            given_back=run.untouched,
+            looked_at=looked_at,
+        )
+    return span  # noqa: RET504 (None if that has failed)
 
 
 def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> None:
@@ -51,20 +56,37 @@ def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> 
             "holdfast.journal.bytes": size,
             "holdfast.journal.runs": len(group),
         }
-        lane.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)
+        with _harmless():
+            lane.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)
 
 
-def trace_crash(span: AttemptSpan | None, error: Exception) -> None:
+def trace_crash(span: AttemptSpan | None, error: BaseException) -> None:
     """An attempt that broke off in a way it should not have."""
+    trace_failure(span, error)
     if span is not None:
-        span.failed(error)
-        span.end("crashed", {}, failed=True)
+        with _harmless():
+            span.end("crashed", {}, failed=True)
+
+
+def trace_failure(span: AttemptSpan | None, error: BaseException) -> None:
+    """What an attempt failed of, when there will be another."""
+    if span is not None:
+        with _harmless():
+            span.failed(error)
+
+
+def _harmless() -> AbstractContextManager[None]:
+    return nullcontext() if tracing.recorder is None else tracing.recorder.harmless()
 
 
 def trace_end(span: AttemptSpan | None, outcome: Outcome | None) -> None:
     """The end of an attempt. One without an outcome was lost, and is told by whoever takes the run over."""
-    if span is None or outcome is None:
-        return
+    if span is not None and outcome is not None:
+        with _harmless():
+            _trace_end(span, outcome)
+
+
+def _trace_end(span: AttemptSpan, outcome: Outcome) -> None:
     match outcome:
         case Ended(status=status, error=error):
             about: dict[str, str | int | float | bool] = {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import psycopg
 from psycopg.rows import DictRow
 
+from holdfast.db.bounded import NoAnswer
 from holdfast.engine.outcome import Ended, RolledBack
 from holdfast.errors import Cancelled, LeaseLost, RunSignal
-from holdfast.worker.batch import Portion
+from holdfast.worker.batch import CheckpointEntry, Entry, EventEntry, Portion, ProgressEntry, UsageEntry, WritesEntry
 
 
 def kind_of(error: Exception) -> str:
@@ -24,6 +27,48 @@ def is_refusal(error: Exception) -> bool:
     if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("25"):
         return False
     return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))
+
+
+def waits_for_others(error: Exception) -> bool:
+    """Whether no data is at fault, although the server answers: it is read-only, its disk is full, it is starting, or
+    another transaction has a lock."""
+    state = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+    return state.startswith(("25", "40")) or state in ("53100", "53300", "53400", "55P03", "57P03")
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether another transaction has a lock, and kept it for too long."""
+    return isinstance(error, psycopg.errors.LockNotAvailable)
+
+
+def is_too_slow(error: Exception) -> bool:
+    """Whether the server was at it, and not ready in time."""
+    return isinstance(error, TimeoutError | NoAnswer | psycopg.errors.QueryCanceled)
+
+
+def largest_part(portion: Portion) -> str:
+    """Which of a run's writes is the largest, in words for its error."""
+    sizes = [_size(entry) for entry in portion.entries]
+    if isinstance(portion.outcome, Ended) and portion.outcome.values is not None:
+        sizes.append((len(portion.outcome.values), "its last values"))
+    size, what = max(sizes, default=(0, "its end"))
+    return f"the largest part is {what}, {size} bytes."
+
+
+def _size(entry: Entry) -> tuple[int, str]:
+    match entry:
+        case EventEntry(kind=kind, data=data):
+            return len(data), f"an event ({kind})"
+        case CheckpointEntry(row=row, blobs=blobs):
+            return len(row[4]) + len(row[5]) + sum(len(blob[5] or b"") for blob in blobs), "a checkpoint"
+        case WritesEntry(rows=rows):
+            return sum(len(row[3]) for _, row in rows), "what a node returned"
+        case UsageEntry(usage=usage):
+            return len(usage), "its usage"
+        case ProgressEntry():
+            return 0, "its progress"
+        case _:
+            assert_never(entry)
 
 
 def judge(portion: Portion, row: DictRow | None, *, repeat: bool) -> RunSignal | bool | None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from holdfast.engine.lease import Peer
-from holdfast.engine.ready import Ready, understand_work
+from holdfast.engine.ready import OCCASION, Ready, understand_work
 from holdfast.worker.idleness import Idleness
 from holdfast.worker.reserve import Company, Rest
 
@@ -190,6 +190,11 @@ class Wakes:
             timer = timers.pop(name, None)
             if timer is not None:
                 timer.cancel()
+
+
+def run_ids_of(names: Collection[str]) -> list[UUID]:
+    """The runs among what is looked for. The rest is occasions, and room."""
+    return [UUID(name) for name in names if name != ROOM and not name.startswith(OCCASION)]
 
 
 def _score(name: str, worker_id: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Reports graph code that blocks the worker's event loop: the line, the run, for how long, and what to do about it.
 
 While one node blocks, no other run of the worker goes on, no event is written and no cancel is heard. The heartbeat has
-a thread of its own, so the lease is not at stake.
+a thread of its own, so the lease is not at stake. That must not last for ever: the worker is told, and leaves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ REMEDY = (
 )
 # Of the stack, the frames nearest to what blocks.
 SHOWN_FRAMES = 12
+# Between two looks at a loop that is blocked.
+LOOK_SECONDS = 1.0
 # How many times as seldom a loop is asked that has nothing to do.
 SELDOM = 10
 
@@ -53,11 +55,22 @@ class LoopWatchdog:
     """A thread that asks the loop for a sign of life and looks at its stack when none comes. While there is nothing
     that could block it, not being `occupied`, it does so seldom: each time costs a little of what others could have.
 
-    `blocked_total` and `blocked_seconds_total` may be read from any thread.
+    `still_blocked` is called in this thread, about every second while the loop is blocked, with what blocks it.
+
+    `blocked_total`, `blocked_seconds_total` and `blocked_for` may be read from any thread.
     """
 
-    def __init__(self, threshold: float, occupied: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        threshold: float,
+        occupied: Callable[[], bool] = lambda: True,
+        still_blocked: Callable[[Mapping[str, Any]], None] = lambda about: None,
+    ) -> None:
         self.blocked_total = 0
+        # Seconds that the loop has been blocked, as far as this thread has seen it. A process that was stopped as a
+        # whole was not blocked all that time.
+        self.blocked_for = 0.0
+        self._still_blocked = still_blocked
         self._threshold = threshold
         self._occupied = occupied
         self._loop = asyncio.get_running_loop()
@@ -67,6 +80,7 @@ class LoopWatchdog:
         self._over = 0.0
         # When the loop was asked what it has not answered yet, once that is too long ago.
         self._blocked_since: float | None = None
+        self._started = False
         self._thread = threading.Thread(target=self._run, name="loop-watchdog", daemon=True)
 
     @property
@@ -75,8 +89,14 @@ class LoopWatchdog:
         since = self._blocked_since
         return self._over + (0.0 if since is None else time.monotonic() - since)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended without having been asked to."""
+        return self._started and not self._stop.is_set() and not self._thread.is_alive()
+
     def start(self) -> None:
         self._thread.start()
+        self._started = True
 
     def stop(self) -> None:
         self._stop.set()
@@ -101,18 +121,28 @@ class LoopWatchdog:
             about = self._look()
             seconds = round(time.monotonic() - asked, 1)
             log.warning("loop.blocked", seconds=seconds, remedy=REMEDY, stack=self._stack(), **about)
-            while not self._answered.wait(1.0):
-                if self._loop.is_closed():
+            self.blocked_for = self._threshold * 0.9
+            while not self._answered.wait(LOOK_SECONDS):
+                if self._loop.is_closed() or self._stop.is_set():
                     return
+                self.blocked_for += LOOK_SECONDS
+                # Not what was found first: one task after the other may block the loop.
+                self._still_blocked(self._look())
+            self.blocked_for = 0.0
             self._over, self._blocked_since = self.blocked_seconds_total, None
             log.info("loop.unblocked", seconds=round(time.monotonic() - asked, 1), **about)
 
     def _look(self) -> dict[str, Any]:
         """What blocks: the line, and the run it belongs to. The loop goes on meanwhile, or does not."""
-        about: dict[str, Any] = dict(self._current_run())
-        place = blocking_place(sys._current_frames().get(self._loop_thread))
-        if place is not None:
-            about |= {"file": place.file, "line": place.line, "function": place.function, "source": place.source}
+        try:
+            about: dict[str, Any] = dict(self._current_run())
+            place = blocking_place(sys._current_frames().get(self._loop_thread))
+            if place is not None:
+                about |= {"file": place.file, "line": place.line, "function": place.function, "source": place.source}
+        except Exception:
+            # The loop must not block for ever because nobody can tell what blocks it.
+            log.exception("loop.look_failed")
+            return {}
         return about
 
     def _current_run(self) -> Mapping[str, Any]:

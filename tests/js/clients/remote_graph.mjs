@@ -11,12 +11,20 @@ import { client, collect, human, newThread, shown, url } from "./server.mjs";
 const remote = (graphId) => new RemoteGraph({ graphId, url, apiKey: null });
 const on = (threadId) => ({ configurable: { thread_id: threadId } });
 
-/** The interrupts with which a call ends. */
-async function asked(call) {
+/** Waits until the newest run of a thread has ended. */
+async function joinNewest(threadId) {
+  const [newest] = await client.runs.list(threadId);
+  await client.runs.join(threadId, newest.run_id);
+}
+
+/** The interrupts with which a call on a thread ends. RemoteGraph throws as soon as it sees a question, a moment before
+ * the run has ended: what needs a thread without an unfinished run, such as an update of the state, would be refused. */
+async function asked(threadId, call) {
   try {
     await call;
   } catch (error) {
     if (error.interrupts === undefined) throw error;
+    await joinNewest(threadId);
     return error.interrupts;
   }
   assert.fail("the call has not been interrupted");
@@ -47,7 +55,7 @@ describe("RemoteGraph", { concurrency: true }, () => {
 
   it("pauses at an interrupt and resumes with a Command", async () => {
     const threadId = await newThread();
-    const [question] = await asked(remote("ask").invoke({ question: "Deploy?" }, on(threadId)));
+    const [question] = await asked(threadId, remote("ask").invoke({ question: "Deploy?" }, on(threadId)));
     assert.deepEqual(question.value, { question: "Deploy?" });
     const state = await remote("ask").getState(on(threadId));
     assert.deepEqual(state.next, ["question"]);
@@ -60,7 +68,7 @@ describe("RemoteGraph", { concurrency: true }, () => {
 
   it("approves a tool of an agent", async () => {
     const threadId = await newThread();
-    const [question] = await asked(remote("approval").invoke(human("hello"), on(threadId)));
+    const [question] = await asked(threadId, remote("approval").invoke(human("hello"), on(threadId)));
     assert.deepEqual(question.value.action_requests[0].args, { to: "ann@example.com", text: "hello" });
     const answered = await remote("approval").invoke(new Command({ resume: { decisions: [{ type: "approve" }] } }), on(threadId));
     assert.deepEqual(shown(answered.messages), [
@@ -73,7 +81,7 @@ describe("RemoteGraph", { concurrency: true }, () => {
 
   it("updates and goes to a node with a Command", async () => {
     const threadId = await newThread();
-    await asked(remote("ask").invoke({ question: "Deploy?" }, on(threadId)));
+    await asked(threadId, remote("ask").invoke({ question: "Deploy?" }, on(threadId)));
     await remote("ask").updateState(on(threadId), { answer: "of course" }, "question");
     const moved = await remote("ask").invoke(new Command({ goto: new Send("conclude", { answer: "sent" }) }), on(threadId));
     // The step that was due, and the one that the Send is for, with the input of the Send.
@@ -123,8 +131,7 @@ describe("RemoteGraph", { concurrency: true }, () => {
     const events = async (input) => {
       const run = await remote("ask").streamEvents(input, { ...on(threadId), version: "v3" });
       const seen = await collect(run);
-      const [newest] = await client.runs.list(threadId);
-      await client.runs.join(threadId, newest.run_id);
+      await joinNewest(threadId);
       run.abort();
       return seen.map(({ method }) => method);
     };

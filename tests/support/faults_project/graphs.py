@@ -89,6 +89,22 @@ def step(name: str) -> Any:
     return run
 
 
+def stubborn_step(name: str) -> Any:
+    """Cannot be cancelled while it waits for the gate."""
+
+    async def run(state: State, config: RunnableConfig) -> State:
+        await mark_start(name, config)
+        while state.get("hold") == name:
+            try:
+                await pass_gate(config)
+                break
+            except asyncio.CancelledError:
+                continue
+        return {"done": [name]}
+
+    return run
+
+
 def blocking_step(name: str) -> Any:
     def run(state: State, config: RunnableConfig) -> State:
         mark = _mark(name, config)
@@ -117,8 +133,24 @@ async def chat(state: State, config: RunnableConfig) -> State:
 
 async def kill_worker(state: State, config: RunnableConfig) -> State:
     await mark_start("kill_worker", config)
+    if state.get("hold") == "kill_worker":
+        await pass_gate(config)
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
+
+
+async def block_loop(state: State, config: RunnableConfig) -> State:
+    """Blocks the worker's event loop for ever, unless the thread's gate was open when it was reached."""
+    await mark_start("block_loop", config)
+    thread_id = config["configurable"]["thread_id"]
+
+    async def look(connection: AsyncConnection[Any]) -> bool:
+        return await (await connection.execute(GATE, {"thread_id": thread_id})).fetchone() is not None
+
+    while not await _insist(look):
+        while True:
+            time.sleep(0.5)
+    return {"done": ["block_loop"]}
 
 
 # Says what each answer has used, as a real one does.
@@ -146,6 +178,8 @@ def spending_step(name: str) -> Any:
 
 steps = StateGraph(State).add_sequence([(name, step(name)) for name in NAMES]).add_edge(START, "s1")
 blocking = StateGraph(State).add_sequence([(name, blocking_step(name)) for name in NAMES]).add_edge(START, "s1")
+stubborn = StateGraph(State).add_sequence([(name, stubborn_step(name)) for name in NAMES]).add_edge(START, "s1")
 chatter = StateGraph(State).add_node(chat).add_edge(START, "chat")
 poison = StateGraph(State).add_node(kill_worker).add_edge(START, "kill_worker")
+stuck = StateGraph(State).add_node(block_loop).add_edge(START, "block_loop")
 spending = StateGraph(State).add_sequence([(name, spending_step(name)) for name in NAMES]).add_edge(START, "s1")

@@ -2,8 +2,12 @@
 
 import asyncio
 import operator
+import os
 from typing import Annotated, Any
 
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_stream_writer
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
@@ -68,3 +72,134 @@ def refuse(state: Review) -> Review:
 
 
 picky = StateGraph(Review).add_node(refuse).add_edge(START, "refuse").compile()
+
+
+# Graphs whose work after the answer goes as the answer says: the first answer fails, the second must be heard.
+
+
+class Decision(TypedDict, total=False):
+    decisions: Annotated[list[Any], operator.add]
+
+
+# How often an answer fails before it succeeds. The second has more failures than a run has retries.
+FAILURES = {"flaky": 2, "flakier": 4}
+tries: dict[str, int] = {}
+
+
+async def act(answer: Any) -> Any:
+    """Do what the answer says, in all the ways that end a run."""
+    how = answer.split(" ")[0] if isinstance(answer, str) else None
+    if how == "raise":
+        raise ValueError("not that one")
+    if how == "hang":
+        await asyncio.sleep(600)
+    if how == "exit":
+        os._exit(9)
+    if how == "later":
+        raise holdfast.Retry(after=600)
+    if how in FAILURES:
+        # As something that is away for a moment.
+        tries[answer] = tries.get(answer, 0) + 1
+        if tries[answer] <= FAILURES[how]:
+            raise ConnectionError("away for a moment")
+    return answer
+
+
+async def decide(state: Decision) -> Decision:
+    return {"decisions": [await act(interrupt("approve?"))]}
+
+
+async def decide_twice(state: Decision) -> Decision:
+    first = await act(interrupt("first?"))
+    return {"decisions": [first, await act(interrupt("second?"))]}
+
+
+def decider(name: str) -> Any:
+    async def run(state: Decision) -> Decision:
+        return {"decisions": [f"{name} {await act(interrupt(name))}"]}
+
+    return run
+
+
+async def fail_first(state: Decision) -> Decision:
+    """Fails until its second execution."""
+    tries["fail_first"] = tries.get("fail_first", 0) + 1
+    if tries["fail_first"] % 2:
+        raise ValueError("after the decision")
+    return {}
+
+
+decision = StateGraph(Decision).add_node(decide).add_edge(START, "decide").compile()
+decisions = StateGraph(Decision).add_node(decide_twice).add_edge(START, "decide_twice").compile()
+inner = StateGraph(Decision).add_sequence([decide]).add_edge(START, "decide").compile()
+nested_decision = StateGraph(Decision).add_node("inner", inner).add_edge(START, "inner").compile()
+inner_steps = StateGraph(Decision).add_sequence([decide, fail_first]).add_edge(START, "decide").compile()
+nested_steps = StateGraph(Decision).add_node("inner", inner_steps).add_edge(START, "inner").compile()
+decision_pair = (
+    StateGraph(Decision)
+    .add_node("left", decider("left"))
+    .add_node("right", decider("right"))
+    .add_edge(START, "left")
+    .add_edge(START, "right")
+    .compile()
+)
+
+
+async def decide_too_large(state: Decision) -> Decision:
+    answer = await act(interrupt("approve?"))
+    if answer == "too large":
+        return {"decisions": ["x" * 3_000_000]}
+    return {"decisions": [answer]}
+
+
+# Graphs that use an answer where LangGraph does not look for questions, and stop after that.
+
+
+async def stop_once(answer: str) -> None:
+    """Do what the answer says after its comma, the first time, once a custom event has told of it."""
+    if answer not in tries:
+        tries[answer] = 1
+        get_stream_writer()("used")
+        await act(answer.partition(", ")[2])
+
+
+@task
+async def decide_in_task() -> Any:
+    return interrupt("approve?")
+
+
+async def call_task(state: Decision) -> Decision:
+    answer = await decide_in_task()
+    await stop_once(answer)
+    return {"decisions": [answer]}
+
+
+async def stop_after_decision(state: Decision) -> Decision:
+    await stop_once(state["decisions"][-1])
+    return {}
+
+
+steps = StateGraph(Decision).add_sequence([decide, stop_after_decision]).add_edge(START, "decide").compile()
+BY_NAME = {"steps": steps}
+
+
+async def call_by_name(state: Decision) -> Any:
+    return await BY_NAME["steps"].ainvoke(state)
+
+
+@entrypoint()
+async def entry(state: Decision) -> Decision:
+    return await call_task(state)
+
+
+task_in_node = StateGraph(Decision).add_node(call_task).add_edge(START, "call_task").compile()
+called_by_name = StateGraph(Decision).add_node(call_by_name).add_edge(START, "call_by_name").compile()
+
+too_large = StateGraph(Decision).add_node(decide_too_large).add_edge(START, "decide_too_large").compile()
+
+
+def factory(config: RunnableConfig) -> Any:
+    """A factory that fails for some configs."""
+    if config["configurable"].get("broken"):
+        raise ValueError("cannot be built")
+    return decision

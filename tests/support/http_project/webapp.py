@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -146,5 +147,6 @@ async def failing(app: Starlette) -> AsyncIterator[None]:
 
 
 late = Starlette(lifespan=failing)
+unbuilt = Starlette(middleware=[Middleware(CORSMiddleware, allow_origin_regex="[")])
 
 number = 3

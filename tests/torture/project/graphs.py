@@ -3,8 +3,10 @@ somebody who had no right to, cannot hide. Step sN
 leaves the run's checkpoint N, counted from the one of its input, which is -1; the graph's start is 0."""
 
 import asyncio
+import ctypes
 import operator
 import os
+import time
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -30,8 +32,13 @@ ON CONFLICT (mark) DO NOTHING
 """
 
 
+# What a graph can say that neither JSON in Postgres nor UTF-8 can hold, or that is just very long.
+HOSTILE = {"nul": "a\0b", "surrogate": "a\ud800b", "large": "x" * 300_000}
+
+
 class State(TypedDict, total=False):
     seconds: float
+    hostile: str
     events: int
     done: Annotated[list[str], operator.add]
 
@@ -91,6 +98,38 @@ async def waver(state: State, config: RunnableConfig) -> State:
     return {"done": ["s2"]}
 
 
+async def raise_hostile(state: State, config: RunnableConfig) -> State:
+    await mark(2, config)
+    raise ValueError(HOSTILE[state["hostile"]])
+
+
+async def write_hostile(state: State, config: RunnableConfig) -> State:
+    await mark(2, config)
+    value = HOSTILE[state["hostile"]]
+    get_stream_writer()({"said": value, value[:100]: 1})
+    return {"done": [value]}
+
+
+def sleep_in_thread(state: State) -> State:
+    """A sync node: it occupies one of the worker's threads until it returns, whatever becomes of the run."""
+    time.sleep(state.get("seconds", 0.0))
+    return {"done": ["slept"]}
+
+
+async def block_loop(state: State, config: RunnableConfig) -> State:
+    """Blocks the worker's event loop: nothing else happens in it meanwhile."""
+    await mark(2, config)
+    time.sleep(state.get("seconds", 0.0))
+    return {"done": ["s2"]}
+
+
+async def freeze(state: State, config: RunnableConfig) -> State:
+    """Holds Python's global lock: no thread of the worker goes on meanwhile."""
+    await mark(2, config)
+    ctypes.PyDLL(None).usleep(int(state.get("seconds", 0.0) * 1_000_000))
+    return {"done": ["s2"]}
+
+
 def sequence(*steps: tuple[str, Any]) -> Any:
     return StateGraph(State).add_sequence(list(steps)).add_edge(START, steps[0][0])
 
@@ -101,3 +140,8 @@ tokens = sequence(("stream", stream), ("s2", step(2)))
 asks = sequence(("s1", step(1)), ("ask", ask))
 fails = sequence(("s1", step(1)), ("fail", fail))
 flaky = sequence(("s1", step(1)), ("waver", waver))
+raises = sequence(("s1", step(1)), ("raise_hostile", raise_hostile))
+writes = sequence(("s1", step(1)), ("write_hostile", write_hostile), ("s3", step(3)))
+sleeps = sequence(("s1", step(1)), ("sleep_in_thread", sleep_in_thread), ("s3", step(3)))
+blocks = sequence(("s1", step(1)), ("block_loop", block_loop), ("s3", step(3)))
+freezes = sequence(("s1", step(1)), ("freeze", freeze), ("s3", step(3)))

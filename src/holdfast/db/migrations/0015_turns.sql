@@ -1,14 +1,5 @@
--- Between tenants turns decide, and priority orders a tenant's own runs only.
-
--- How many runs a tenant gets in each turn. Only the operator sets it.
-ALTER TABLE tenant ADD COLUMN weight integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 1000);
-
--- The queue as it is claimed from: tenant by tenant, of each the highest priority first, and only graphs that the worker
--- has. The priority is negated, so that all columns go in one direction and rows of them can be compared; as bigint,
--- because the smallest integer has no negative.
-DROP INDEX run_turn;
-CREATE INDEX run_turn ON run (tenant_id, (-priority::bigint), graph_id, ready_at)
-    WHERE status = 'pending' AND ready_at IS NOT NULL;
+-- Between tenants turns decide, and priority orders a tenant's own runs only. The index for that is `run_claim_order`, of
+-- a migration of its own. The table that is locked comes last.
 
 -- A run's priority is from -100 to 100, because a claim looks at each priority that a tenant uses. Crons that have another
 -- would not be accepted any more when they are changed. Runs keep theirs. One by one, because Postgres cannot look into
@@ -32,3 +23,6 @@ BEGIN
     END LOOP;
 END
 $$;
+
+-- How many runs a tenant gets in each turn. Only the operator sets it.
+ALTER TABLE tenant ADD COLUMN weight integer NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 1000);

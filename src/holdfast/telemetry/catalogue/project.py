@@ -22,7 +22,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "graph.not_built",
         "warning",
-        "A graph's factory cannot build it for an assistant; `exception` says why.",
+        "A graph's factory cannot build it for a request that looks at an assistant or a thread; `exception` says why.",
         "graph_id",
     ),
     entry(
@@ -35,9 +35,9 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "graph.teardown_failed",
         "warning",
-        "What a graph's factory does at the end has failed after the run was stopped.",
+        "What a graph's factory does at the end has failed, after the run was stopped or a request had its answer.",
         "error",
-        while_handling="What the run was stopped by.",
+        while_handling="What the run was stopped by, or the request failed with.",
     ),
     entry(
         "app.routes_open",

@@ -45,7 +45,7 @@ ENTRIES: tuple[Entry, ...] = (
         "warning",
         "The run was put with the dead letters: `holdfast dead-letters list`.",
         "run_id thread_id graph_id attempt",
-        reason="`retries_exhausted`, `poison` (it took down its workers) or `graph_gone`.",
+        reason="`retries_exhausted`, `poison` (it took down its workers, or could not be ended) or `graph_gone`.",
     ),
     entry(
         "run.released",
@@ -70,7 +70,28 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.crashed",
         "error",
-        "A defect in Holdfast ended the attempt; `exception` says which. The run is queued again, nothing is lost.",
+        "A defect in Holdfast ended the attempt; `exception` says which. The run is retried, and ends as `error` "
+        "when it has no retries left.",
+    ),
+    entry(
+        "run.outcome_failed",
+        "warning",
+        "The end of a run could not be written as it was: its values cannot be read or converted, or the database "
+        "refuses it. The run ends as `error`, or is retried.",
+        "error",
+    ),
+    entry(
+        "run.end_reduced",
+        "error",
+        "The run has ended as `error`, but the database refuses what goes with the end. It was left out.",
+        webhook="Whether the run had a webhook: it is not sent.",
+        questions="Whether the run answered a question, or found one: it stays as it was.",
+    ),
+    entry(
+        "graph.cleanup_failed",
+        "warning",
+        "A graph's factory failed after the end of a run was written, when it was to clean up.",
+        "error",
     ),
     entry(
         "state.unreadable",
@@ -94,6 +115,11 @@ ENTRIES: tuple[Entry, ...] = (
         open=True,
     ),
     entry(
+        "loop.look_failed",
+        "error",
+        "What blocks the worker's event loop could not be found out. That is a defect; the loop is watched further.",
+    ),
+    entry(
         "usage.unpriced",
         "info",
         "Calls of a model have no price; they count as tokens only.",
@@ -103,8 +129,16 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "usage.unreadable",
         "warning",
-        "What a call of a model has used cannot be told. It is not counted.",
+        "What a call of a model has used cannot be told. It is not counted; where it is only the cost, the price list "
+        "decides.",
         "model error",
+    ),
+    entry(
+        "usage.not_written",
+        "warning",
+        "What a run has used cannot be written. The run ends as `error`; its calls since the last count that was "
+        "written are in no budget.",
+        "error",
     ),
     entry("usage.late", "info", "A thread that was left behind has called a model. It is not counted."),
     entry(
@@ -113,6 +147,12 @@ ENTRIES: tuple[Entry, ...] = (
         "Children were cancelled whose parents had ended.",
         parents="How many parents.",
         children="How many children.",
+    ),
+    entry(
+        "run.not_cancelled",
+        "warning",
+        "A run whose client has gone, and had asked for a cancel then, is not cancelled: it goes on.",
+        "run_id error",
     ),
     entry(
         "children.not_cancelled",

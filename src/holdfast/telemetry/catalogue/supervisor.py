@@ -37,7 +37,49 @@ ENTRIES: tuple[Entry, ...] = (
         child="Which.",
         child_pid="Its process.",
     ),
+    entry(
+        "child.silent",
+        "error",
+        "A child has answered nothing for longer than `BLOCKED_LOOP_LIMIT_SECONDS` and its lease, and is killed. Code "
+        "that holds Python's global lock may be why, or somebody has stopped the process. Another one is started.",
+        "seconds",
+        child="`web` or `worker`.",
+        child_pid="Its process.",
+    ),
+    entry(
+        "child.refused",
+        "error",
+        "A child refuses to start with what was edited; its own `process.refused` says why. It is started again after "
+        "the next change.",
+        child="Which.",
+        child_pid="Its process.",
+    ),
+    entry(
+        "fleet.refused",
+        "error",
+        "A child refuses to start; its own `process.refused` says what to change. Everything stops, for the next "
+        "process would refuse as well.",
+        child="Which.",
+        child_pid="Its process.",
+        exit_code="With which the supervisor ends.",
+    ),
     entry("child.not_started", "error", "A child cannot be started. It is tried again.", "error after", child="Which."),
+    entry(
+        "child.end_not_reported",
+        "warning",
+        "The database was not told that a child died. Others take its runs over a little later.",
+        "error",
+    ),
+    entry(
+        "project.importing",
+        "warning",
+        "The project is still being imported, by a process that checks whether it loads. Nothing starts before that; "
+        "under `dev`, nothing is restarted, and the next change begins anew. Logged after 10 s and every minute. "
+        "`py-spy dump --pid` shows where it is.",
+        "seconds",
+        file="Its langgraph.json.",
+        check_pid="The process that imports it.",
+    ),
     entry("project.changed", "info", "Code has changed, and the worker is restarted.", files="Which files."),
     entry(
         "project.broken",
@@ -49,6 +91,15 @@ ENTRIES: tuple[Entry, ...] = (
     entry("project.unwatched", "warning", "Changes of code cannot be watched: restart after one.", "error"),
     entry("config.warning", "warning", "Something in langgraph.json has no effect.", "reason"),
     entry("schema.migrated", "info", "The database's schema was brought up to date.", migrations="Which were applied."),
+    entry(
+        "migration.waiting",
+        "warning",
+        "A migration waits: long transactions use its tables, another process migrates, or a deadlock ended the build "
+        "of an index. It tries again. The others are in `pg_stat_activity`; a process that migrates has an "
+        "`application_name` that begins with `holdfast migrate`.",
+        "reason",
+        migration="Which; `All` while another process migrates.",
+    ),
     entry("postgres.notice", "info", "The embedded Postgres takes its time to start or to stop.", "reason"),
     entry("postgres.guard_replaced", "warning", "The guard of the embedded Postgres had died. Both run again."),
     entry("postgres.gone", "error", "The embedded Postgres cannot be started again. Holdfast stops.", "error"),

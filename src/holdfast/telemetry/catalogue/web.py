@@ -79,6 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
         "`holdfast tenants adopt-checkpoints` gives them away.",
         "thread_id",
     ),
+    *outage("abandoned", "Runs whose clients have gone cannot be cancelled."),
     *outage("keys", "API keys cannot be read; those that are known go on working."),
     *outage("hub", "The changes of threads cannot be read; streams wait."),
     *outage("stream", "Events of a thread cannot be read; its streams wait."),

@@ -1,0 +1,112 @@
+"""Runs whose clients asked for a cancel on disconnect, and have gone.
+
+The client is not there to ask again, so a cancel that the database did not take is tried until it does. The run may end
+by itself meanwhile: cancelling a run that has ended does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Literal
+from uuid import UUID
+
+import psycopg
+import structlog
+from psycopg_pool import PoolTimeout
+
+from holdfast.telemetry.backoff import Backoff
+from holdfast.telemetry.cancelling import run_together
+from holdfast.telemetry.exceptions import in_words
+
+log = structlog.get_logger(__name__)
+
+# Runs that wait to be cancelled, at most: clients that have gone while the database was away.
+MAX_WAITING = 20_000
+# Runs that are cancelled at once. The rest of the pool is for requests. One of these places is kept for runs whose
+# cancel has not failed yet.
+AT_ONCE = 4
+# Seconds for one try. The run's thread may be locked, and others must not wait for that.
+TRY_SECONDS = 5.0
+# Seconds that a process which stops goes on trying.
+DRAIN_SECONDS = 3.0
+
+Cancel = Callable[[UUID, list[UUID], Literal["interrupt"]], Awaitable[object]]
+
+
+class AbandonedRuns:
+    """Cancels the runs that it is given, while `run` runs. A cancel that fails is tried again after all others."""
+
+    def __init__(self) -> None:
+        # Runs that are not cancelled yet, with their threads.
+        self._left: dict[UUID, UUID] = {}
+        # Of these: those that wait for their first try, those that wait for another, and all that have failed.
+        self._new: deque[UUID] = deque()
+        self._again: deque[UUID] = deque()
+        self._failed: set[UUID] = set()
+        # Further tries that are under way.
+        self._retries = 0
+        self._more = asyncio.Event()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._backoff = Backoff("abandoned.outage", "abandoned.recovered")
+
+    def add(self, thread_id: UUID, run_id: UUID) -> None:
+        """Have a run cancelled soon."""
+        if run_id in self._left:
+            return
+        if len(self._left) >= MAX_WAITING:
+            log.warning("run.not_cancelled", run_id=str(run_id), error=f"{MAX_WAITING} others wait to be cancelled")
+            return
+        self._left[run_id] = thread_id
+        self._new.append(run_id)
+        self._none_left.clear()
+        self._more.set()
+
+    async def run(self, cancel: Cancel) -> None:
+        """Cancel what is there and what comes. `cancel` is how."""
+        await run_together(**{f"abandoned.{number}": self._cancel_one_by_one(cancel) for number in range(AT_ONCE)})
+
+    async def drain(self) -> None:
+        """Wait a little while for what is left: the process stops."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._none_left.wait()
+        for run_id in self._left:
+            log.warning("run.not_cancelled", run_id=str(run_id), error="the process has stopped")
+
+    async def _cancel_one_by_one(self, cancel: Cancel) -> None:
+        while True:
+            if self._new:
+                await self._try(cancel, self._new.popleft())
+            elif self._again and self._retries < AT_ONCE - 1:
+                self._retries += 1
+                try:
+                    await self._try(cancel, self._again.popleft())
+                finally:
+                    self._retries -= 1
+                    self._more.set()
+            else:
+                self._more.clear()
+                await self._more.wait()
+
+    async def _try(self, cancel: Cancel, run_id: UUID) -> None:
+        try:
+            async with asyncio.timeout(TRY_SECONDS):
+                await cancel(self._left[run_id], [run_id], "interrupt")
+        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, OSError) as error:
+            # It may pass.
+            self._failed.add(run_id)
+            self._again.append(run_id)
+            await self._backoff.failed(error)
+            return
+        except Exception as error:
+            log.warning("run.not_cancelled", run_id=str(run_id), error=in_words(error))
+        del self._left[run_id]
+        self._failed.discard(run_id)
+        if not self._left:
+            self._none_left.set()
+        if not self._failed:
+            self._backoff.succeeded()

@@ -1,0 +1,38 @@
+"""How the supervisor tells the database that a child has died, so that others take its runs over at once.
+
+One attempt, from a thread of its own, that ends soon: a database that is away must not hold the supervisor up. If the
+report does not arrive, upkeep notices the missing sessions, or the lease that expires.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import structlog
+
+from holdfast.db.connect import open_blocking_session, scoped
+from holdfast.engine.lease import report_ended
+from holdfast.settings import Settings
+from holdfast.telemetry.exceptions import in_words
+
+log = structlog.get_logger(__name__)
+
+REPORT_TIMEOUT_SECONDS = 2.0
+
+
+class EndedChildren:
+    """Called with the token of a process that has ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.model_copy(update={"database_timeout": REPORT_TIMEOUT_SECONDS})
+
+    def __call__(self, token: str) -> None:
+        threading.Thread(target=self._report, args=(token,), name="report", daemon=True).start()
+
+    def _report(self, token: str) -> None:
+        try:
+            with open_blocking_session(self._settings, "supervisor") as connection, scoped(connection, self._settings):
+                report_ended(connection, token)
+        except (psycopg.Error, OSError) as error:
+            log.warning("child.end_not_reported", error=in_words(error))

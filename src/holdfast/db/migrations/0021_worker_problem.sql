@@ -1,0 +1,3 @@
+-- Why a worker that is online cannot work, written with each renewal of its lease. NULL: it can.
+
+ALTER TABLE worker ADD COLUMN problem text;

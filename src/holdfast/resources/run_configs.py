@@ -1,0 +1,100 @@
+"""The config that a checkpoint's run had: what a factory needs to build the graph that wrote the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.graphs.client_config import client_config, client_options
+
+# The nearest checkpoint that a run wrote: this one, or what it was updated from. An id that does not exist leads to the
+# one before it. A letter beyond those of a UUID stands for the head, so that the primary key is read in either case.
+WRITTEN_BY_RUN = """
+WITH RECURSIVE line AS (
+    (SELECT thread_id, checkpoint_ns, parent_checkpoint_id, metadata, 1 AS length FROM checkpoints
+     WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = %(checkpoint_ns)s
+       AND checkpoint_id <= coalesce(%(checkpoint_id)s, 'z')
+     ORDER BY checkpoint_id DESC LIMIT 1)
+    UNION ALL
+    SELECT parent.thread_id, parent.checkpoint_ns, parent.parent_checkpoint_id, parent.metadata, line.length + 1
+    FROM line JOIN checkpoints AS parent
+      ON parent.thread_id = line.thread_id AND parent.checkpoint_ns = line.checkpoint_ns
+     AND parent.checkpoint_id = line.parent_checkpoint_id
+    WHERE NOT line.metadata ? 'run_id' AND line.length < 100
+)
+SELECT metadata FROM line ORDER BY length DESC LIMIT 1
+"""
+
+# All of the kwargs: Postgres cannot read into those that hold a NUL character. A copied thread has the checkpoints of
+# another thread's runs, and both belong to one tenant.
+RUN = """
+SELECT run.assistant_id, run.kwargs FROM run JOIN thread ON thread.thread_id = %(thread_id)s
+WHERE run.run_id = %(run_id)s AND run.tenant_id = thread.tenant_id
+"""
+
+# The id of an assistant that was deleted can be used again, by another tenant too: not that tenant's config.
+ASSISTANT_CONFIG = """
+SELECT assistant.config FROM assistant JOIN thread ON thread.thread_id = %(thread_id)s
+WHERE assistant.assistant_id = %(assistant_id)s
+  AND (thread.tenant_id = '' OR assistant.tenant_id IN ('*', thread.tenant_id))
+"""
+
+# What a checkpoint's metadata has besides the options and the metadata of its run.
+OF_LANGGRAPH = frozenset({"source", "step", "parents", "writes"})
+
+
+async def config_of(
+    connection: AsyncConnection[DictRow], thread_id: UUID, assistant_id: str | None, checkpoint: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The config of the run that wrote a checkpoint, or the thread's last one.
+
+    When the run has been deleted: the plain options that the checkpoint itself has kept, over the config that the
+    thread's assistant has now. When no run has written anything: the latter alone.
+    """
+    place = {key: checkpoint.get(key) or None for key in ("checkpoint_ns", "checkpoint_id")}
+    parameters = {**place, "thread_id": thread_id, "checkpoint_ns": place["checkpoint_ns"] or ""}
+    row = await (await connection.execute(WRITTEN_BY_RUN, parameters)).fetchone()
+    metadata: dict[str, Any] = row["metadata"] if row is not None else {}
+    if (run_id := _uuid(metadata.get("run_id"))) is not None:
+        run = await (await connection.execute(RUN, {"thread_id": thread_id, "run_id": run_id})).fetchone()
+        if run is not None:
+            return _as_run(run)
+    given = await _of_assistant(connection, thread_id, assistant_id)
+    kept = {} if run_id is None else {key: value for key, value in metadata.items() if key not in OF_LANGGRAPH}
+    return {**given, "configurable": {**given.get("configurable", {}), **client_options(kept)}}
+
+
+def _as_run(run: DictRow) -> dict[str, Any]:
+    """As the worker made it, but for the user: graphs are opened for the user who asks."""
+    kwargs: dict[str, Any] = run["kwargs"] if isinstance(run["kwargs"], dict) else {}
+    given = client_config(_object(kwargs.get("config")))
+    configurable = {
+        **client_options(_object(kwargs.get("context"))),
+        **given.get("configurable", {}),
+        **{name: value for name, value in _object(kwargs.get("forwarded")).items() if name != "langgraph_request_id"},
+        "assistant_id": str(run["assistant_id"]),
+    }
+    return {**given, "configurable": configurable}
+
+
+async def _of_assistant(
+    connection: AsyncConnection[DictRow], thread_id: UUID, assistant_id: str | None
+) -> dict[str, Any]:
+    parameters = {"thread_id": thread_id, "assistant_id": _uuid(assistant_id)}
+    row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()
+    return {} if row is None else client_config(row["config"])
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _uuid(value: object) -> UUID | None:
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,147 @@
+"""Whether a worker can work: one answer for claiming, for probes, for `holdfast top` and for replacing the process.
+
+A worker that cannot work must not claim: it would take runs from those that can, and keep them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import structlog
+
+from holdfast.settings import Settings
+from holdfast.worker.heartbeat import Heartbeat
+from holdfast.worker.journal import Journal
+from holdfast.worker.threads import Attempted, NodeThreads
+from holdfast.worker.watchdog import LoopWatchdog
+
+log = structlog.get_logger(__name__)
+
+# Seconds between two looks.
+WATCH_SECONDS = 0.5
+# Seconds that a plain node may wait for a thread before the worker claims nothing more.
+THREAD_WAIT_SECONDS = 5.0
+# Of the lease: what must be left of it for the heartbeat to count as connected. A renewal is due when two thirds are.
+RENEWED_SHARE = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a worker cannot work. `lasting`: the process cannot get over it, and has to be replaced."""
+
+    reason: str
+    lasting: bool = False
+
+
+class Condition:
+    """`problem` may be called from any thread. `held`: the attempts that the worker holds."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        heartbeat: Heartbeat,
+        journal: Journal,
+        threads: NodeThreads | None,
+        held: Callable[[], Collection[Attempted]],
+    ) -> None:
+        self._settings = settings
+        self._heartbeat = heartbeat
+        self._journal = journal
+        self._threads = threads
+        self._held = held
+        # Both are made when the worker runs.
+        self.journal_task: asyncio.Task[None] | None = None
+        self.watchdog: LoopWatchdog | None = None
+        # Since when the journal has had no session while the heartbeat has one and the worker holds runs.
+        self._cut_off_since: float | None = None
+
+    @property
+    def blocked_too_long(self) -> bool:
+        """Whether the event loop has been blocked for longer than the limit."""
+        limit = self._settings.blocked_loop_limit
+        return self.watchdog is not None and 0 < limit <= self.watchdog.blocked_for
+
+    @property
+    def journal_cut_off(self) -> bool:
+        """Whether the journal has tried to connect for longer than a lease, in vain, while the heartbeat renewed the
+        lease. The worker's runs cannot be written, and nobody else takes them over. Another process may get a session.
+
+        Not while Postgres is away for the heartbeat, too: then the lease ends, and the worker waits. Nor while the
+        journal has a session on which the server refuses to write: then it refuses the next process, too."""
+        since = self._cut_off_since
+        return since is not None and time.monotonic() - since > self._settings.lease
+
+    def _look_at_journal(self) -> None:
+        lease_left = self._heartbeat.deadline - time.monotonic()
+        renewed = lease_left > RENEWED_SHARE * self._settings.lease
+        if not (renewed and self._journal.session.missing and self._held()):
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = time.monotonic()
+
+    @property
+    def blocked(self) -> tuple[int, float]:
+        """How often the event loop has been blocked, and for how many seconds in all."""
+        watchdog = self.watchdog
+        return (0, 0.0) if watchdog is None else (watchdog.blocked_total, watchdog.blocked_seconds_total)
+
+    def holds(self, run_id: str | None) -> bool:
+        """Whether the worker holds a run."""
+        return any(run_id == held for held, _ in self._held())
+
+    def problem(self) -> Problem | None:
+        """The worst there is, or None: the worker can work."""
+        return self._lasting() or self._passing()
+
+    def reason(self) -> str | None:
+        """The problem in words."""
+        found = self.problem()
+        return None if found is None else found.reason
+
+    def _lasting(self) -> Problem | None:
+        if self._heartbeat.ended:
+            return Problem("the heartbeat has ended", lasting=True)
+        if self.journal_task is not None and self.journal_task.done() and not self._journal.closing:
+            return Problem("the journal has ended", lasting=True)
+        if self.journal_cut_off:
+            return Problem("the journal cannot connect", lasting=True)
+        if self.watchdog is not None and self.watchdog.ended:
+            return Problem("the watchdog of the event loop has ended", lasting=True)
+        if self.blocked_too_long:
+            return Problem("graph code has blocked the event loop for too long", lasting=True)
+        if self._threads is not None:
+            # Each run that the worker has a place for may need a thread.
+            most = self._threads.places - self._settings.jobs
+            if self._threads.abandoned(self._held()) > most:
+                return Problem("code that hangs occupies the threads of plain nodes", lasting=True)
+        return None
+
+    def _passing(self) -> Problem | None:
+        if self.watchdog is not None and self.watchdog.blocked_for:
+            return Problem("graph code blocks the event loop")
+        if self._journal.session.missing or (self._journal.backoff.failing and self._journal.in_flight):
+            return Problem("the journal cannot write")
+        if self._threads is not None and self._threads.longest_wait() > THREAD_WAIT_SECONDS:
+            return Problem("all threads of plain nodes are busy")
+        return None
+
+    async def watch(self, recovered: Callable[[], None], replace: Callable[[], None]) -> None:
+        """Report changes until cancelled. `recovered`: the worker can work again. `replace`: it never will."""
+        known: Problem | None = None
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._look_at_journal()
+            found = self.problem()
+            if found == known:
+                continue
+            known = found
+            if found is None:
+                log.info("worker.able")
+                recovered()
+            else:
+                log.warning("worker.unable", reason=found.reason, replaced=found.lasting)
+                if found.lasting:
+                    replace()

@@ -1,0 +1,57 @@
+"""Runs that the database refuses to let this worker claim. The others are claimed without them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import psycopg
+
+from holdfast.db.one_by_one import SetAside
+from holdfast.db.outages import is_outage
+from holdfast.engine.careful_claim import CarefulLook
+from holdfast.engine.claim import Look, take_all
+from holdfast.telemetry.metrics import Metrics
+
+# Seconds that a run is passed over at most. Not longer: should the database have refused every run for a while, they
+# are all claimed soon after.
+LONGEST_PAUSE_SECONDS = 300.0
+
+
+class RefusedRuns:
+    """Decides how the next claim takes runs, after what came of the last one."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._aside = SetAside("claim", "run_id", metrics, longest_pause=LONGEST_PAUSE_SECONDS)
+        self._careful: CarefulLook | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the next claim takes runs one by one. It needs a transaction."""
+        return self._careful is not None
+
+    @property
+    def look(self) -> Look:
+        return self._careful or take_all
+
+    def ids(self) -> list[UUID]:
+        """The runs to pass over now."""
+        return self._aside.ids()
+
+    def claimed(self) -> None:
+        """The claim has succeeded."""
+        self._set_aside()
+
+    def failed(self, error: Exception) -> bool:
+        """The claim has failed. Returns whether to repeat it at once, one by one."""
+        was_careful = self.one_by_one
+        self._set_aside()
+        if was_careful or not isinstance(error, psycopg.Error) or is_outage(error):
+            return False
+        self._careful = CarefulLook(self.ids())
+        return True
+
+    def _set_aside(self) -> None:
+        careful, self._careful = self._careful, None
+        if careful is not None:
+            for run, error in careful.refused:
+                self._aside.put(run, error)

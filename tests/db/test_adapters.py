@@ -1,0 +1,26 @@
+"""What Holdfast's own connections read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from holdfast.db.adapters import ADAPTERS, EARLIEST, LATEST
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ("infinity", LATEST),
+        ("-infinity", EARLIEST),
+        ("10000-01-01 00:00:00+00", LATEST),
+        ("0001-12-31 00:00:00+00 BC", EARLIEST),
+        ("2026-01-01 00:00:00+00", datetime(2026, 1, 1, tzinfo=UTC)),
+        (None, None),
+    ],
+)
+def test_every_time_can_be_read(database_url: str, stored: str | None, read: datetime | None) -> None:
+    with psycopg.connect(database_url, options="-c TimeZone=UTC", context=ADAPTERS) as connection:
+        assert connection.execute("SELECT %s::timestamptz", (stored,)).fetchone() == (read,)

@@ -1,0 +1,53 @@
+"""Connection strings that cannot be used are refused before anything connects, and nothing of them is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.db.dsn import check_dsn
+from holdfast.errors import DatabaseError
+
+
+@pytest.mark.parametrize(
+    ("dsn", "parameter"),
+    [
+        ("postgresql://u:hunter2@db/d?sslmode=banana", "sslmode"),
+        ("postgresql://u:hunter2@a:1,b:2/d?target_session_attrs=banana", "target_session_attrs"),
+        ("host=db password=hunter2 require_auth=banana", "require_auth"),
+        ("host=db password=hunter2 ssl_min_protocol_version=banana", "ssl_min_protocol_version"),
+        ("service=banana password=hunter2", "service"),
+    ],
+)
+def test_parameter_that_libpq_refuses_is_named(dsn: str, parameter: str) -> None:
+    with pytest.raises(DatabaseError) as refused:
+        check_dsn("DATABASE_URL", dsn)
+    assert str(refused.value).startswith(f"DATABASE_URL cannot be used: libpq refuses its {parameter}. See https://")
+    assert "banana" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "",
+        "postgresql://u:p@db/d",
+        "postgresql://h1:1,h2:2/d?target_session_attrs=read-write",
+        "hostaddr=192.0.2.1,192.0.2.2 host=a,b port=1,2",
+        "host=/run/postgresql dbname=d",
+        "postgresql://db/d?sslmode=verify-full&sslrootcert=system",
+        "host=db sslmode=verify-full sslrootcert=/gone.pem",
+        "service=fleet",
+    ],
+)
+@pytest.mark.parametrize("environ", [{}, {"PGHOSTADDR": "192.0.2.1", "PGPORT": "1,2", "PGHOST": "a,b"}])
+def test_usable_string_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, environ: dict[str, str]
+) -> None:
+    services = tmp_path / "services"
+    services.write_text("[fleet]\nhost=db1,db2\nport=5432,5433\ndbname=d\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    check_dsn("DATABASE_URL", dsn)

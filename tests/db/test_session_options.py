@@ -1,0 +1,135 @@
+"""What Holdfast depends on is set for its sessions, whatever a role or a database has as its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from holdfast.cli.ended_children import EndedChildren
+from holdfast.db.connect import Database, open_blocking_session, open_session, scoped
+from holdfast.settings import Settings
+from holdfast.worker.replacement import _hand_over
+from tests.engine.scene import REGISTER
+from tests.support.live_worker import quick_settings
+
+HARMFUL = {
+    "statement_timeout": "300",
+    "lock_timeout": "300",
+    "idle_in_transaction_session_timeout": "300",
+    "default_transaction_isolation": "serializable",
+    "standard_conforming_strings": "off",
+    "search_path": "nowhere",
+    "TimeZone": "Pacific/Auckland",
+    "DateStyle": "German",
+    "synchronous_commit": "off",
+}
+# Known to Postgres 17 and later.
+HARMFUL_SINCE_17 = {"transaction_timeout": "300"}
+NAMES = ["statement_timeout", "lock_timeout", "transaction_isolation", "TimeZone", "DateStyle", "synchronous_commit"]
+EXPECTED = ["0", "0", "read committed", "UTC", "ISO, MDY", "on"]
+READ = "SELECT " + ", ".join(f"current_setting('{name}') AS \"{name}\"" for name in NAMES)
+
+
+@pytest.fixture
+def harmed_url(database_url: str) -> str:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        known = connection.info.server_version >= 170000
+        for setting, value in {**HARMFUL, **(HARMFUL_SINCE_17 if known else {})}.items():
+            connection.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'".encode())
+    return database_url
+
+
+def given(row: Any) -> list[str]:
+    return [row[name] for name in NAMES]
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
+    settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
+    database = Database(settings, "test")
+    await database.open()
+    try:
+        async with database.connection() as connection:
+            assert given(await (await connection.execute(READ)).fetchone()) == EXPECTED
+            await connection.execute("SELECT pg_sleep(0.5)")
+        async with database.transaction() as connection:
+            assert given(await (await connection.execute(READ)).fetchone()) == EXPECTED
+            await connection.execute("SELECT pg_sleep(0.5)")
+            await connection.execute("CREATE TABLE written (n integer)")
+        async with database.pipelined() as connection:
+            cursor = await connection.execute(READ)
+            await connection.execute("INSERT INTO written VALUES (1)")
+        assert given(await cursor.fetchone()) == EXPECTED
+    finally:
+        await database.close()
+
+
+async def test_sessions(harmed_url: str) -> None:
+    settings: Settings = quick_settings(harmed_url)
+    session = await open_session(settings, "test", planned_once=True)
+    try:
+        async with session.transaction():
+            assert given(await (await session.execute(READ)).fetchone()) == EXPECTED
+            await session.execute("SELECT pg_sleep(0.5)")
+    finally:
+        await session.close()
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+def test_blocking_sessions(harmed_url: str, pgbouncer: bool) -> None:
+    settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
+    with open_blocking_session(settings, "test") as blocking, scoped(blocking, settings):
+        assert given(blocking.execute(READ).fetchone()) == EXPECTED
+        blocking.execute("SELECT pg_sleep(0.5)")
+        blocking.execute("SELECT 1 FROM run")
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+@pytest.mark.parametrize("chosen", ["local", "remote_apply"])
+async def test_commits_that_survive_a_crash_are_left_to_the_operator(
+    database_url: str, chosen: str, pgbouncer: bool
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = '{chosen}'".encode())
+    database = Database(quick_settings(database_url).model_copy(update={"pgbouncer": pgbouncer}), "test")
+    await database.open()
+    try:
+        async with database.transaction() as connection:
+            row = await (await connection.execute("SHOW synchronous_commit")).fetchone()
+        assert row == {"synchronous_commit": chosen}
+    finally:
+        await database.close()
+
+
+# Longer than the limits of the role allow.
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$;
+CREATE TRIGGER slow BEFORE UPDATE ON worker FOR EACH ROW EXECUTE FUNCTION slow();
+"""
+
+
+def hand_over_runs(settings: Settings) -> None:
+    _hand_over(settings, UUID(int=1), None, lambda _: None)
+
+
+def report_the_end(settings: Settings) -> None:
+    EndedChildren(settings)._report("token")
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+@pytest.mark.parametrize("work", [hand_over_runs, report_the_end])
+def test_parts_with_a_session_of_their_own(harmed_url: str, work: Callable[[Settings], None], pgbouncer: bool) -> None:
+    with psycopg.connect(harmed_url, autocommit=True, options="-c statement_timeout=0") as connection:
+        connection.execute("SET search_path TO holdfast")
+        connection.execute(REGISTER, (UUID(int=1),))
+        connection.execute("UPDATE worker SET process = 'token'")
+        connection.execute(SLOW)
+        work(quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer}))
+        row = connection.execute("SELECT lease_until < now() OR ended_at IS NOT NULL FROM worker").fetchone()
+    assert row == (True,)

@@ -1,0 +1,263 @@
+"""The write of one run that does not get through, although the server answers, hurts only that run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from psycopg import AsyncConnection
+
+from holdfast.db.bounded import NoAnswer
+from holdfast.db.connect import Database, connection_parameters
+from holdfast.engine.outcome import Ended
+from holdfast.engine.states import RunStatus
+from holdfast.errors import JournalFailed, LeaseLost
+from holdfast.settings import Settings
+from holdfast.worker.batch import WritesEntry
+from tests.support.catalogs import catalog_of
+from tests.support.live_worker import quick_settings
+from tests.support.records import payloads, query, run_row, thread_events
+from tests.support.station import Station, open_station
+from tests.support.waiting import until, until_true
+from tests.worker.crash_graphs import steps
+from tests.worker.test_journal_faults import breaking, open_lanes
+
+SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
+# The larger an event is, the longer the server takes for it.
+SLOW_EVENTS = """
+CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF length(NEW.data) > 100000 THEN PERFORM pg_sleep(120); END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER slow BEFORE INSERT ON event FOR EACH ROW EXECUTE FUNCTION take_time();
+"""
+# What a server says that is short of memory, or cannot reach its disk.
+SHORT = """
+CREATE FUNCTION fall_short() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF length(NEW.data) > {size} THEN RAISE EXCEPTION 'short' USING ERRCODE = '{state}'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER short BEFORE INSERT ON event FOR EACH ROW EXECUTE FUNCTION fall_short();
+"""
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    # A commit may take nearly as long as the lease.
+    return quick_settings(database_url).model_copy(update={"lease": 2.0})
+
+
+@pytest.fixture
+async def station(settings: Settings, database: Database) -> AsyncIterator[Station]:
+    async with open_station(settings, database, catalog_of(steps=steps([]))) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def locking(station: Station) -> AsyncIterator[AsyncConnection[Any]]:
+    """A transaction of somebody who takes his time."""
+    settings = quick_settings(str(station.database.settings.database_url), lease=900.0)
+    connection = await AsyncConnection.connect(connection_parameters(settings, "somebody"))
+    async with connection:
+        yield connection
+        await connection.rollback()
+
+
+async def test_a_write_that_never_gets_done_fails_its_own_run(station: Station, database: Database) -> None:
+    async with database.connection() as connection:
+        await connection.execute(SLOW_EVENTS)
+    slow, *others = await open_lanes(station, 4)
+    slow.event("custom", orjson.dumps("x" * 200_000))
+    for number, lane in enumerate(others):
+        lane.event("custom", orjson.dumps(number))
+    ends = [lane.finish(SUCCESS) for lane in others]
+    written = await asyncio.gather(slow.flush(), *ends, return_exceptions=True)
+    assert isinstance(written[0], JournalFailed)
+    assert "an event (custom), 200002 bytes" in str(written[0])
+    assert written[1:] == [None] * 3
+    # Its end can be written, and that of others with it.
+    slow.discard()
+    await slow.finish(Ended(status=RunStatus.ERROR, resting="error"))
+    assert (await run_row(database, slow.run_id))["status"] == "error"
+    for number, lane in enumerate(others):
+        assert (await run_row(database, lane.run_id))["status"] == "success"
+        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+
+
+@pytest.mark.parametrize("state", ["53200", "58030"], ids=["memory", "disk"])
+async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
+    station: Station, database: Database, state: str
+) -> None:
+    lanes = await open_lanes(station, 4)
+    async with database.connection() as connection:
+        await connection.execute(SHORT.format(size=0, state=state).encode())
+    for number, lane in enumerate(lanes):
+        lane.event("custom", orjson.dumps(number))
+    waiting = [asyncio.create_task(lane.flush()) for lane in lanes]
+    await until_true(
+        lambda: all(lane.tries > 1 for lane in lanes) or any(task.done() for task in waiting), "all were tried twice"
+    )
+    assert not any(task.done() for task in waiting)
+    assert station.journal.backoff.failing
+    async with database.connection() as connection:
+        await connection.execute("DROP TRIGGER short ON event")
+    async with asyncio.timeout(60):
+        await asyncio.gather(*waiting)
+    for number, lane in enumerate(lanes):
+        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+
+
+async def test_a_write_that_the_server_has_no_memory_for_fails_its_own_run(
+    station: Station, database: Database
+) -> None:
+    large, other = await open_lanes(station, 2)
+    async with database.connection() as connection:
+        await connection.execute(SHORT.format(size=100_000, state="53200").encode())
+    large.event("custom", orjson.dumps("x" * 200_000))
+    failing = asyncio.create_task(large.flush())
+    async with asyncio.timeout(60):
+        while not failing.done():
+            # The server works for others.
+            other.event("custom", b"1")
+            await other.flush()
+            await asyncio.sleep(0.05)
+        with pytest.raises(JournalFailed, match="could not store it"):
+            await failing
+
+
+async def test_neighbours_do_not_wait_for_the_lock_that_a_run_waits_for(settings: Settings, database: Database) -> None:
+    settings = settings.model_copy(update={"lease": 900.0})
+    async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
+        locked, other = await open_lanes(station, 2)
+        async with locking(station) as holder:
+            await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
+            locked.isolated = True
+            locked.event("custom", b"1")
+            waiting = asyncio.create_task(locked.flush())
+            for _ in range(2):
+                await until_true(lambda: locked in station.journal.in_flight, "the locked run is tried")
+                async with asyncio.timeout(60):
+                    other.event("custom", b"2")
+                    await other.flush()
+        async with asyncio.timeout(60):
+            await waiting
+
+
+async def test_neighbours_in_a_group_do_not_wait_for_the_lock_either(settings: Settings, database: Database) -> None:
+    settings = settings.model_copy(update={"lease": 900.0})
+    async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
+        locked, other = await open_lanes(station, 2)
+        async with locking(station) as holder:
+            await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
+            for lane in (locked, other):
+                lane.event("custom", b"1")
+            waiting = asyncio.create_task(locked.flush())
+            async with asyncio.timeout(60):
+                await other.flush()
+            assert not waiting.done()
+            assert not station.journal.backoff.failing
+        async with asyncio.timeout(60):
+            await waiting
+
+
+async def test_a_run_that_somebody_has_locked_waits_alone(station: Station, database: Database) -> None:
+    locked, *others = await open_lanes(station, 3)
+    async with locking(station) as holder:
+        await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
+        for number, lane in enumerate([locked, *others]):
+            lane.event("custom", orjson.dumps(number))
+        waiting = asyncio.create_task(locked.flush())
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(lane.flush() for lane in others))
+            # They are not held up from now on.
+            for lane in others:
+                lane.event("custom", orjson.dumps("again"))
+                await lane.flush()
+        locked.event("custom", orjson.dumps("later"))
+        assert not waiting.done()
+    async with asyncio.timeout(60):
+        await waiting
+        await locked.finish(SUCCESS)
+    assert locked.failure is None
+    assert payloads(await thread_events(database, locked.thread_id), "custom") == [0, "later"]
+    assert payloads(await thread_events(database, others[0].thread_id), "custom") == [1, "again"]
+
+
+async def test_a_run_that_is_lost_while_it_waits_alone_is_told_so(station: Station) -> None:
+    [lane] = await open_lanes(station, 1)
+    async with locking(station) as holder:
+        await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (lane.run_id,))
+        ending = asyncio.create_task(lane.finish(SUCCESS))
+        await until_true(
+            lambda: lane.isolated and lane in station.journal.in_flight and not lane._waiters, "it is written alone"
+        )
+        lane.void()
+        async with asyncio.timeout(60):
+            with pytest.raises(LeaseLost):
+                await ending
+
+
+async def test_a_locked_table_fails_nobody(station: Station, database: Database) -> None:
+    lanes = await open_lanes(station, 5)
+    async with locking(station) as holder:
+        await holder.execute("LOCK TABLE event IN ACCESS EXCLUSIVE MODE")
+        for number, lane in enumerate(lanes):
+            lane.event("custom", orjson.dumps(number))
+        waiting = [asyncio.create_task(lane.flush()) for lane in lanes]
+
+        async with asyncio.timeout(60):
+            while not any(lane.isolated for lane in lanes):
+                await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*waiting)
+    for number, lane in enumerate(lanes):
+        assert lane.failure is None
+        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+
+
+async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commits happen, and their answers come too late."""
+    monkeypatch.setattr("holdfast.worker.journal.LARGE_WRITE_BYTES", 0)
+    [lane] = await open_lanes(station, 1)
+    lane.event("custom", b"1")
+    broken = breaking(monkeypatch, before=False, times=3, error=lambda: NoAnswer("too late"))
+    await lane.flush()
+    assert len(broken) == 3
+    await lane.finish(SUCCESS)
+    events = await thread_events(station.database, lane.thread_id)
+    assert [event.kind for event in events] == ["metadata", "custom", "end"]
+
+
+async def test_a_session_that_was_given_up_writes_nothing_any_more(station: Station, database: Database) -> None:
+    """It gets what was sent to it when all of that has been written by another one, and something else since."""
+    [lane] = await open_lanes(station, 1)
+    thread_id = str(lane.thread_id)
+    answer = (thread_id, "", "1", "task", -4)
+    lane.event("custom", b"1")
+    await lane.flush()
+    assert station.journal.session._connection is not None
+    pid = station.journal.session._connection.info.backend_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        lane.writes(WritesEntry([(answer, ("", "words", "msgpack", b"x"))], True))
+        async with asyncio.timeout(60):
+            await lane.flush()
+        lane.writes(WritesEntry([], False, takes=answer))
+        await lane.flush()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    async def gone() -> bool:
+        return not await query(database, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid)
+
+    await until(gone, "the session has ended")
+    assert await query(database, "SELECT 1 FROM checkpoint_writes WHERE thread_id = %s", thread_id) == []
