@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -18,13 +18,14 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
+from holdfast.engine.graph_gone import put_aside
 from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import NotFound
 from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
 from holdfast.worker.batch import Ties, write_portions
-from tests.engine.scene import GRAPH, SUCCESS, online_worker, portion_of
+from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of, somebody_waits
 from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock
 from tests.support.records import query
 
@@ -159,3 +160,27 @@ async def meet(database: Database, first: Operation, second: Operation) -> None:
 async def test_no_pair_of_operations_deadlocks(settings: Settings, server_url: str, name: str) -> None:
     meetings = {other: partial(meet, first=OPERATIONS[name], second=OPERATIONS[other]) for other in PAIRS[name]}
     await meet_without_deadlock(settings, server_url, name, meetings, ROUNDS)
+
+
+async def test_runs_of_missing_graphs_lock_their_parents_in_id_order(database: Database) -> None:
+    """The child in the first thread has the last parent."""
+    parents = sorted([(await create(database, uuid4())).run["run_id"] for _ in range(2)])
+    for thread_id, parent in zip(sorted(uuid4() for _ in parents), reversed(parents), strict=True):
+        child = (await create(database, thread_id)).run["run_id"]
+        await query(
+            database,
+            """WITH below AS (UPDATE thread SET parent_run_id = %s WHERE thread_id = %s),
+               waiting AS (UPDATE run SET parent_run_id = %s, graph_id = 'gone', ready_at = now() - interval '1 day'
+                           WHERE run_id = %s)
+               INSERT INTO child (parent_run_id, key, run_id, thread_id, assistant_id, graph_id, digest)
+               VALUES (%s, 'key', %s, %s, gen_random_uuid(), 'gone', '') RETURNING 1""",
+            *(parent, thread_id, parent, child, parent, child, thread_id),
+        )
+    lock = "SELECT 1 FROM run WHERE run_id = %s FOR NO KEY UPDATE"
+    async with database.transaction() as other:
+        await other.execute(lock, (parents[0],))
+        ending = asyncio.create_task(put_aside(database, ["gone"], after=60, batch=10))
+        await somebody_waits(database)
+        # Would be a deadlock if the last parent were locked already.
+        await other.execute(f"{lock} NOWAIT".encode(), (parents[1],))
+    assert len(await ending) == 2

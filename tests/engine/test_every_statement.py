@@ -225,7 +225,7 @@ OWN: dict[str, dict[str, Any]] = {
     "resources.runs.UNFINISHED": {"status": "all"},
     "resources.webhooks.MARK_DELIVERED": {"status": 200},
     "resources.idempotency.KEEP": {"status": 200, "body": b"", "fingerprint": b"", "headers": "{}", "kind": "whole"},
-    "resources.letter_retries.SITUATION": {"held": False},
+    "resources.letter_retries.SITUATION": {"held": False, "named": None},
 }
 TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'holdfast'::regnamespace"
 NOT_FILLED = {"store": "LangGraph's, and searched by LangGraph"}

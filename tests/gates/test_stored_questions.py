@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
-from langgraph.graph import START, StateGraph
-from langgraph.pregel import Pregel
 
 from holdfast.db.connect import Database
-from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.graph_gone import put_aside
-from holdfast.engine.reap import release_orphans
 from holdfast.errors import LeaseLost
 from holdfast.settings import Settings
 from tests.gates.decisions import Decisions, ask_once, ask_twice
+from tests.gates.without_worker import ENDS, SHOWN, end, side_by_side, waiting
 from tests.support.catalogs import catalog_of
 from tests.support.records import post_run, query
 from tests.support.station import Station, open_station
 from tests.support.waiting import until
 
-WAITING = """
-SELECT value #>> '{}' AS question, interrupt_id FROM interrupt WHERE settled_at IS NULL AND answered_by IS NULL
-"""
-SHOWN = """
-SELECT resting_status, array(SELECT jsonb_path_query(interrupts, '$.*[*].value') #>> '{}') AS questions FROM thread
-"""
 STORED = "SELECT 1 FROM checkpoint_writes WHERE position(%s IN blob) > 0"
-ENDS = ["poison", "cancelled", "graph gone"]
 
 
 async def hang(state: Decisions) -> Decisions:
     await asyncio.Event().wait()
     return {}
-
-
-def side_by_side(*nodes: Any) -> Pregel[Any, Any, Any, Any]:
-    builder = StateGraph(Decisions)
-    for node in nodes:
-        builder.add_node(node)
-        builder.add_edge(START, node.__name__)
-    return builder.compile()
-
-
-async def waiting(database: Database) -> dict[str, str]:
-    return {row["question"]: row["interrupt_id"] for row in await query(database, WAITING)}
 
 
 async def execute_until(station: Station, stored: str) -> None:
@@ -61,15 +37,6 @@ async def execute_until(station: Station, stored: str) -> None:
     attempt.stop(LeaseLost("the worker died"))
     assert await executing is None
     await query(station.database, "UPDATE worker SET status = 'lost' RETURNING 1")
-
-
-async def end(database: Database, thread_id: UUID, how: str) -> None:
-    await release_orphans(database, max_crashes=1 if how == "poison" else 9)
-    if how == "cancelled":
-        await cancel_runs(database, thread_id, None, "interrupt")
-    elif how == "graph gone":
-        await query(database, "UPDATE run SET ready_at = now() - interval '1 day' WHERE status = 'pending' RETURNING 1")
-        assert len(await put_aside(database, ["graph"], after=1.0, batch=10)) == 1
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -245,6 +245,57 @@ async def test_smaller_budget_of_an_answer_is_a_limit_besides_for_its_children_t
     assert len({pot["total_tokens"] for pot in pots}) == 1, "both have been drawn on alike"
 
 
+async def test_children_share_what_is_left_of_a_smaller_budget(settings: Settings, database: Database) -> None:
+    """The run that asked has 60 tokens left when the answer has 10, although the answer was given 100."""
+
+    async def gate(state: Words) -> dict[str, Any]:
+        holdfast.record_usage("model", input_tokens=850 if interrupt_is_new() else 0)
+        return word(str(interrupt("Go on?")))
+
+    asked_before: list[bool] = []
+
+    def interrupt_is_new() -> bool:
+        asked_before.append(True)
+        return len(asked_before) == 1
+
+    async def use(state: Words) -> dict[str, Any]:
+        holdfast.record_usage("model", input_tokens=90)
+        return word("used")
+
+    async def spread(state: Words) -> dict[str, Any]:
+        await holdfast.gather(*(holdfast.spawn("child", word(key), key=key) for key in "abc"))
+        return word("done")
+
+    async def spend_nine(state: Words) -> dict[str, Any]:
+        holdfast.record_usage("model", input_tokens=9)
+        return word("spent")
+
+    async with running_worker(settings, catalog_of(graph=line(gate, use, spread), child=line(spend_nine))):
+        asked = await post_run(database, "graph", input=GO, budget={"max_tokens": 1000})
+        await run_ended(database, asked.run["run_id"])
+        thread_id = asked.run["thread_id"]
+        answer = await post_run(
+            database, "graph", thread_id=thread_id, command={"resume": "yes"}, budget={"max_tokens": 100}
+        )
+        run = await run_ended(database, answer.run["run_id"])
+        await family_ended(database, answer.run["run_id"])
+    assert (run["status"], run["error"]["error"]) == ("error", "BudgetExceeded")
+    assert "max_tokens=100 reached" in run["error"]["message"]
+
+
+async def test_answers_that_answer_nothing_share_no_budget(settings: Settings, database: Database) -> None:
+    """A graph's calls of another graph bring answers with them that may be for other graphs."""
+    async with running_worker(settings, catalog_of(graph=line(spend))):
+        first = await post_run(database, "graph", input=GO, budget={"max_tokens": 3})
+        assert (await run_ended(database, first.run["run_id"]))["status"] == "success"
+        thread_id = first.run["thread_id"]
+        second = await post_run(
+            database, "graph", thread_id=thread_id, input=GO, answers={"0" * 32: "yes"}, budget={"max_tokens": 3}
+        )
+        run = await run_ended(database, second.run["run_id"])
+    assert (run["status"], run["pots"]) == ("success", None), run["error"]
+
+
 async def test_runs_without_a_budget_share_nothing(settings: Settings, database: Database) -> None:
     async def spread(state: Words) -> dict[str, Any]:
         await holdfast.gather(await holdfast.spawn("child", GO, key="a"))

@@ -45,6 +45,11 @@ UPDATE run SET pots = array_append(pots, run_id) WHERE run_id = %(run_id)s
 """
 
 READ_POTS = "SELECT limits, cost_usd, total_tokens, steps FROM budget_pot WHERE pot_id = ANY(%(pots)s)"
+READ_USED = f"""
+SELECT {number_at("usage", "{*,cost_usd}")} AS cost_usd, {number_at("usage", "{*,total_tokens}")} AS total_tokens,
+       {number_at("usage", "{*,steps}")} AS steps
+FROM run WHERE run_id = %(run_id)s
+"""
 
 SHARE_POTS = "UPDATE run SET pots = %(pots)s WHERE run_id = %(run_id)s"
 # A run draws on no more than so many.
@@ -115,7 +120,7 @@ async def share_budget(
     `owner`. Costs nothing for runs without a budget."""
     drawn = list(pots or ())
     budget = limits_of(budget)
-    if budget and owner not in drawn and len(drawn) < MOST_POTS and await _is_smaller(connection, budget, drawn):
+    if budget and owner not in drawn and len(drawn) < MOST_POTS and await _is_smaller(connection, budget, owner, drawn):
         limits = to_jsonb(orjson.dumps(budget))
         await connection.execute(OPEN_POT, {"run_id": owner, "limits": limits})
         drawn.append(owner)
@@ -123,16 +128,19 @@ async def share_budget(
         await connection.execute(SHARE_POTS, {"run_id": run_id, "pots": drawn})
 
 
-async def _is_smaller(connection: AsyncConnection[DictRow], budget: Mapping[str, Any], pots: Sequence[UUID]) -> bool:
-    """Whether a budget may be used up before those pots are. What a child has from its parent never is."""
+async def _is_smaller(
+    connection: AsyncConnection[DictRow], budget: Mapping[str, Any], owner: UUID, pots: Sequence[UUID]
+) -> bool:
+    """Whether what is left of the owner's own budget may be used up before those pots are. The pots already contain
+    what the owner has used."""
     if not pots:
         return True
+    used = await (await connection.execute(READ_USED, {"run_id": owner})).fetchone()
+    own = remaining(budget, used)
     left = [
         remaining(pot["limits"], pot) for pot in await (await connection.execute(READ_POTS, {"pots": pots})).fetchall()
     ]
-    return any(
-        name in budget and all(name not in rest or budget[name] < rest[name] for rest in left) for name in LIMITED
-    )
+    return any(name in own and all(name not in rest or own[name] < rest[name] for rest in left) for name in LIMITED)
 
 
 async def share_askers_budget(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> None:

@@ -16,13 +16,12 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
-from holdfast.engine.stored_questions import ask_stored
+from holdfast.engine.stored_questions import end_without_worker
 from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
@@ -125,10 +124,10 @@ async def cancel_locked(
         cursor = await connection.execute(TELL_CANCELLED, parameters)
         told = [row["thread_id"] for row in await cursor.fetchall()]
         await connection.execute(END_PENDING, parameters)
-    if answering := [row["run_id"] for row in pending if row["answers"] and row["run_id"] in ended]:
-        await give_back(connection, [thread_id], answering)
-    if started := [row["run_id"] for row in pending if row["started"] and row["run_id"] in ended]:
-        await ask_stored(connection, started)
+    # One that never started and answers nothing has nothing to do with questions.
+    gated = [row["run_id"] for row in pending if row["run_id"] in ended and (row["started"] or row["answers"])]
+    if gated:
+        await end_without_worker(connection, [thread_id], gated)
     telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
     if telling:
         await queue_webhooks(connection, telling)

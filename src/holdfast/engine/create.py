@@ -180,6 +180,8 @@ class NewRun:
     answers_run: UUID | None = None
     # A run that is tried again by this one, with the answers that it gave.
     repeats: UUID | None = None
+    # It goes on behind what its kwargs answer, and answers nothing more.
+    behind_answers: bool = False
     # An answer that nobody gave in time.
     by_default: bool = False
     # Whose a thread is that is created with the run. The run is always its thread's tenant's.
@@ -336,13 +338,13 @@ async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> C
         cancelled = CancelledRuns()
         if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
             cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
-        thread = await _answer_questions(connection, new, locked, cancelled)
+        thread, answers = await _answer_questions(connection, new, locked, cancelled)
         measured = None if new.quota is None else await measure(connection, new.tenant_id, new.quota)
         written = await _insert(connection, parameters, opened, locked)
         if thread is not None:
             written.threads = {new.thread_id: thread}
         created = await written.created(new)
-        if thread is not None:
+        if answers:
             await share_askers_budget(connection, new.thread_id, new.run_id)
         if measured is not None:
             await refuse_over_limit(new.tenant_id, measured)
@@ -444,17 +446,21 @@ def _stamp(new: NewRun) -> str:
 
 async def _answer_questions(
     connection: AsyncConnection[DictRow], new: NewRun, locked: AsyncCursor[DictRow], cancelled: CancelledRuns
-) -> DictRow | None:
-    """Take what the run answers. Returns the thread if that was done; a run that answers nothing costs nothing here."""
+) -> tuple[DictRow | None, bool]:
+    """Take what the run answers. Returns the thread, if it was read for that, and whether the run answers anything. A
+    run without answers costs nothing here."""
     answer = answer_of(new.kwargs)
     thread = None if answer is None else await locked.fetchone()
+    answers = False
     if answer is not None and thread is not None:
         if new.repeats is not None:
             await repeat_answers(connection, new.thread_id, new.repeats, new.run_id)
             answer = replace(answer, lenient=True)
+        if new.behind_answers:
+            return thread, False
         rolled_back = cancelled.requested if new.multitask_strategy == "rollback" else []
-        await take_questions(connection, new, answer, [run["run_id"] for run in rolled_back])
-    return thread
+        answers = await take_questions(connection, new, answer, [run["run_id"] for run in rolled_back])
+    return thread, answers
 
 
 async def _lock_thread(connection: AsyncConnection[DictRow], new: NewRun) -> AsyncCursor[DictRow]:

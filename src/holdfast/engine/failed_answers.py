@@ -16,9 +16,10 @@ from holdfast.db.stored_json import object_fields
 # An answer that LangGraph has stored, of a run that ended otherwise than in success. It would win over the next answer
 # to the same question, which is accepted and then ignored. The answer is a write of the null task with index -4. What
 # else the Command wrote goes too, unless a task has finished with it: it would be applied again with the next answer.
+# A run that never started wrote nothing. What is stored is of the run before it, which may be running.
 FORGET_ANSWERS = """
 DELETE FROM checkpoint_writes w USING run
-WHERE run.run_id = ANY(%(run_ids)s) AND w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
+WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
   AND w.task_id = '00000000-0000-0000-0000-000000000000'
   AND EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = run.thread_id AND i.answered_by = run.run_id)
   AND (w.idx = -4 OR run.progress < 2
@@ -49,6 +50,28 @@ _ANSWER_WAS_USED = """
           AND later.checkpoint_id > asked.checkpoint_id)
 """
 
+# Whether a task still asks the question. A node with a graph inside stores the questions of that graph when all its
+# nodes have stopped. If one of them fails, the node still has the questions from before, or none. So the innermost rows
+# tell. The namespace of a task has the ids of all tasks that it is inside of.
+_IS_ASKED = """
+    EXISTS (SELECT 1 FROM checkpoint_writes innermost
+            WHERE innermost.thread_id = i.thread_id::text AND innermost.idx = -3
+              AND position(convert_to(i.interrupt_id, 'UTF8') IN innermost.blob) > 0
+              AND NOT EXISTS (
+                  SELECT 1 FROM checkpoint_writes inside
+                  WHERE inside.thread_id = innermost.thread_id AND inside.idx = -3
+                    AND strpos(inside.checkpoint_ns, ':' || innermost.task_id) > 0
+                    AND NOT EXISTS (SELECT 1 FROM checkpoint_writes done
+                                    WHERE done.thread_id = inside.thread_id
+                                      AND done.checkpoint_ns = inside.checkpoint_ns
+                                      AND done.checkpoint_id = inside.checkpoint_id
+                                      AND done.task_id = inside.task_id AND done.idx >= 0)
+                    AND NOT EXISTS (SELECT 1 FROM checkpoints later
+                                    WHERE later.thread_id = inside.thread_id
+                                      AND later.checkpoint_ns = inside.checkpoint_ns
+                                      AND later.checkpoint_id > inside.checkpoint_id)))
+"""
+
 # The runs that took them came to nothing, and nobody can ask LangGraph what still waits. What it has stored tells: a
 # question is over when its answer was used, when the outermost graph has gone on (a run's progress 2), or when the task
 # has asked something else since.
@@ -60,7 +83,8 @@ WITH unused AS (
     SELECT i.thread_id, i.interrupt_id, i.run_id, run.progress = 2 OR EXISTS (
         SELECT 1 FROM {_QUESTIONS_OF_TASKS} AND (
             {_ANSWER_WAS_USED}
-            OR NOT found.this AND asked.task_id = i.task_id AND asked.checkpoint_ns = '' AND asked.type = 'msgpack')
+            OR asked.type = 'msgpack' AND (found.this OR asked.task_id = i.task_id AND asked.checkpoint_ns = '')
+               AND NOT {_IS_ASKED})
         ) AS over
     FROM interrupt i JOIN run ON run.run_id = i.answered_by
     WHERE i.thread_id = ANY(%(thread_ids)s) AND i.answered_by = ANY(%(run_ids)s)
@@ -72,6 +96,24 @@ UPDATE interrupt SET answered_by = CASE WHEN taken.over THEN answered_by END,
 FROM taken
 WHERE interrupt.thread_id = taken.thread_id AND interrupt.interrupt_id = taken.interrupt_id
   AND interrupt.run_id = taken.run_id
+"""
+
+# What such a run has passed by: its outermost graph has gone on (progress 2), and the question is not one of the
+# thread's last checkpoint. A retried dead letter has progress 2 from the beginning, so that alone does not tell. The
+# checkpoint of a graph inside names the outermost one under the key "".
+CLOSE_PASSED = """
+UPDATE interrupt i SET settled_at = now(), closed_by = run.run_id
+FROM run
+WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND run.progress = 2
+  AND i.thread_id = run.thread_id AND i.thread_id = ANY(%(thread_ids)s)
+  AND i.settled_at IS NULL AND i.answered_by IS NULL AND i.asked_at IS NOT NULL
+  AND NOT EXISTS (
+      SELECT 1 FROM checkpoint_writes asked JOIN checkpoints at USING (thread_id, checkpoint_ns, checkpoint_id)
+      WHERE asked.thread_id = i.thread_id::text AND asked.idx = -3
+        AND (asked.task_id = i.task_id OR strpos(asked.checkpoint_ns, ':' || i.task_id) > 0)
+        AND coalesce(at.metadata #>> '{parents,""}', at.checkpoint_id) = (
+            SELECT max(checkpoint_id) FROM checkpoints c
+            WHERE c.thread_id = i.thread_id::text AND c.checkpoint_ns = ''))
 """
 
 # A run that did not succeed may have used its answer, although LangGraph says that the question waits: LangGraph looks
@@ -98,7 +140,8 @@ FROM (
         FROM jsonb_array_elements(CASE jsonb_typeof(of_task.value) WHEN 'array' THEN of_task.value ELSE '[]' END) AS one
         WHERE NOT EXISTS (SELECT 1 FROM interrupt i
                           WHERE i.thread_id = asking.thread_id AND i.interrupt_id = one ->> 'id'
-                            AND i.settled_at IS NOT NULL AND i.answered_by = ANY(%(run_ids)s))
+                            AND i.settled_at IS NOT NULL
+                            AND (i.answered_by = ANY(%(run_ids)s) OR i.closed_by = ANY(%(run_ids)s)))
     ) AS waiting
     WHERE asking.thread_id = ANY(%(thread_ids)s) GROUP BY asking.thread_id
 ) AS kept
@@ -121,7 +164,8 @@ async def settle_used(connection: AsyncConnection[DictRow], thread_ids: list[UUI
 
 async def give_back(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
     """Let the questions wait again that these runs had taken, and forget the answers: the runs came to nothing. A
-    question whose answer was used stays answered."""
+    question whose answer was used stays answered, and one that the thread has passed by is closed. For all runs that
+    end without LangGraph's word, whether they answer anything or not."""
     parameters = {"thread_ids": thread_ids, "run_ids": run_ids}
-    for statement in (FORGET_ANSWERS, GIVE_BACK, DROP_ANSWERED):
+    for statement in (FORGET_ANSWERS, GIVE_BACK, CLOSE_PASSED, DROP_ANSWERED):
         await connection.execute(statement, parameters)

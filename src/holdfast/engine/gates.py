@@ -42,12 +42,14 @@ FROM interrupt i JOIN thread USING (thread_id)
 WHERE i.thread_id = %(thread_id)s
   AND (i.settled_at IS NULL OR i.interrupt_id = ANY(%(ids)s) OR i.run_id = %(asker)s
        OR i.settled_at = (SELECT max(settled_at) FROM interrupt last
-                          WHERE last.thread_id = i.thread_id AND last.answered_by IS NOT NULL))
+                          WHERE last.thread_id = i.thread_id
+                            AND (last.answered_by IS NOT NULL OR last.closed_by IS NOT NULL)))
 ORDER BY i.settled_at NULLS LAST, i.asked_at NULLS LAST
 """
 
 # A thread that rests at a breakpoint may be resumed by a value, although it asks nothing. A thread whose last run was
-# stopped after it had used its answer is not at a breakpoint: another answer would have no effect.
+# stopped after it had used its answer, or had gone on without one, is not at a breakpoint: another answer would have no
+# effect, or answer what is asked next.
 FIND_THREAD = """
 SELECT interrupts <> '{}'::jsonb
     OR EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.status IN ('pending', 'running'))
@@ -222,9 +224,10 @@ async def repeat_answers(connection: AsyncConnection[DictRow], thread_id: UUID, 
 
 async def take_questions(
     connection: AsyncConnection[DictRow], new: AnsweringRun, answer: Answer, replaced: Sequence[UUID] = ()
-) -> None:
-    """Let a run that is being created answer what it answers. The caller holds the thread's lock. `replaced`: runs that
-    are rolled back in its favour; what they took is free.
+) -> bool:
+    """Let a run that is being created answer what it answers. Returns whether it answers anything, which a lenient one
+    may not. The caller holds the thread's lock. `replaced`: runs that are rolled back in its favour; what they took is
+    free.
 
     Raises AlreadyAnswered when somebody else did so first, and InvalidRequest for an answer that does not fit the
     question's form; the caller's transaction must be rolled back then.
@@ -269,6 +272,7 @@ async def take_questions(
         await connection.execute(
             KEEP_PLACES, {"thread_id": new.thread_id, "run_id": new.run_id, "interrupt_ids": places}
         )
+    return bool(taken or places)
 
 
 def _by_id(found: list[DictRow], ids: list[str], answer: Answer) -> tuple[list[DictRow], list[str]]:
@@ -300,11 +304,12 @@ async def _check_may_ask(
     held = next((row for row in found if row["in_hand"]), None)
     if held is not None:
         raise _taken(held)
-    answered = [row for row in found if row["settled"] and row["answered_by"] is not None]
-    parameters = {"thread_id": thread_id, "last_answer": answered[-1]["answered_by"] if answered else None}
+    over = [row for row in found if row["settled"] and (row["answered_by"] or row["closed_by"])]
+    last_run = over[-1]["answered_by"] or over[-1]["closed_by"] if over else None
+    parameters = {"thread_id": thread_id, "last_answer": last_run}
     thread = await (await connection.execute(FIND_THREAD, parameters)).fetchone()
-    if answered and thread is not None and not thread["may_ask"] and not answer.branches:
-        raise _taken(answered[-1])
+    if over and thread is not None and not thread["may_ask"] and not answer.branches:
+        raise _taken(over[-1])
 
 
 def _check_asker(found: list[DictRow], asker: UUID, ids: list[str]) -> None:

@@ -14,12 +14,12 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
-from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.reap import MARK_POISONED_THREADS, TELL_POISONED
 from holdfast.engine.rollback import erase_runs
-from holdfast.engine.stored_questions import ask_stored
+from holdfast.engine.stored_questions import end_without_worker
+from holdfast.engine.waking import lock_with_parents
 
 # After a gap in which nobody looked the count begins anew: the graph may have been there meanwhile.
 NOTE_MISSING = """
@@ -40,7 +40,7 @@ RETURNING graph_id, missing_since <= now() - make_interval(secs => %(after)s) AS
 """
 
 DOOMED = """
-SELECT run_id, thread_id FROM run
+SELECT run_id, thread_id, parent_run_id FROM run
 WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now() - make_interval(secs => %(after)s)
   AND graph_id = ANY(%(graphs)s) AND run_id <> ALL(%(aside)s)
 ORDER BY priority DESC, ready_at LIMIT %(batch)s
@@ -91,6 +91,8 @@ async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -
     async with database.transaction() as connection:
         await connection.execute(LOCK_THREADS, {"thread_ids": sorted({row["thread_id"] for row in doomed})})
         run_ids = [row["run_id"] for row in doomed]
+        # Settling the threads locks the parents, one after the other.
+        await lock_with_parents(connection, run_ids, [row["parent_run_id"] for row in doomed])
         ended = await (await connection.execute(END, {"run_ids": run_ids, "after": after})).fetchall()
         if ended:
             for row in ended:
@@ -101,8 +103,7 @@ async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -
             await connection.execute(TELL_POISONED, {"run_ids": run_ids})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
             await queue_webhooks(connection, run_ids)
-            await give_back(connection, [row["thread_id"] for row in ended], run_ids)
-            await ask_stored(connection, run_ids)
+            await end_without_worker(connection, [row["thread_id"] for row in ended], run_ids)
             threads = {"thread_ids": sorted({row["thread_id"] for row in ended})}
             await connection.execute(PROMOTE_NEXT, threads)
             await connection.execute(SETTLE_THREAD, threads)

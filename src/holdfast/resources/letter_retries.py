@@ -20,9 +20,11 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
+from holdfast.engine.gates import answer_of
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.quota import Quota
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
@@ -32,7 +34,7 @@ from holdfast.resources.dead_letters import LINEAGE, settle, settled_already
 RetryFrom = Literal["checkpoint", "start"]
 
 # As `worker/resume.py` counts.
-NOTHING, CHECKPOINT = 0, 2
+NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
 
 LOCK_LETTER = """
 SELECT run_id, dead_letter, letter_outcome AS state, retried_by, progress, attempt, pots FROM run
@@ -45,7 +47,9 @@ SHOW_THREAD = "UPDATE thread SET hidden_at = NULL WHERE thread_id = %(thread_id)
 # `whole`: the runs whose history this one went on in are all there. `moved_on`: others have come after, or will.
 # Their order is that of the database's clock, and a thread has one running run at a time. `from_nothing`: the first
 # checkpoint has no parent because there was none, and not because the history was pruned. LangGraph counts steps from
-# there; with durability "exit" the first checkpoint is the last step's, and only earlier runs tell.
+# there; with durability "exit" the first checkpoint is the last step's, and only earlier runs tell. `answered`: the
+# questions that these runs have answered, or meant to; not those that they asked themselves. `stored`: what a Command
+# wrote is there, on the checkpoint that it found.
 SITUATION = f"""
 SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_checkpoint_id AS start_id,
        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
@@ -58,7 +62,17 @@ SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_che
        first.step IN ('-2', '-1')
        OR %(held)s AND NOT EXISTS (SELECT 1 FROM run other WHERE other.thread_id = run.thread_id
                                      AND other.run_id <> ALL(own.run_ids) AND other.started_at < run.started_at)
-           AS from_nothing
+           AS from_nothing,
+       (SELECT array_agg(DISTINCT i.interrupt_id) FROM interrupt i
+        WHERE i.thread_id = run.thread_id AND i.asked_at IS NOT NULL
+          AND (i.answered_by = ANY(own.run_ids)
+               OR i.answered_by IS NULL AND i.settled_at IS NULL AND i.run_id <> ALL(own.run_ids))) AS answered,
+       EXISTS (SELECT 1 FROM checkpoint_writes w
+               WHERE w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
+                 AND w.task_id = '00000000-0000-0000-0000-000000000000'
+                 AND w.checkpoint_id = coalesce(%(named)s, (
+                     SELECT max(checkpoint_id) FROM checkpoints
+                     WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''))) AS stored
 FROM run
 CROSS JOIN LATERAL (
     {LINEAGE.format(run="run")}
@@ -138,7 +152,8 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
             quota=retry.quota,
         )
         beginning = await _beginning(connection, locked, new, retry)
-        new = NewRun(**{**vars(new), "kwargs": beginning.kwargs})
+        behind = beginning.progress == CHECKPOINT
+        new = NewRun(**{**vars(new), "kwargs": beginning.kwargs, "behind_answers": behind})
         created = await create_run_within(connection, new)
         # What the letter has spent is spent.
         await share_budget(connection, run_id, locked["pots"], new.kwargs.get("budget"), new.run_id)
@@ -158,13 +173,23 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
 
 
 async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new: NewRun, retry: Retry) -> _Beginning:
-    progress = letter["progress"]
-    if progress == NOTHING:
+    progress, kwargs = letter["progress"], _without_command(retry)
+    if progress == NOTHING and answer_of(kwargs) is None:
         # It left nothing that could be applied twice, whatever has happened in the thread since.
-        return _Beginning(_without_command(retry))
-    parameters = {"run_id": letter["run_id"], "held": retry.kwargs.get("durability") == "exit"}
+        return _Beginning(kwargs)
+    named = _configurable(retry.kwargs).get("checkpoint_id")
+    parameters = {
+        "run_id": letter["run_id"],
+        "held": retry.kwargs.get("durability") == "exit",
+        "named": str(named) if named else None,
+    }
     found = await (await connection.execute(SITUATION, parameters)).fetchone()
     assert found is not None
+    if found["moved_on"] and progress == NOTHING:
+        raise Conflict(
+            f"Thread {new.thread_id} has other runs since run {letter['run_id']} failed, so its answer may be for "
+            "another question than what waits now. Answer that with a new run, and discard this letter."
+        )
     command = retry.kwargs.get("command") is not None
     if found["moved_on"] and (command or not retry.fork):
         how = "a run that was given a command cannot be forked" if command else "say `fork` to do so all the same"
@@ -177,7 +202,7 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
             if found["last_id"] is None:
                 raise _without_start(letter)
             return _Beginning({**_forked(retry.kwargs, found["last_id"]), "input": None})
-        return _Beginning(retry.kwargs, progress, letter["attempt"])
+        return _Beginning(*_gone_on(retry.kwargs, progress, found), letter["attempt"])
     began = found["has_start"] or (found["start_id"] is None and found["from_nothing"])
     if not found["whole"] or (progress == CHECKPOINT and (found["first_id"] is None or not began)):
         raise _without_start(letter)
@@ -198,16 +223,37 @@ def _without_start(letter: DictRow) -> Conflict:
     )
 
 
+def _gone_on(kwargs: dict[str, Any], progress: int, found: DictRow) -> tuple[dict[str, Any], int]:
+    """The kwargs and the progress of a run that goes on from where a letter is. The end of a letter deletes what its
+    Command had stored, unless a task has finished with it: then the Command is given again. Its answer is for the
+    questions that it was for. As a value it would be the answer to what the letter has asked since."""
+    command = kwargs.get("command")
+    if progress != COMMAND_WRITES or command is None:
+        return kwargs, progress
+    answer = answer_of(kwargs)
+    if answer is not None and answer.by_id is None and found["answered"]:
+        command = {**command, "resume": dict.fromkeys(found["answered"], answer.value)}
+        kwargs = {**kwargs, "command": command}
+    if found["stored"] or not (command.get("update") or command.get("goto")):
+        return kwargs, COMMAND_WRITES
+    # The letter's questions waited when it answered them. Those that it has used do not wait any more.
+    return {**kwargs, "strict_resume": False}, NOTHING
+
+
 def _without_command(retry: Retry) -> dict[str, Any]:
     return {**retry.kwargs, "command": None} if retry.edited else retry.kwargs
 
 
 def _forked(kwargs: dict[str, Any], checkpoint_id: str) -> dict[str, Any]:
     """The kwargs of a run that begins at a checkpoint of the thread."""
-    config: dict[str, Any] = kwargs.get("config") or {}
     places = ("checkpoint_id", "checkpoint_map", "checkpoint_ns")
-    configurable = {key: value for key, value in (config.get("configurable") or {}).items() if key not in places}
+    configurable = {key: value for key, value in _configurable(kwargs).items() if key not in places}
+    config: dict[str, Any] = kwargs.get("config") or {}
     return {**kwargs, "config": {**config, "configurable": {**configurable, "checkpoint_id": checkpoint_id}}}
+
+
+def _configurable(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return as_object(as_object(kwargs.get("config")).get("configurable"))
 
 
 async def _put_empty(connection: AsyncConnection[DictRow], new: NewRun) -> str:

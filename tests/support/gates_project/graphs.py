@@ -203,3 +203,45 @@ def factory(config: RunnableConfig) -> Any:
     if config["configurable"].get("broken"):
         raise ValueError("cannot be built")
     return decision
+
+
+# Graphs of which a part is away until a run of theirs is a dead letter, or until a second one is.
+
+FAILURES["flakiest"] = 8
+
+
+async def away(state: Decision) -> Decision:
+    """Fails as the thread's first decision says."""
+    await act(state["decisions"][0])
+    return {}
+
+
+async def note(state: Decision) -> Decision:
+    return {"decisions": ["noted"]}
+
+
+async def factory_away(config: RunnableConfig) -> Any:
+    """A factory that fails as some configs say."""
+    await act(config["configurable"].get("away"))
+    return decisions
+
+
+decisions_beside = (
+    StateGraph(Decision)
+    .add_node(decide_twice)
+    .add_node(away)
+    .add_edge(START, "decide_twice")
+    .add_edge(START, "away")
+    .compile()
+)
+decisions_in_steps = (
+    StateGraph(Decision)
+    .add_node("first", decider("first?"))
+    .add_node("second", decider("second?"))
+    .add_node(away)
+    .add_edge(START, "first")
+    .add_edge("first", "second")
+    .add_edge("first", "away")
+    .compile()
+)
+decision_or_note = StateGraph(Decision).add_node(decide).add_node(note).add_edge(START, "decide").compile()
