@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import Delivery, DueDelivery
+from holdfast.resources.webhooks import Delivery, DueDelivery, claim_deliveries
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import webhooks as duty
@@ -25,6 +25,7 @@ from tests.support.receiver import Receiver, receiving
 from tests.support.records import query
 from tests.support.waiting import until, until_true
 from tests.upkeep.test_bad_rows import REFUSE
+from tests.upkeep.test_slow_rows import impatient
 from tests.webhooks.test_outbox import LARGE_VALUES, owe, queued, sending
 
 # More than are sent at once.
@@ -150,6 +151,96 @@ async def test_large_deliveries_keep_no_other_waiting(
         await owe_to(database, [good.url] * 3, "bolt")
         await delivered(database, good.url)
         assert len(receiver.received) < 5
+
+
+async def test_large_deliveries_that_are_answered_before_the_next_look_keep_no_other_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is larger than one claim may be, and nothing is under way when the next is made."""
+    monkeypatch.setattr(duty, "MAX_SENDING_BYTES", 100_000)
+    large, small = "http://large.example/", ["http://one.example/", "http://two.example/"]
+    await owe_to(database, [large] * 4, "acme")
+    await query(database, LARGE_VALUES)
+    await owe_to(database, small, "bolt")
+    webhooks = Webhooks(database, PostgresSignals(database), WebhooksSection())
+    assert [await claimed_urls(webhooks) for _ in range(3)] == [[large], small, [large]]
+
+
+async def claimed_urls(webhooks: Webhooks) -> list[str]:
+    """Whom the next claim is for."""
+    claimed, _ = await webhooks._claim()
+    return sorted(one.url for one in claimed)
+
+
+@pytest.fixture
+async def hasty(settings: Settings, database: Database) -> AsyncIterator[Database]:
+    """The database of a process that gives a claim up soon."""
+    async with impatient(settings, database_timeout=2.0) as hasty:
+        yield hasty
+
+
+def unanswered(monkeypatch: pytest.MonkeyPatch, too_slow: Callable[[Sequence[UUID]], bool]) -> list[int]:
+    """Claims of which `too_slow` is true are not answered. Returns how many deliveries each claim was for."""
+    counts: list[int] = []
+
+    async def claim(connection: Any, delivery_ids: Sequence[UUID], *arguments: Any) -> list[Delivery]:
+        counts.append(len(delivery_ids))
+        if too_slow(delivery_ids):
+            await asyncio.Event().wait()
+        return await claim_deliveries(connection, delivery_ids, *arguments)
+
+    monkeypatch.setattr(duty, "claim_deliveries", claim)
+    return counts
+
+
+async def test_after_a_claim_that_took_too_long_fewer_are_claimed_at_once(
+    database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [f"http://{number}.example/" for number in range(10, 20)]
+    await owe_to(database, urls)
+    counts = unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    claimed = [await claimed_urls(webhooks) for _ in range(4)]
+    assert claimed == [urls[:1], urls[1:2], urls[2:4], urls[4:8]]
+    assert counts == [10, 1, 1, 2, 4], "one claim took too long"
+
+
+async def test_no_more_are_claimed_at_once_than_there_is_room_for(
+    database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To claim more, their sizes would be added up for nothing, until that takes too long again."""
+    monkeypatch.setattr(duty, "MAX_SENDING_BYTES", 100_000)
+    await owe_to(database, [f"http://{number}.example/" for number in range(10, 20)])
+    await query(database, LARGE_VALUES)
+    counts = unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    assert [len(await claimed_urls(webhooks)) for _ in range(5)] == [1] * 5
+    assert counts == [10, 1, 1, 2, 2, 2]
+
+
+async def test_deliveries_that_cannot_be_claimed_in_time_keep_no_other_waiting(
+    database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even until all of them are set aside."""
+    bad, good = "http://bad.example/", "http://good.example/"
+    await owe_to(database, [bad] * 5 + [good])
+    ids = {row["delivery_id"] for row in await queued(database) if row["url"] == bad}
+    unanswered(monkeypatch, lambda delivery_ids: not ids.isdisjoint(delivery_ids))
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    assert [await claimed_urls(webhooks) for _ in range(2)] == [[], [good]]
+
+
+async def test_after_a_claim_that_took_too_long_locked_deliveries_keep_no_other_waiting(
+    database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [f"http://{number}.example/" for number in range(10, 15)]
+    await owe_to(database, urls)
+    unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    async with database.transaction() as connection:
+        await connection.execute("SELECT 1 FROM webhook_delivery WHERE url = %s FOR UPDATE", (urls[0],))
+        claimed = [await claimed_urls(webhooks) for _ in range(3)]
+    assert claimed == [[], urls[1:3], urls[3:]]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from holdfast.resources.webhooks import (
     FIRST_TURN,
     Delivery,
     DueDelivery,
+    Turn,
     UrlKind,
     claim_deliveries,
     find_due,
@@ -34,6 +35,7 @@ from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.exceptions import in_words
 from holdfast.upkeep.duty import FORESEEN
 from holdfast.upkeep.name_lookups import lookups_begun
+from holdfast.upkeep.portions import Portion
 from holdfast.upkeep.traces import send_traced
 from holdfast.upkeep.webhook_sender import Answer, CallOwnRoute, WebhookSender, unreadable
 from holdfast.upkeep.webhook_slots import WebhookSlots
@@ -86,6 +88,8 @@ class Webhooks:
         self._slots = WebhookSlots(CONCURRENT, MAX_SENDING_BYTES)
         self._aside = SetAside("webhooks", "delivery_id", database.metrics)
         self._turn = FIRST_TURN
+        # Deliveries that one claim is for. It adds up their sizes, which takes long for large ones.
+        self._portion = Portion(first=CONCURRENT, most=CONCURRENT)
         # Whether the receivers have been walked through from the first one on since something was claimed. A walk may
         # take several looks.
         self._began_again = False
@@ -160,25 +164,39 @@ class Webhooks:
         return [], 0.0
 
     async def _claim_chosen(self, chosen: Sequence[DueDelivery]) -> list[Delivery]:
-        """Claim these as far as there is room for them. One that cannot be claimed is set aside, and keeps no other
-        from being sent."""
+        """Claim these as far as there is room and time for them. One that cannot be claimed is set aside, and keeps no
+        other from being sent. If only some were tried, the turn is with the receivers behind these."""
         lease = self._settings.webhook_timeout + NOTING
         # Half of what is left: these may all be for one receiver.
         room = max(1, self._slots.free_bytes // 2)
+        portion = chosen[: self._portion.size]
+        answered = False
 
         async def claim(rows: Sequence[DictRow]) -> list[Delivery]:
-            nonlocal room
+            nonlocal room, answered
             if room <= 0:  # One by one, each would be claimed whatever its size.
                 return []
             async with self._database.connection() as connection:
                 claimed = await claim_deliveries(connection, [row["delivery_id"] for row in rows], lease, room)
             room -= sum(one.size for one in claimed)
+            answered = answered or len(rows) == len(portion)
             return claimed
 
-        rows: list[DictRow] = [{"delivery_id": one.delivery_id, "run_id": one.run_id} for one in chosen]
+        rows: list[DictRow] = [{"delivery_id": one.delivery_id, "run_id": one.run_id} for one in portion]
         # A single one may be large, and no statement waits for a lock.
         seconds = self._settings.database_timeout
-        return await one_by_one(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
+        claimed = await one_by_one(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
+        if not answered:
+            self._portion.failed()
+        elif len(claimed) == self._portion.size or not claimed:
+            # There was room for all of them, or they are locked. Without room for more, more would only take longer.
+            self._portion.succeeded()
+        done = {one.delivery_id for one in claimed}.union(self._aside.ids())
+        last = next((one for one in reversed(portion) if one.delivery_id in done), portion[-1])
+        if last is not chosen[-1]:
+            # Otherwise the first receiver would come first again, and its next delivery may be as large.
+            self._turn = Turn(last.tenant_id, last.receiver)
+        return claimed
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Send a delivery, and give its slot back when nothing of it is left. Never raises for one delivery."""
