@@ -83,6 +83,13 @@ async def running(runs: AbandonedRuns, cancel: Cancel) -> AsyncIterator[None]:
     await cancel_all([task])
 
 
+async def test_cancel_is_tried_again_on_a_server_that_is_not_primary_yet() -> None:
+    runs, cancelling, run_id = AbandonedRuns(), Cancelling(psycopg.errors.ReadOnlySqlTransaction()), uuid4()
+    runs.add(uuid4(), run_id)
+    async with running(runs, cancelling):
+        await until_true(lambda: cancelling.done == [run_id], "the run is cancelled by the second try")
+
+
 async def test_abandoned_run_that_cannot_be_cancelled_does_not_stop_the_others() -> None:
     runs, cancelling = AbandonedRuns(), Cancelling(ValueError("a defect"), OUTAGE)
     ids = [uuid4() for _ in range(10)]

@@ -290,7 +290,7 @@ STATEMENTS = [
         },
         40,
     ),
-    Statement("watch", reap.WATCH_WORKERS, lambda: {"grace": 2.0, "short_grace": 0.3}, 110),
+    Statement("watch", reap.WATCH_WORKERS, lambda: {"grace": 2.0, "short_grace": 0.3, "settled": True}, 110),
     Statement("mark lost", reap.MARK_LOST, lambda: {"worker_id": WORKER, "grace": 2.0}, 5),
     # Reads what is running, which is bounded by the size of the fleet.
     Statement("orphans", reap.ORPHANS, lambda: {"aside": [], "max_crashes": 3}, 2 * plans.RUNNING + 200),

@@ -8,6 +8,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_blocking_session
+from holdfast.db.one_by_one import SetAside
 from holdfast.engine.blame import blame, hand_over
 from holdfast.engine.claim import SUSPECT_SECONDS
 from holdfast.engine.lease import drain
@@ -216,16 +217,21 @@ async def test_only_the_run_that_kills_becomes_poison(database: Database, settin
             open_runs.discard(suspect["run_id"])
     rows = [await run_row(database, run["run_id"]) for run in runs]
     assert [row["dead_letter"] for row in rows] == [None] * 4 + ["poison"] + [None] * 5
-    assert deaths == 3
-    assert "3 workers died" in rows[4]["error"]["message"]
+    assert deaths == 4, "one more than three, for it was never alone"
+    assert "4 workers died" in rows[4]["error"]["message"]
 
 
-async def test_new_killer_beside_an_innocent_suspect(database: Database) -> None:
+async def test_new_killer_beside_an_innocent_suspect(database: Database, settings: Settings) -> None:
     """The suspect has had bad luck twice. That a new run beside it kills the worker is not its end."""
     worker_id = await online_worker(database)
     [innocent] = await several(database, worker_id, 1)
     await query(database, "UPDATE run SET crashes = 2, crashes_in_a_row = 2 RETURNING run_id")
-    await several(database, worker_id, 1)
+    [killer] = await several(database, worker_id, 1)
+    # LangGraph stores the input before the first node begins.
+    async with open_journal(settings) as journal:
+        lane = lane_of(journal, killer)
+        put_checkpoint(lane)
+        await lane.flush()
     await die(database, worker_id)
     row = await run_row(database, innocent["run_id"])
     assert (row["status"], row["crashes_in_a_row"]) == ("pending", 3)
@@ -236,6 +242,24 @@ async def test_new_killer_beside_an_innocent_suspect(database: Database) -> None
     assert claimed["suspect"]
     await die(database, worker_id)
     assert await crashes(database, [innocent]) == [("error", 4)]
+
+
+async def test_suspect_that_is_released_late_has_the_company_that_it_had(database: Database) -> None:
+    """Somebody has locked its thread. The run that died with it has been released when the suspect can be."""
+    worker_id = await online_worker(database)
+    [innocent] = await several(database, worker_id, 1)
+    await query(database, "UPDATE run SET crashes = 2, crashes_in_a_row = 2 RETURNING run_id")
+    [killer] = await several(database, worker_id, 1)
+    aside = SetAside("takeover", "run_id", database.metrics, first_pause=0.0, longest_pause=0.0)
+    accompanied: set[UUID] = set()
+    await declare_lost(database, worker_id)
+    async with database.transaction() as connection:
+        await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (innocent["thread_id"],))
+        await release_orphans(database, max_crashes=3, aside=aside, accompanied=accompanied)
+        assert (await run_row(database, killer["run_id"]))["status"] == "pending"
+    await release_orphans(database, max_crashes=3, aside=aside, accompanied=accompanied)
+    assert await crashes(database, [innocent]) == [("pending", 3)]
+    assert accompanied == set()
 
 
 async def test_run_that_makes_progress_outlives_any_number_of_workers(database: Database, settings: Settings) -> None:

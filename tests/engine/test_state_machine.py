@@ -247,9 +247,7 @@ class EngineMachine(Steps):
             company = [
                 other
                 for other in orphans
-                if other["worker_id"] == row["worker_id"]
-                and other["run_id"] != row["run_id"]
-                and (other["crashes_in_a_row"] or other["progress"] < 2)
+                if other["worker_id"] == row["worker_id"] and other["run_id"] != row["run_id"]
             ]
             if row["crashes_in_a_row"] + 1 >= MAX_CRASHES + bool(company):
                 if row["run_id"] in self.expected.promised:

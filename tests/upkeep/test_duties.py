@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -233,3 +234,27 @@ async def test_behind_pgbouncer_every_duty_is_done(database: Database, database_
             return swept and (await run_row(database, run_id))["status"] == "pending"
 
         await until(done, "the run is released, and the worker forgotten")
+
+
+async def test_leader_asks_the_server_although_a_missing_worker_has_a_long_grace(
+    settings: Settings, database: Database
+) -> None:
+    """The server ends the session of a leader that asks nothing for seconds."""
+    patient = settings.model_copy(update={"session_grace": 60.0})
+    worker_id = await online_worker(database)
+    await query(
+        database,
+        "UPDATE worker SET backend_pid = 0, server_start = pg_postmaster_start_time() WHERE worker_id = %s RETURNING 1",
+        worker_id,
+    )
+    looks: list[float] = []
+    async with leading(patient) as upkeep:
+        look = upkeep._look
+
+        async def counted(session: Any) -> float:
+            looks.append(await look(session))
+            return looks[-1]
+
+        upkeep._look = counted  # type: ignore[method-assign]
+        await until_true(lambda: len(looks) > 2, "it has looked several times")
+    assert max(looks) <= 2 * patient.reaper_interval

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import psycopg
 import structlog
-from psycopg_pool import PoolTimeout
 
+from holdfast.db.outages import is_outage
 from holdfast.telemetry.backoff import Backoff
 from holdfast.telemetry.cancelling import run_together
 from holdfast.telemetry.exceptions import in_words
@@ -96,13 +96,13 @@ class AbandonedRuns:
         try:
             async with asyncio.timeout(TRY_SECONDS):
                 await cancel(self._left[run_id], [run_id], "interrupt")
-        except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, OSError) as error:
-            # It may pass.
-            self._failed.add(run_id)
-            self._again.append(run_id)
-            await self._backoff.failed(error)
-            return
         except Exception as error:
+            # A lock that is held and a server that is not primary yet pass, too.
+            if isinstance(error, psycopg.OperationalError) or is_outage(error):
+                self._failed.add(run_id)
+                self._again.append(run_id)
+                await self._backoff.failed(error)
+                return
             log.warning("run.not_cancelled", run_id=str(run_id), error=in_words(error))
         del self._left[run_id]
         self._failed.discard(run_id)

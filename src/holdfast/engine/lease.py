@@ -66,6 +66,12 @@ UPDATE worker SET status = 'draining', blamed = coalesce(blamed, '{}')
 WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
 """
 
+# The process lives, so no run of its former worker has killed it.
+GIVE_UP = """
+UPDATE worker SET blamed = coalesce(blamed, '{}')
+WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining') AND lease_until < now()
+"""
+
 # By the token of the process, never by host and pid: those are used again, by other workers.
 REPORT_ENDED = """
 UPDATE worker SET ended_at = now()
@@ -194,6 +200,12 @@ def drain(connection: Connection[DictRow], worker_id: UUID) -> None:
 def resign(connection: Connection[DictRow], worker_id: UUID) -> None:
     """The worker holds nothing any more and leaves."""
     connection.execute(RESIGN, {"worker_id": worker_id})
+
+
+def give_up(connection: Connection[DictRow], worker_id: UUID) -> None:
+    """The database was away for longer than the worker's lease, and its process registers anew. Its runs return to the
+    queue, and none of them gets a crash (`MAX_CRASHES`)."""
+    connection.execute(GIVE_UP, {"worker_id": worker_id})
 
 
 def report_ended(connection: Connection[DictRow], process: str) -> None:

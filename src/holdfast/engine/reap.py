@@ -16,11 +16,10 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
-from holdfast.engine.failed_answers import give_back
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
-from holdfast.engine.stored_questions import ask_stored
+from holdfast.engine.stored_questions import end_without_worker
 from holdfast.engine.waking import lock_with_parents
 
 # The part of the grace for a missing session that a worker has when all its sessions are missing. By default 0.2
@@ -43,6 +42,9 @@ END_SHARE = 0.5
 # is promoted, all sessions are gone, and each worker gets the time of its lease to come back. The start of the server
 # is compared for equality: the promoted server may have been started long before the one that failed.
 #
+# After an outage that was longer than the leases, all of them have expired. Until the leader is `settled`, only those
+# count whose worker has said which runs are to blame: the others may be about to register anew and say it.
+#
 # When all sessions of the process are gone, it has probably died, and the grace is short. Not if they were gone when
 # this session, which asks, had only just been opened: then something may have cut everybody's sessions, this one's
 # predecessor included, and reconnecting takes its time.
@@ -52,7 +54,8 @@ END_SHARE = 0.5
 # somebody has locked is passed over: it delays no other, and is looked at again soon.
 WATCH_WORKERS = """
 WITH seen AS (
-    SELECT worker_id, host, pid, session_gone_at, lease_until < now() AS expired, ended_at IS NOT NULL AS ended,
+    SELECT worker_id, host, pid, session_gone_at, ended_at IS NOT NULL AS ended,
+           lease_until < now() AND (%(settled)s OR blamed IS NOT NULL) AS expired,
            worker.backend_pid IS NOT NULL
            AND coalesce(worker.server_start = pg_postmaster_start_time(),
                         worker.backend_start >= pg_postmaster_start_time(), false)
@@ -97,17 +100,16 @@ UPDATE worker SET status = 'lost', stopped_at = now() FROM gone WHERE worker.wor
 RETURNING worker.worker_id
 """
 
-# Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment,
-# or whose reaper died between two statements, is found here too. `company`: whether other suspects died with it, which
-# must be asked before the first of them is released. A run of which its worker can write no outcome is found here, too:
-# it has no worker any more (`strays.py`).
+# Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment, or
+# whose reaper died between two statements, is found here too. So is a run of which its worker can write no outcome:
+# it has no worker any more (`strays.py`). `company`: whether the worker executed other runs. This must be asked
+# before the first of them is released.
 ORPHANS = """
 SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id,
        run.crashes_in_a_row + 1 >= %(max_crashes)s
        AND EXISTS (SELECT 1 FROM run company
                    WHERE company.worker_id = run.worker_id AND company.status = 'running'
-                     AND company.run_id <> run.run_id
-                     AND (company.crashes_in_a_row > 0 OR company.progress < 2)) AS company
+                     AND company.run_id <> run.run_id) AS company
 FROM run LEFT JOIN worker USING (worker_id)
 WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
   AND run.run_id <> ALL(%(aside)s)
@@ -119,8 +121,8 @@ ORDER BY run.thread_id, run.run_id LIMIT 1000
 # outage, and its runs are not to blame; nor are the others, where the worker could say which of its runs were
 # (`blame.py`).
 # Any of a dead worker's runs may have killed it. Those without progress since an earlier crash are the first suspects,
-# and are executed apart (`claim.py`); but a new run beside them may have been the one. So a run that had such company
-# when its last worker died gets one more chance.
+# and are executed apart (`claim.py`); but another run beside them may have been the one. So a run that had company when
+# its last worker died gets one more chance.
 # It reads nothing that a client wrote: Postgres cannot look into JSON that holds a NUL character, and would refuse the
 # whole batch.
 RELEASE = """
@@ -189,9 +191,10 @@ class Watched:
     missing: list[DictRow]
 
 
-async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float) -> Watched:
-    """`grace`: seconds that a heartbeat's session may be missing while its process has others."""
-    parameters = {"grace": grace, "short_grace": grace * SHORT_GRACE_SHARE}
+async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, settled: bool = True) -> Watched:
+    """`grace`: seconds that a heartbeat's session may be missing while its process has others. `settled`: the leader's
+    session has been open for longer than that."""
+    parameters = {"grace": grace, "short_grace": grace * SHORT_GRACE_SHARE, "settled": settled}
     rows = await (await connection.execute(WATCH_WORKERS, parameters)).fetchall()
     return Watched(rows[0]["busy"], [row for row in rows if row["worker_id"] is not None])
 
@@ -203,38 +206,49 @@ async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, gr
     return await cursor.fetchone() is not None
 
 
-async def release_orphans(database: Database, *, max_crashes: int, aside: SetAside | None = None) -> list[DictRow]:
+async def release_orphans(
+    database: Database, *, max_crashes: int, aside: SetAside | None = None, accompanied: set[UUID] | None = None
+) -> list[DictRow]:
     """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now. A run
-    that cannot be released is set aside, and delays no other."""
+    that cannot be released is set aside, and delays no other.
+
+    `accompanied` is kept between calls: runs that had company when their worker died, and are still to be released.
+    Their company may have been released before them.
+    """
     async with database.connection() as connection:
         parameters = {"aside": [] if aside is None else aside.ids(), "max_crashes": max_crashes}
         orphans = await (await connection.execute(ORPHANS, parameters)).fetchall()
+    accompanied = set() if accompanied is None else accompanied
+    accompanied |= {row["run_id"] for row in orphans if row["company"]}
     if not orphans:
         return []
     # First those that go on: that needs only the tables of runs and threads. The end of a poison run needs others, too,
     # and waits if somebody has locked one of them.
     timeout = database.settings.database_timeout
-    release = partial(_release, database, max_crashes=max_crashes, poison=False)
+    release = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=False)
     released = await one_by_one(database, orphans, release, aside, within=RELEASE_SHARE * timeout)
     dealt_with = {row["run_id"] for row in released}.union([] if aside is None else aside.ids())
     if rest := [row for row in orphans if row["run_id"] not in dealt_with]:
-        end = partial(_release, database, max_crashes=max_crashes, poison=True)
+        end = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=True)
         try:
             released += await one_by_one(database, rest, end, aside, within=END_SHARE * timeout)
         except Exception:
             # The caller must learn of those that are released. The others are found again.
             if not released:
                 raise
+    accompanied -= {row["run_id"] for row in released}
     return released
 
 
-async def _release(database: Database, orphans: Sequence[DictRow], *, max_crashes: int, poison: bool) -> list[DictRow]:
+async def _release(
+    database: Database, orphans: Sequence[DictRow], *, max_crashes: int, accompanied: set[UUID], poison: bool
+) -> list[DictRow]:
     """Release those of the orphans that are poison runs, or those that are not."""
     run_ids = [row["run_id"] for row in orphans]
     parameters = {
         "run_ids": run_ids,
         "max_crashes": max_crashes,
-        "accompanied": [row["run_id"] for row in orphans if row["company"]],
+        "accompanied": [run_id for run_id in run_ids if run_id in accompanied],
         "poison": poison,
     }
     async with database.transaction() as connection:
@@ -255,8 +269,7 @@ async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[Dic
     await connection.execute(TELL_POISONED, {"run_ids": run_ids})
     await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
     await queue_webhooks(connection, run_ids)
-    await give_back(connection, [row["thread_id"] for row in poisoned], run_ids)
-    await ask_stored(connection, run_ids)
+    await end_without_worker(connection, [row["thread_id"] for row in poisoned], run_ids)
     ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
     await connection.execute(PROMOTE_NEXT, ended)
     await connection.execute(SETTLE_THREAD, ended)

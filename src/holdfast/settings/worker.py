@@ -63,7 +63,7 @@ class WorkerSettings(Section):
         le=1000,
         validation_alias=only_ours("MAX_CRASHES"),
         description="How many workers may die while they execute a run that makes no progress in between, before it "
-        "is put with the dead letters.",
+        "is put with the dead letters. One more if other runs were on the last of them.",
     )
     lease: Seconds = Field(
         30.0,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import structlog
 from psycopg import AsyncConnection
@@ -96,6 +97,8 @@ class Upkeep:
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
         # Whether this process does the duties. Read by other threads, too.
         self.leading = False
+        # When the session that leads was opened, on the monotonic clock.
+        self._opened_at = 0.0
 
     async def run(self) -> None:
         backoff = Backoff("upkeep.outage", "upkeep.recovered")
@@ -107,6 +110,7 @@ class Upkeep:
                     await self._do_duties(None)
                 else:
                     async with await self._database.session("upkeep") as session:
+                        self._opened_at = time.monotonic()
                         await self._win(session, backoff)
                         log.info("upkeep.leading")
                         await self._do_duties(session)
@@ -154,8 +158,11 @@ class Upkeep:
         """Look for lost workers once. Returns the seconds until the next look."""
         interval = self._settings.reaper_interval
         if session is not None:
-            wanted = await self._reaper.run(OnSession(self._database, session))
-            return interval * random.uniform(1.0, 1.1) if wanted is None else wanted  # noqa: S311
+            settled = time.monotonic() - self._opened_at > self._settings.session_grace
+            wanted = await self._reaper.run(OnSession(self._database, session), settled=settled)
+            # At least once an interval: the server ends the session of a leader that asks nothing.
+            usual = interval * random.uniform(1.0, 1.1)  # noqa: S311
+            return usual if wanted is None else min(usual, wanted)
         wanted = await self._reaper.run(self._database)
         pause = interval * random.uniform(5, 10)  # noqa: S311
         return pause if wanted is None else min(pause, wanted)

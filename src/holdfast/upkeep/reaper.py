@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from uuid import UUID
 
 import structlog
 from psycopg import AsyncConnection
@@ -35,14 +36,15 @@ class Reaper:
         self._settings = database.settings
         self._release_due = 0.0
         self._aside = SetAside("takeover", "run_id", database.metrics)
+        self._accompanied: set[UUID] = set()
 
-    async def run(self, database: Database) -> float | None:
+    async def run(self, database: Database, *, settled: bool = True) -> float | None:
         """One look. Returns when to look again, if that is sooner than usual: a worker is missing and its grace is
         running, or runs are being executed that may have to be taken over. `database`: the leader's session, or the
-        pool behind PgBouncer."""
+        pool behind PgBouncer. `settled` as in `watch_workers`."""
         settings = self._settings
         async with database.connection() as connection:
-            watched = await watch_workers(connection, grace=settings.session_grace)
+            watched = await watch_workers(connection, grace=settings.session_grace, settled=settled)
             gone, failure = await self._mark_lost(connection, watched.missing)
         for worker in gone:
             log.warning(
@@ -88,7 +90,9 @@ class Reaper:
 
     async def _release(self, database: Database) -> None:
         crashes = self._settings.max_crashes
-        while released := await release_orphans(database, max_crashes=crashes, aside=self._aside):
+        while released := await release_orphans(
+            database, max_crashes=crashes, aside=self._aside, accompanied=self._accompanied
+        ):
             for run in released:
                 about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
                 if run["status"] == "error":

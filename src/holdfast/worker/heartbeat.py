@@ -69,6 +69,8 @@ class Heartbeat:
         self._registering: UUID | None = None
         self._registered: asyncio.Future[UUID] = self._loop.create_future()
         self._deadline = 0.0
+        # Whether a try to renew has failed since the last renewal.
+        self._failing = False
         self._commands: list[str] = ["register"]
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -159,6 +161,7 @@ class Heartbeat:
         worker would lose its lease again and again, so nothing ends the thread, not even a defect."""
         if self._loop.is_closed():
             return
+        self._failing = True
         if not isinstance(error, (psycopg.Error, OSError)):
             log.error("heartbeat.failed", exc_info=error)
         if isinstance(error, NoAnswer) and self._on_silence is not None:
@@ -182,6 +185,8 @@ class Heartbeat:
                     lease.resign(connection, self._worker_id)
                 return False
             if "register" in commands:
+                if self._failing and self._worker_id is not None:
+                    lease.give_up(connection, self._worker_id)
                 renewal: Renewal | None = None
                 while renewal is None:
                     self._worker_id = self._registering = self._registering or uuid4()
@@ -208,6 +213,7 @@ class Heartbeat:
             if "drain" in commands and renewal is not None:
                 lease.drain(connection, worker_id)
         self._registering = None
+        self._failing = False
         with self._lock:
             del self._commands[: len(commands)]
             if renewal is not None:
