@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from holdfast.db import embedded_server
 from holdfast.db.connect import Database
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.migrate import migrate
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     directory = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+    # Several fleets use the server at the same time.
+    embedded_server.SERVER_OPTIONS["max_connections"] = "500"
     server = EmbeddedPostgres(directory)
     url = server.start()
     with psycopg.connect(url, autocommit=True) as connection:

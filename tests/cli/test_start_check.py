@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -101,6 +102,23 @@ def test_import_that_takes_long_is_logged_and_can_be_given_up(tmp_path: Path, mo
     assert "changed again while it was imported" in problem
     assert [(line["event"], line["file"]) for line in lines] == [("project.importing", str(config))] * 2
     wait_for(lambda: not alive(lines[0]["check_pid"]), "the process that imports is ended")
+
+
+@pytest.mark.parametrize("graph", ["graph", "missing"], ids=["accepted", "refused"])
+def test_program_in_the_background_does_not_delay_the_check(tmp_path: Path, graph: str) -> None:
+    """It keeps what the check writes to open."""
+    started = "import pathlib, subprocess\n"
+    started += f"background = subprocess.Popen(['sleep', '600'])\npathlib.Path({str(tmp_path / 'pid')!r})"
+    (tmp_path / "graph.py").write_text(f"{started}.write_text(str(background.pid))\n{GRAPH}")
+    config = tmp_path / "langgraph.json"
+    config.write_text(json.dumps({"dependencies": ["."], "graphs": {"graph": f"./graph.py:{graph}"}}))
+    problem = project.load_problem(config, os.environ)
+    background = int((tmp_path / "pid").read_text())
+    try:
+        assert alive(background)
+        assert problem is None if graph == "graph" else "missing" in str(problem)
+    finally:
+        os.kill(background, signal.SIGKILL)
 
 
 def _refused(directory: Path, environ: dict[str, str], env: dict[str, str] | None = None) -> list[dict[str, str]]:

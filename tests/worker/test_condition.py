@@ -97,9 +97,32 @@ def hanging_fan_out(width: int, hanging: list[str], released: threading.Event) -
     return builder.compile()
 
 
-async def test_a_worker_whose_threads_hang_in_ended_runs_leaves(
+async def test_worker_whose_threads_finish_for_ended_runs_claims_nothing_and_stays(
     settings: Settings, database: Database, released: threading.Event
 ) -> None:
+    """As after a wide step of which one node has failed: the others go on for as long as their calls take."""
+    going_on: list[str] = []
+    threads = NodeThreads(settings.jobs)
+    asyncio.get_running_loop().set_default_executor(threads)
+    too_many = threads.places - settings.jobs + 1
+    catalog = catalog_of(graph=hanging_fan_out(too_many, going_on, released), quick=line(first))
+    async with running_worker(settings, catalog, node_threads=threads) as worker:
+        created = await post_run(database, "graph", input=GO)
+        await until_true(lambda: len(going_on) == too_many, "all nodes execute")
+        await cancel_runs(database, created.run["thread_id"], None, "interrupt")
+        await until_true(lambda: worker.condition.problem() is not None, "the worker cannot execute more")
+        assert worker.live().well
+        assert not worker.ready().well
+        waiting = await post_run(database, "quick", input=GO)
+        released.set()
+        assert (await run_ended(database, waiting.run["run_id"]))["status"] == "success"
+    assert not worker.replaced
+
+
+async def test_a_worker_whose_threads_hang_in_ended_runs_leaves(
+    settings: Settings, database: Database, released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.condition.ENDED_CALL_SECONDS", 0.0)
     hanging: list[str] = []
     threads = NodeThreads(settings.jobs)
     asyncio.get_running_loop().set_default_executor(threads)
@@ -135,7 +158,8 @@ async def test_a_worker_does_not_claim_while_plain_nodes_wait_for_a_thread(
         quick = await post_run(database, "quick", input=GO)
 
         async def told() -> bool:
-            return bool((await query(database, WORKER))[0]["problem"] == "all threads of plain nodes are busy")
+            problems = [row["problem"] for row in await query(database, WORKER)]
+            return problems == ["all threads of plain nodes are busy"]
 
         await until(told, "its row says why")
         looked = await claims_while_renewing(database, monkeypatch)

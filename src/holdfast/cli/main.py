@@ -34,6 +34,7 @@ from holdfast.cli import (
     worker,
 )
 from holdfast.cli.console import complain
+from holdfast.cli.ending import end_soon
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.options import examples
 from holdfast.errors import DatabaseUnavailable, OperatorError
@@ -104,7 +105,16 @@ app.command(epilog=events.EPILOG, rich_help_panel=_OPERATE)(events.events)
 
 
 def main() -> None:
-    """The entry point: an error that somebody can do something about is a message, not a traceback."""
+    """The entry point. The process ends soon after it, whatever code of graphs has started."""
+    try:
+        _run()
+    except SystemExit as exiting:
+        end_soon(exiting.code)
+        raise
+
+
+def _run() -> None:
+    """Run a command. An error that somebody can do something about is a message, not a traceback."""
     # LangGraph reads it when it is first imported, and then collects the types that a graph's schemas name. Checkpoints
     # bring back these and no others: see graphs/checkpoint_types.py.
     os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -132,19 +133,17 @@ def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[]
     command = [sys.executable, "-m", "holdfast.graphs.check", str(config)]
     started = time.monotonic()
     report_after = FIRST_IMPORT_REPORT_SECONDS
-    with subprocess.Popen(
-        command,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
+    # Files and not pipes: a program that a module starts in the background keeps a pipe open when the check has ended.
+    with (
+        tempfile.TemporaryFile() as stderr,
+        subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+        ) as process,
+    ):
         try:
             while True:
                 try:
-                    _, stderr = process.communicate(timeout=IMPORT_LOOK_SECONDS)
+                    process.wait(IMPORT_LOOK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     seconds = time.monotonic() - started
@@ -157,9 +156,11 @@ def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[]
         except BaseException:
             process.kill()
             raise
+        # At most four bytes a character.
+        stderr.seek(-min(stderr.seek(0, os.SEEK_END), 4 * LONGEST_REASON), os.SEEK_END)
+        said = stderr.read().decode(errors="replace").strip()[-LONGEST_REASON:]
     if process.returncode == ExitCode.OK:
         return None
-    said = stderr.strip()[-LONGEST_REASON:]
     return said or f"the check of {config} ended with exit code {process.returncode}"
 
 

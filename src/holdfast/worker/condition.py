@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 WATCH_SECONDS = 0.5
 # Seconds that a plain node may wait for a thread before the worker claims nothing more.
 THREAD_WAIT_SECONDS = 5.0
+# Seconds that plain nodes may go on after their run has ended before they count as code that hangs.
+ENDED_CALL_SECONDS = 30.0
 # Of the lease: what must be left of it for the heartbeat to count as connected. A renewal is due when two thirds are.
 RENEWED_SHARE = 1 / 3
 
@@ -112,18 +114,24 @@ class Condition:
             return Problem("the watchdog of the event loop has ended", lasting=True)
         if self.blocked_too_long:
             return Problem("graph code has blocked the event loop for too long", lasting=True)
-        if self._threads is not None:
-            # Each run that the worker has a place for may need a thread.
-            most = self._threads.places - self._settings.jobs
-            if self._threads.abandoned(self._held()) > most:
-                return Problem("code that hangs occupies the threads of plain nodes", lasting=True)
+        if self._short_of_threads(ENDED_CALL_SECONDS):
+            return Problem("code that hangs occupies the threads of plain nodes", lasting=True)
         return None
+
+    def _short_of_threads(self, seconds: float = 0.0) -> bool:
+        """Whether nodes whose runs ended so many seconds ago leave fewer threads than the worker has places for runs:
+        each may need one."""
+        if self._threads is None:
+            return False
+        return self._threads.abandoned(self._held(), seconds) > self._threads.places - self._settings.jobs
 
     def _passing(self) -> Problem | None:
         if self.watchdog is not None and self.watchdog.blocked_for:
             return Problem("graph code blocks the event loop")
         if self._journal.session.missing or (self._journal.backoff.failing and self._journal.in_flight):
             return Problem("the journal cannot write")
+        if self._short_of_threads():
+            return Problem("nodes of runs that have ended occupy the threads of plain nodes")
         if self._threads is not None and self._threads.longest_wait() > THREAD_WAIT_SECONDS:
             return Problem("all threads of plain nodes are busy")
         return None

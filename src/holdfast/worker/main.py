@@ -46,7 +46,7 @@ from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.abandon import abandon
 from holdfast.worker.claim_size import ClaimSize
-from holdfast.worker.condition import Condition
+from holdfast.worker.condition import WATCH_SECONDS, Condition
 from holdfast.worker.dozing import Dozing, ask_front
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
@@ -264,6 +264,7 @@ class Worker:
                 self._refused.claimed()
                 backoff.succeeded()
             else:
+                pause = min(pause, WATCH_SECONDS) if free > 0 else pause  # A problem may be over in a moment.
                 self._wakes.passed()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

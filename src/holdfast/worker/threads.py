@@ -43,6 +43,8 @@ class NodeThreads(ThreadPoolExecutor):
         # Read by other threads.
         self._waiting: dict[int, float] = {}
         self._running: dict[int, tuple[Attempted | None, float]] = {}
+        # Of calls whose attempt has ended: when that was noticed.
+        self._ended_since: dict[int, float] = {}
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         number = next(self._numbers)
@@ -68,12 +70,21 @@ class NodeThreads(ThreadPoolExecutor):
         waiting = list(self._waiting.values())
         return time.monotonic() - waiting[0] if waiting else 0.0
 
-    def abandoned(self, held: Collection[Attempted]) -> int:
-        """Threads that are occupied by calls of attempts that have ended: those that are not `held`. A call that
-        belongs to no run, such as one that embeds items of the store for several, counts when it has taken too long."""
-        late = time.monotonic() - SHARED_CALL_SECONDS
-        running = list(self._running.values())
-        return sum(began < late if one is None else one not in held for one, began in running)
+    def abandoned(self, held: Collection[Attempted], seconds: float = 0.0) -> int:
+        """Threads that are occupied by calls of attempts that ended `seconds` ago or earlier: those that are not
+        `held`. Until then a call may just be finishing. A call that belongs to no run, such as one that embeds items of
+        the store for several, counts when it has taken too long."""
+        now = time.monotonic()
+        running = dict(self._running)
+        for number in self._ended_since.keys() - running.keys():
+            self._ended_since.pop(number, None)
+        count = 0
+        for number, (attempted, began) in running.items():
+            if attempted is None:
+                count += now - began > SHARED_CALL_SECONDS
+            elif attempted not in held:
+                count += now - self._ended_since.setdefault(number, now) >= seconds
+        return count
 
     async def end(self, patience: float) -> int:
         """Let idle threads end. Returns how many are still busy when the patience is over."""

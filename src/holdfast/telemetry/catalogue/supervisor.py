@@ -111,5 +111,11 @@ ENTRIES: tuple[Entry, ...] = (
         error="The setting or file, its value and the rule.",
     ),
     entry("process.failed", "error", "A defect in Holdfast has ended the process; `exception` says which."),
+    entry(
+        "process.threads_left",
+        "warning",
+        "The process ends although threads that code of the project has started still run.",
+        threads="Their names.",
+    ),
     entry("exception.ignored", "error", "Python could not raise an exception anywhere; `exception` has it.", "source"),
 )
