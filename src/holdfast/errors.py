@@ -17,6 +17,7 @@ HoldfastError
 │   ├── TooLarge              413, a body over the limit
 │   ├── OverLimit             429, with the seconds after which to try again
 │   └── Denied                the project's own auth said no, with its own status
+├── AnswerTooLate             what a queued run answers does not wait any more
 ├── NotInRun                  something that only the code of a run can ask for
 ├── ChildError                what graph code is told about the children of its run
 │   ├── ChildRefused          it cannot be created or waited for: the code must change something
@@ -134,6 +135,10 @@ class Denied(RequestError):
         super().__init__(detail)
         self.status = status
         self.headers = headers or {}
+
+
+class AnswerTooLate(HoldfastError):
+    """The thread went on without the answer of a run that was queued. It would be the answer to another question."""
 
 
 class NotInRun(HoldfastError):

@@ -18,7 +18,7 @@ from holdfast.settings import Settings
 from tests.gates.decisions import Decisions, ask_twice
 from tests.gates.without_worker import ENDS, SHOWN, end, side_by_side, waiting
 from tests.support.catalogs import catalog_of
-from tests.support.records import post_run, query
+from tests.support.records import post_run, query, run_row
 from tests.support.station import Station, open_station
 from tests.support.waiting import until
 
@@ -294,3 +294,36 @@ async def test_question_that_the_thread_has_passed_by_is_closed(
         assert closed == {"closed_by": run_id, "answered_by": None}
         with pytest.raises(AlreadyAnswered, match="gone on without one"):
             await scene.queue(command={"resume": {first: "yes"} if by == "id" else "yes"})
+
+
+async def test_queued_value_answers_no_question_that_is_asked_before_its_turn(
+    settings: Settings, database: Database
+) -> None:
+    """It was for the question that waited then. The run before it goes on without an answer, and asks another."""
+
+    async def ask(state: Decisions) -> Decisions:
+        subject = state["decisions"][-1]
+        return {"decisions": [f"{subject} {interrupt(f'{subject}?')}"]}
+
+    async with open_station(settings, database, catalog_of(graph=side_by_side(ask))) as station:
+        scene = Scene(database, station)
+        await scene.run(input={"decisions": ["first"]})
+        await scene.queue(input={"decisions": ["delete"]})
+        late = await scene.queue(command={"resume": "yes"})
+        await station.execute_next()
+        await station.execute_next()
+        row = await run_row(database, late)
+        assert (row["status"], row["error"]["error"]) == ("error", "AnswerTooLate")
+        assert await scene.asks() == {"delete?"}
+        await scene.run(command={"resume": "no"})
+        assert await scene.asks() == set()
+        assert await scene.decided() == ["delete", "delete no", "first"]
+
+
+async def test_queued_value_answers_the_question_that_still_waits(settings: Settings, database: Database) -> None:
+    async with open_station(settings, database, catalog_of(graph=side_by_side(ask_twice))) as station:
+        scene = Scene(database, station)
+        await scene.run(input={"decisions": []})
+        await scene.queue(command={"resume": "yes"})
+        await station.execute_next()
+        assert await scene.asks() == {"second?"}

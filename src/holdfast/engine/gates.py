@@ -19,10 +19,11 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.connect import Database
 from holdfast.db.stored_json import as_object
 from holdfast.engine.failed_answers import forget_answers, give_back, settle_used
 from holdfast.engine.forms import check_answer, terms_of
-from holdfast.errors import AlreadyAnswered, InvalidRequest
+from holdfast.errors import AlreadyAnswered, AnswerTooLate, InvalidRequest
 from holdfast.streams.serialize import to_json, to_jsonb
 
 # The id of the place that an answer to whatever is asked next keeps.
@@ -131,6 +132,12 @@ WHERE NOT EXISTS (SELECT 1 FROM interrupt known
 ON CONFLICT (thread_id, interrupt_id, run_id) DO NOTHING
 """
 
+# A run closes what it passes by, also if one that is queued behind it answers that.
+IS_TOO_LATE = """
+SELECT count(*) > 0 AND bool_and(settled_at IS NOT NULL) AS too_late FROM interrupt
+WHERE thread_id = %(thread_id)s AND answered_by = %(run_id)s AND asked_at IS NOT NULL
+"""
+
 # To the run that tries again what the first could not finish.
 HAND_OVER = """
 UPDATE interrupt SET answered_by = %(run_id)s WHERE thread_id = %(thread_id)s AND answered_by = %(first)s
@@ -215,6 +222,21 @@ def answer_of(kwargs: Mapping[str, Any]) -> Answer | None:
     if isinstance(resume, dict) and all(isinstance(key, str) and len(key) == 32 for key in resume):
         return Answer(resume, branches=branches)
     return Answer(None, resume, branches=branches)
+
+
+async def check_not_too_late(database: Database, thread_id: UUID, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
+    """Raise AnswerTooLate for a run that begins with a value for whatever waits, if nothing of what it answers still
+    does. LangGraph would give the value to the thread's next question."""
+    answer = answer_of(kwargs)
+    if answer is None or answer.by_id is not None or answer.branches:
+        return
+    async with database.connection() as connection:
+        cursor = await connection.execute(IS_TOO_LATE, {"thread_id": thread_id, "run_id": run_id})
+        row = await cursor.fetchone()
+    if row is not None and row["too_late"]:
+        raise AnswerTooLate(
+            "The question that this run answers does not wait any more: the thread went on while the run was queued."
+        )
 
 
 async def repeat_answers(connection: AsyncConnection[DictRow], thread_id: UUID, first: UUID, run_id: UUID) -> None:

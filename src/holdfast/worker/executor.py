@@ -24,9 +24,11 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
+from holdfast.engine.gates import check_not_too_late
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.errors import (
+    AnswerTooLate,
     BudgetExceeded,
     Cancelled,
     ConfigError,
@@ -291,6 +293,8 @@ class Executor:
         run, lane = attempt.run, attempt.lane
         kwargs = run.kwargs
         attempt.meter.attach()
+        if run.progress == NOTHING:
+            await check_not_too_late(self._database, run.thread_id, run.run_id, kwargs)
         if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
@@ -395,8 +399,9 @@ class Executor:
             return await state_at_end(RunStatus.SUCCESS, graph, config, progress)
         if awaited := awaited_children(failure):
             return Waiting(awaited=awaited)
-        if isinstance(failure, UnknownInterruptError) and attempt.run.kwargs.get("strict_resume"):
-            # Raised before anything is written: whoever does wait for an answer goes on waiting.
+        strict = attempt.run.kwargs.get("strict_resume")
+        if isinstance(failure, AnswerTooLate) or (strict and isinstance(failure, UnknownInterruptError)):
+            # Raised before anything is written: what does wait for an answer goes on waiting.
             return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, resting=None))
         if is_transient(failure):
             run = attempt.run
