@@ -136,6 +136,26 @@ async def test_a_question_of_the_letter_itself_waits_beside_the_retry(idle: Desk
     assert done == [failing, "first? yes", "second? no"]
 
 
+@pytest.mark.parametrize("by", ["value", "id"])
+async def test_a_retry_from_the_start_answers_the_question_again(idle: Desk, by: str) -> None:
+    """The letter had used the answer and gone on. If the retry is cancelled, the question waits."""
+    failing = new("flakier")
+    async with idle.worker():
+        asked = await idle.ask("decisions_in_steps", {"decisions": [failing]})
+        path = await letter(idle, asked, resume(asked, "yes", by), "decisions_in_steps")
+    assert await progress_of(idle, path) == 2
+    retried = await idle.post(f"{path}/retry", **start())
+    assert await idle.inbox(thread_id=asked.thread_id) == []
+    await idle.client.post(f"/threads/{asked.thread_id}/runs/{retried['run_id']}/cancel")
+    assert await waiting(idle, asked.thread_id) == ["first?"]
+    async with idle.worker():
+        run = await idle.answer(asked.thread_id, "no", assistant_id="decisions_in_steps")
+        await idle.join(asked.thread_id, run["run_id"])
+        assert await waiting(idle, asked.thread_id) == ["second?"]
+        done = await decided(idle, asked.thread_id, "maybe", "decisions_in_steps")
+    assert done == [failing, "first? no", "second? maybe"]
+
+
 async def test_a_question_of_the_letter_itself_is_answered_while_the_retry_is_unfinished(idle: Desk) -> None:
     failing = new("flakier")
     async with idle.worker():

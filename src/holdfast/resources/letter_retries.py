@@ -24,7 +24,7 @@ from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
-from holdfast.engine.gates import answer_of
+from holdfast.engine.gates import answer_of, restore_thread, undo_runs
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.quota import Quota
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
@@ -211,6 +211,9 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
         undone = {"thread_id": new.thread_id, "run_ids": found["run_ids"]}
         for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS):
             await connection.execute(statement, undone)
+        # The questions that they answered wait again, for the new run to answer them.
+        await undo_runs(connection, new.thread_id, found["run_ids"])
+        await restore_thread(connection, new.thread_id)
         return _Beginning(_without_command(retry))
     start = found["start_id"] or await _put_empty(connection, new)
     return _Beginning(_forked(retry.kwargs, start))
