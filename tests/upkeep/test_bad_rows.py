@@ -317,6 +317,7 @@ async def test_a_sweep_that_fails_keeps_no_other_from_being_done(database: Datab
         (psycopg.errors.LockNotAvailable(), False),
         (psycopg.errors.QueryCanceled(), False),
         (psycopg.errors.OutOfMemory(), False),
+        (psycopg.errors.ConfigurationLimitExceeded(), False),
         (psycopg.errors.InternalError_(), False),
         (RecursionError(), False),
         (KeyError("kwargs"), False),

@@ -92,7 +92,7 @@ async def test_a_write_that_never_gets_done_fails_its_own_run(station: Station, 
         assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
 
 
-@pytest.mark.parametrize("state", ["53200", "58030"], ids=["memory", "disk"])
+@pytest.mark.parametrize("state", ["53200", "58030", "53100"], ids=["memory", "disk", "full disk"])
 async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
     station: Station, database: Database, state: str
 ) -> None:
@@ -115,12 +115,13 @@ async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
         assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
 
 
-async def test_a_write_that_the_server_has_no_memory_for_fails_its_own_run(
-    station: Station, database: Database
+@pytest.mark.parametrize("state", ["53200", "53100"], ids=["memory", "full disk"])
+async def test_write_that_the_server_has_no_room_for_fails_its_own_run(
+    station: Station, database: Database, state: str
 ) -> None:
     large, other = await open_lanes(station, 2)
     async with database.connection() as connection:
-        await connection.execute(SHORT.format(size=100_000, state="53200").encode())
+        await connection.execute(SHORT.format(size=100_000, state=state).encode())
     large.event("custom", orjson.dumps("x" * 200_000))
     failing = asyncio.create_task(large.flush())
     async with asyncio.timeout(60):

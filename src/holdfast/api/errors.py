@@ -86,6 +86,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(psycopg.DataError)
     @app.exception_handler(psycopg.errors.ProgramLimitExceeded)
+    @app.exception_handler(psycopg.errors.ConfigurationLimitExceeded)
     async def data(request: Request, error: psycopg.Error) -> Json:
         return _answer(422, not_storable(error))
 

@@ -8,6 +8,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from holdfast.db.bounded import NoAnswer
+from holdfast.db.outages import LIMIT_OF_OPERATOR
 from holdfast.engine.outcome import Ended, RolledBack
 from holdfast.errors import Cancelled, LeaseLost, RunSignal
 from holdfast.worker.batch import CheckpointEntry, Entry, EventEntry, Portion, ProgressEntry, UsageEntry, WritesEntry
@@ -20,20 +21,21 @@ def kind_of(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the data is at fault, so that trying again cannot help. Class 54 (a limit of the server was exceeded)
-    counts as operational for psycopg; class 25 (a server that is read-only for now, as after a fail-over) does not."""
+    """Whether the data is at fault, so that trying again cannot help. Class 54 (a limit of the server was exceeded) and
+    53400 (one that the operator has set, such as `temp_file_limit`) count as operational for psycopg; class 25 (a
+    server that is read-only for now, as after a fail-over) does not."""
     if isinstance(error, psycopg.OperationalError):
-        return (error.sqlstate or "").startswith("54")
+        return (error.sqlstate or "").startswith(("54", LIMIT_OF_OPERATOR))
     if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("25"):
         return False
     return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))
 
 
 def waits_for_others(error: Exception) -> bool:
-    """Whether no data is at fault, although the server answers: it is read-only, its disk is full, it is starting, or
-    another transaction has a lock."""
+    """Whether no data is at fault, although the server answers: it is read-only, has no connection left, is starting,
+    or another transaction has a lock."""
     state = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
-    return state.startswith(("25", "40")) or state in ("53100", "53300", "53400", "55P03", "57P03")
+    return state.startswith(("25", "40")) or state in ("53300", "55P03", "57P03")
 
 
 def is_locked(error: Exception) -> bool:
