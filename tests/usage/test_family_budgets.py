@@ -96,6 +96,40 @@ async def test_children_draw_on_the_budget_of_their_parent(
     assert (await pot_of(database, run["run_id"]))["cost_usd"] == cost(rows)
 
 
+@pytest.mark.parametrize("gathers", [True, False], ids=["gathers them later", "never gathers them"])
+async def test_parent_whose_children_have_spent_its_budget_ends_in_error(
+    settings: Settings, database: Database, gathers: bool
+) -> None:
+    """Each child makes one call that passes the limit, and is done."""
+    spent = asyncio.Event()
+
+    async def spread(state: Words) -> dict[str, Any]:
+        children = [await holdfast.spawn("child", word(key), key=key) for key in "abc"]
+        await spent.wait()
+        if gathers:
+            await holdfast.gather(*children, return_exceptions=True)
+        return word("done")
+
+    async def child(state: Words) -> dict[str, Any]:
+        holdfast.record_usage("model", input_tokens=1, cost_usd=0.02)
+        return word("spent")
+
+    async with running_worker(settings, catalog_of(parent=line(spread), child=line(child))):
+        created = await post_run(database, "parent", input=GO, budget={"max_cost_usd": 0.015})
+
+        async def children_ended() -> bool:
+            rows = await query(
+                database, "SELECT 1 FROM run WHERE parent_run_id IS NOT NULL AND finished_at IS NOT NULL"
+            )
+            return len(rows) == 3
+
+        await until(children_ended, "the children have ended")
+        spent.set()
+        run = await run_ended(database, created.run["run_id"])
+    assert (run["status"], run["error"]["error"]) == ("error", "BudgetExceeded")
+    assert "max_cost_usd=0.015 reached, 0.06 US dollars spent" in run["error"]["message"]
+
+
 async def test_parent_that_waits_goes_on_when_the_pot_is_empty_and_its_children_are_stopped(
     settings: Settings, database: Database
 ) -> None:

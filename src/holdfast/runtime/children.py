@@ -136,6 +136,8 @@ def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
 async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
     parent = Parent(run_id=run.run_id, fence=run.fence, budget=run.kwargs.get("budget"))
     spawned = await spawn_child(run.database, run.catalog, parent, request)
+    if (meter := METER.get()) is not None:
+        meter.spawned()
     if spawned.new is not None and spawned.created is not None:
         say_created(spawned.new, spawned.created, by="parent")
     if spawned.new is not None and run.signals is not None:
@@ -161,8 +163,7 @@ async def _gather(
         for key, row in known.items()
         if row["status"] not in (None, "success")
     }
-    if any((failure.error or {}).get("error") == "BudgetExceeded" for failure in failures.values()):
-        await _stop_without_budget(run)
+    await _stop_without_budget(run)
     if not return_exceptions:
         for key in keys:
             if key in failures:
@@ -176,9 +177,10 @@ async def _gather(
 
 
 async def _stop_without_budget(run: CurrentRun) -> None:
-    """Stop the run, if what its child has used up was the budget of both."""
+    """Stop the run if its children have used up its budget. They may have ended in success all the same: what a call
+    uses is known when it is over."""
     meter = METER.get()
-    if meter is None:
+    if meter is None or not meter.shares:
         return
     async with run.database.connection() as connection:
         meter.share(await read_shared(connection, run.run_id))

@@ -27,6 +27,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.gates import check_not_too_late
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
+from holdfast.engine.usage import read_shared
 from holdfast.errors import (
     AnswerTooLate,
     BudgetExceeded,
@@ -284,7 +285,16 @@ class Executor:
             return attempt.lane.failure
         if signal is not None and (isinstance(signal, Cancelled) or not _succeeded(task)):
             return signal
-        return asyncio.CancelledError() if task.cancelled() else task.exception()
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if failure is None and attempt.meter.shares:
+            return await self._overspent(attempt)
+        return failure
+
+    async def _overspent(self, attempt: Attempt) -> BudgetExceeded | None:
+        """What ends a run whose code is done, but whose budget the runs that share it have used up meanwhile."""
+        async with self._database.connection() as connection:
+            attempt.meter.share(await read_shared(connection, attempt.run.run_id))
+        return attempt.meter.exceeded
 
     async def _pump(
         self, attempt: Attempt, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, progress: Progress

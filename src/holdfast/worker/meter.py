@@ -76,6 +76,7 @@ class UsageMeter(BaseCallbackHandler):
             )
             for pot in run.pots or ()
         ]
+        self._has_family = bool(run.pots)
         self._elapsed = run.elapsed
         self._hand_in = hand_in
         self._stop = stop
@@ -116,6 +117,11 @@ class UsageMeter(BaseCallbackHandler):
             return self._tally.stored() if self._counted else None
 
     @property
+    def shares(self) -> bool:
+        """Whether other runs may draw on the run's budget."""
+        return self._has_family and bool(self._budget or self._shared)
+
+    @property
     def has_counted(self) -> bool:
         """Whether there is a count to write."""
         return self._counted
@@ -133,6 +139,10 @@ class UsageMeter(BaseCallbackHandler):
             self._compare()
         if self.exceeded is not None and not self._closed:
             self._stop(self.exceeded)
+
+    def spawned(self) -> None:
+        """The run has a child, which draws on its budget."""
+        self._has_family = True
 
     def _compare(self) -> None:
         """Whether more has been used than there was."""
