@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +17,7 @@ from langgraph.store.base import GetOp, Op, PutOp, Result
 from langgraph.store.postgres import PostgresStore
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
+from psycopg_pool import PoolTimeout
 
 from holdfast.db.connect import Database
 from holdfast.errors import ConfigError, DatabaseError
@@ -24,18 +25,22 @@ from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.store import load_embeddings, store_section
 from holdfast.resources.store import EmbeddingFailed, PooledStore
 from holdfast.settings import Settings, load_settings
+from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep import items
 from holdfast.upkeep.items import ItemSweeper
 from tests.support.roles import create_role, drop_role
 from tests.support.smoke import EXAMPLES
 from tests.support.store_project import PROJECT, project
+from tests.support.waiting import until_true
 
 
 @asynccontextmanager
-async def opened(settings: Settings, config: ProjectConfig | None = None) -> AsyncIterator[PooledStore]:
+async def opened(
+    settings: Settings, config: ProjectConfig | None = None, max_page_bytes: int | None = None
+) -> AsyncIterator[PooledStore]:
     database = Database(settings, "test")
     await database.open()
-    store = PooledStore(database, config or project())
+    store = PooledStore(database, config or project(), max_page_bytes)
     try:
         await store.setup()
         yield store
@@ -48,6 +53,38 @@ def project_with(directory: Path, store: Any) -> ProjectConfig:
     file = directory / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"a": "./a.py:a"}, "store": store}))
     return load_config(file)
+
+
+SLOW_PUT = """
+CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(120); RETURN NEW; END $$;
+CREATE TRIGGER slow BEFORE INSERT ON store FOR EACH ROW EXECUTE FUNCTION hang();
+"""
+
+
+async def test_puts_that_hang_leave_connections_of_the_pool_to_others(settings: Settings) -> None:
+    async with opened(settings) as store:
+        database = store._database
+        async with database.connection() as connection:
+            await connection.execute(SLOW_PUT)
+        putting = []
+        for number in range(2 * settings.pool_max):
+            putting.append(asyncio.create_task(store.aput(("a",), str(number), {"v": number})))
+            await asyncio.sleep(0)  # Each is a batch of its own.
+        try:
+            await until_true(lambda: store._places.locked(), "the store has all the connections it may have")
+            async with asyncio.timeout(settings.database_timeout / 2), database.connection() as connection:
+                await connection.execute("SELECT 1")
+        finally:
+            await cancel_all([*putting, *store._turn.tasks])
+
+
+async def test_request_is_refused_in_time_when_the_store_has_no_connection_to_spare(settings: Settings) -> None:
+    settings = settings.model_copy(update={"database_timeout": 1.0})
+    async with opened(settings, max_page_bytes=1_000_000) as store, AsyncExitStack() as stack:
+        for _ in range(settings.pool_max // 2):
+            await stack.enter_async_context(store._place())
+        with pytest.raises(PoolTimeout):
+            await store.aget(("a",), "key")
 
 
 async def exercise(store: PooledStore) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,8 @@ from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
 from holdfast.settings import Settings
+from holdfast.telemetry.cancelling import cancel_all
+from holdfast.telemetry.run_context import RUN_FIELDS, logging_run
 from holdfast.worker import main
 from holdfast.worker.condition import Condition, Problem
 from holdfast.worker.heartbeat import Heartbeat
@@ -107,9 +109,10 @@ async def test_worker_whose_threads_finish_for_ended_runs_claims_nothing_and_sta
     too_many = threads.places - settings.jobs + 1
     catalog = catalog_of(graph=hanging_fan_out(too_many, going_on, released), quick=line(first))
     async with running_worker(settings, catalog, node_threads=threads) as worker:
-        created = await post_run(database, "graph", input=GO)
-        await until_true(lambda: len(going_on) == too_many, "all nodes execute")
-        await cancel_runs(database, created.run["thread_id"], None, "interrupt")
+        created = [await post_run(database, "graph", input=GO) for _ in range(2)]
+        await until_true(lambda: len(going_on) == too_many, "the nodes execute that get a thread")
+        for one in created:
+            await cancel_runs(database, one.run["thread_id"], None, "interrupt")
         await until_true(lambda: worker.condition.problem() is not None, "the worker cannot execute more")
         assert worker.live().well
         assert not worker.ready().well
@@ -129,10 +132,11 @@ async def test_a_worker_whose_threads_hang_in_ended_runs_leaves(
     too_many = threads.places - settings.jobs + 1
     graph = hanging_fan_out(too_many, hanging, released)
     async with leaving_worker(settings, graph, node_threads=threads) as worker:
-        created = await post_run(database, "graph", input=GO)
-        await until_true(lambda: len(hanging) == too_many, "all nodes hang")
+        created = [await post_run(database, "graph", input=GO) for _ in range(2)]
+        await until_true(lambda: len(hanging) == too_many, "all nodes hang that get a thread")
         assert worker.condition.problem() is None, "its runs are under way"
-        await cancel_runs(database, created.run["thread_id"], None, "interrupt")
+        for one in created:
+            await cancel_runs(database, one.run["thread_id"], None, "interrupt")
         await until_true(lambda: not worker.live().well, "the worker says that it can do nothing more")
         # Not what `ready` says: the worker may be leaving already.
         assert "plain nodes" in worker.live().reason
@@ -141,32 +145,77 @@ async def test_a_worker_whose_threads_hang_in_ended_runs_leaves(
     released.set()
 
 
-async def test_a_worker_does_not_claim_while_plain_nodes_wait_for_a_thread(
-    settings: Settings, database: Database, released: threading.Event, monkeypatch: pytest.MonkeyPatch
+async def test_wide_step_that_hangs_leaves_threads_to_other_runs(
+    settings: Settings, database: Database, released: threading.Event
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.condition.THREAD_WAIT_SECONDS", 0.2)
     hanging: list[str] = []
     threads = NodeThreads(settings.jobs)
     asyncio.get_running_loop().set_default_executor(threads)
-    wide = hanging_fan_out(threads.places + 5, hanging, released)
-    catalog = catalog_of(wide=wide, quick=line(first))
+    width = threads.places + 5
+
+    def plain(state: Words) -> dict[str, Any]:
+        return {"words": ["plain"]}
+
+    catalog = catalog_of(wide=hanging_fan_out(width, hanging, released), plain=line(plain))
     async with running_worker(settings, catalog, node_threads=threads) as worker:
-        await post_run(database, "wide", input=GO)
-        await until_true(lambda: worker.condition.problem() is not None, "nodes wait for a thread")
+        wide = await post_run(database, "wide", input=GO)
+        await until_true(lambda: len(hanging) == threads.places - settings.jobs, "the step has all it may have")
+        others = [await post_run(database, "plain", input=GO) for _ in range(settings.jobs)]
+        for other in others:
+            assert (await run_ended(database, other.run["run_id"]))["status"] == "success"
+        assert worker.condition.problem() is None
+        released.set()
+        assert (await run_ended(database, wide.run["run_id"]))["status"] == "success"
+    assert len(hanging) == width
+
+
+async def test_worker_does_not_claim_while_its_own_calls_occupy_all_threads(
+    settings: Settings, database: Database, released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.condition.THREAD_WAIT_SECONDS", 0.2)
+    busy = "all threads of plain nodes are busy"
+    threads = NodeThreads(settings.jobs)
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with running_worker(settings, catalog_of(quick=line(first)), node_threads=threads) as worker:
+        for _ in range(threads.places + 1):
+            threads.submit(released.wait)
+        await until_true(lambda: worker.condition.reason() == busy, "a call waits for a thread")
         assert worker.live().well
         assert not worker.ready().well
-        quick = await post_run(database, "quick", input=GO)
 
         async def told() -> bool:
-            problems = [row["problem"] for row in await query(database, WORKER)]
-            return problems == ["all threads of plain nodes are busy"]
+            return [row["problem"] for row in await query(database, WORKER)] == [busy]
 
         await until(told, "its row says why")
+        quick = await post_run(database, "quick", input=GO)
         looked = await claims_while_renewing(database, monkeypatch)
         assert (looked, (await run_row(database, quick.run["run_id"]))["status"]) == (0, "pending")
         released.set()
         assert (await run_ended(database, quick.run["run_id"]))["status"] == "success"
         await until_true(lambda: worker.ready().well, "the worker can work again")
+
+
+async def test_worker_does_not_claim_while_all_connections_of_its_pool_are_in_use(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"database_timeout": 60.0})
+    monkeypatch.setattr("holdfast.worker.condition.POOL_WAIT_SHARE", 0.01)
+    async with running_worker(settings, catalog_of(quick=line(first))) as worker, AsyncExitStack() as stack:
+        await until_true(lambda: worker.ready().well, "the worker can work")
+
+        async def use_one() -> None:
+            async with worker.database.connection():
+                await asyncio.Event().wait()
+
+        using = [asyncio.create_task(use_one()) for _ in range(settings.pool_max)]
+        stack.push_async_callback(cancel_all, using)
+        reason = "all connections of its pool are in use"
+        await until_true(lambda: worker.ready().reason == reason, "somebody waits for a connection")
+        assert worker.live().well
+        quick = await post_run(database, "quick", input=GO)
+        assert await claims_while_renewing(database, monkeypatch) == 0
+        await cancel_all(using)
+        assert (await run_ended(database, quick.run["run_id"]))["status"] == "success"
 
 
 async def test_checkpoints_are_read_while_plain_nodes_occupy_all_threads(
@@ -261,7 +310,7 @@ class Renewals:
 
 
 @pytest.mark.parametrize("outage", ["of the journal alone", "of the database"])
-def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewed(
+async def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, outage: str
 ) -> None:
     """An outage of the whole database that is nearly as long as the lease, and the seconds in which all reconnect."""
@@ -269,7 +318,8 @@ def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewed(
     monkeypatch.setattr("holdfast.worker.condition.time", SimpleNamespace(monotonic=lambda: now))
     writing = Journal(settings, lambda visible, ready: None, lambda lane: None)
     heartbeat = Renewals(deadline=now + settings.lease)
-    condition = Condition(settings, heartbeat, writing, None, lambda: [("run", 1)])  # type: ignore[arg-type]
+    database = Database(settings, "worker")
+    condition = Condition(settings, database, heartbeat, writing, None, lambda: [("run", 1)])  # type: ignore[arg-type]
     reasons = set()
     began = now
     while now < began + 1.5 * settings.lease:
@@ -359,3 +409,18 @@ async def test_node_threads_count_calls_of_no_run_that_hang(
 async def test_worker_that_has_not_begun_is_not_taken_for_one_that_has_ended(settings: Settings) -> None:
     worker = Worker(settings, catalog_of(graph=line(first)))
     assert worker.condition.problem() == Problem("the journal cannot write"), "its journal is not connected yet"
+
+
+def test_cancelled_calls_that_wait_for_a_thread_are_never_called(released: threading.Event) -> None:
+    threads = NodeThreads(1)
+    called: list[int] = []
+    with logging_run(**{**dict.fromkeys(RUN_FIELDS, "one"), "attempt": 1}):
+        for _ in range(threads.places):
+            threads.submit(released.wait)
+        parked = [threads.submit(called.append, number) for number in range(3)]
+    assert parked[1].cancel()
+    released.set()
+    assert (parked[0].result(60), parked[2].result(60)) == (None, None)
+    assert sorted(called) == [0, 2]
+    threads.shutdown()
+    assert (threads._waiting, threads._running, threads._admitted, threads._parked) == ({}, {}, {}, {})

@@ -197,14 +197,24 @@ async def _as_it_is(_: AsyncConnection[Any]) -> None:
 
 
 class _Pool(AsyncConnectionPool[BoundedAsyncConnection]):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        # Since when somebody waits for a connection, the longest first. Read by other threads, too.
+        self.waits_since: dict[object, float] = {}
+
     async def schedule_task(self, task: MaintenanceTask, delay: float) -> None:
         """psycopg doubles the pause after each attempt to connect that failed, and after an outage of 40 seconds the
         pool would stay empty for many more."""
         await super().schedule_task(task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay)
 
     async def getconn(self, timeout: float | None = None) -> BoundedAsyncConnection:
-        with stopped_clock():
-            return await super().getconn(timeout)
+        request = object()
+        self.waits_since[request] = time.monotonic()
+        try:
+            with stopped_clock():
+                return await super().getconn(timeout)
+        finally:
+            del self.waits_since[request]
 
 
 class Database:
@@ -219,7 +229,7 @@ class Database:
         self._search: asyncio.Task[None] | None = None
         # What the process counts. Here because every part of a process has its database at hand, and there is one.
         self.metrics = Metrics(enabled=settings.metrics)
-        self._pool: AsyncConnectionPool[BoundedAsyncConnection] = _Pool(
+        pool = _Pool(
             connection_parameters(settings, role),
             connection_class=BoundedAsyncConnection,
             min_size=settings.pool_min,
@@ -243,6 +253,8 @@ class Database:
             open=False,
             name=role,
         )
+        self._pool: AsyncConnectionPool[BoundedAsyncConnection] = pool
+        self._waits_since = pool.waits_since
         self._suspected_at = -math.inf
         self._scope = transaction_options(settings) if settings.pgbouncer else None
 
@@ -265,6 +277,11 @@ class Database:
     @property
     def pool(self) -> AsyncConnectionPool[BoundedAsyncConnection]:
         return self._pool
+
+    def longest_wait(self) -> float:
+        """For how many seconds somebody has waited for a connection of the pool; 0 if nobody does."""
+        waiting = list(self._waits_since.values())
+        return time.monotonic() - waiting[0] if waiting else 0.0
 
     async def session(self, role: str) -> BoundedAsyncConnection:
         """A session of this process, as `open_session` opens one. If a statement on it is not answered, the server is

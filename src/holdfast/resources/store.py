@@ -4,7 +4,8 @@ Graph code and the API use the same object. What differs from the stock store:
 
 * Operations of one turn of the event loop share a connection, as there, but one that fails does not fail the others,
   and a batch that is slow does not hold up the next.
-* Embeddings are computed before a connection is taken: a model takes seconds, and connections are few.
+* Embeddings are computed before a connection is taken: a model takes seconds, and connections are few. For the same
+  reason the store takes no more than half of them: a run that puts much at once delays no checkpoint of another.
 * Semantic search is exact. An approximate index would find its candidates first and look at their namespace
   afterwards: somebody with few items among many would be shown none.
 * Filters compare numbers as numbers.
@@ -149,6 +150,7 @@ class PooledStore(AsyncPostgresStore):
         self._turn = _Turn(self._answer, reads_alone=max_page_bytes is not None)
         self._aqueue = cast(Any, self._turn)
         self._search_path: sql.Composed | None = None
+        self._places = asyncio.Semaphore(max(1, database.settings.pool_max // 2))
 
     def _ensure_task(self) -> None:
         """Nothing runs while nothing is asked."""
@@ -307,11 +309,26 @@ class PooledStore(AsyncPostgresStore):
         """A cursor. `pipeline` says that several statements come, of which all or none shall count."""
         scoped = self._search_path is not None
         source = self._database.transaction() if pipeline or scoped else self._database.connection()
-        async with source as connection:
+        async with self._place(), source as connection:
             if self._search_path is not None:
                 await connection.execute(self._search_path)
             async with connection.cursor(binary=True, row_factory=dict_row) as cursor:
                 yield cursor
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places of the store at the pool. Graph code waits for one as long as its run may take, because
+        its neighbours may be the reason. A request fails as it does when the pool itself has no connection."""
+        limit = None if self._max_page_bytes is None else self._database.settings.database_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self._places.acquire()
+        except TimeoutError:
+            raise PoolTimeout(f"The store had no connection to spare within {limit:g} seconds.") from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _puts(self, asked: list[tuple[int, PutOp]]) -> list[Statement]:
         if not asked:

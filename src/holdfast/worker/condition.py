@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from holdfast.db.connect import Database
 from holdfast.settings import Settings
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.journal import Journal
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 WATCH_SECONDS = 0.5
 # Seconds that a plain node may wait for a thread before the worker claims nothing more.
 THREAD_WAIT_SECONDS = 5.0
+# Of DATABASE_TIMEOUT: how long somebody may wait for a connection of the pool before the worker claims nothing more.
+POOL_WAIT_SHARE = 0.5
 # Seconds that plain nodes may go on after their run has ended before they count as code that hangs.
 ENDED_CALL_SECONDS = 30.0
 # Of the lease: what must be left of it for the heartbeat to count as connected. A renewal is due when two thirds are.
@@ -44,12 +47,14 @@ class Condition:
     def __init__(
         self,
         settings: Settings,
+        database: Database,
         heartbeat: Heartbeat,
         journal: Journal,
         threads: NodeThreads | None,
         held: Callable[[], Collection[Attempted]],
     ) -> None:
         self._settings = settings
+        self._database = database
         self._heartbeat = heartbeat
         self._journal = journal
         self._threads = threads
@@ -134,6 +139,8 @@ class Condition:
             return Problem("nodes of runs that have ended occupy the threads of plain nodes")
         if self._threads is not None and self._threads.longest_wait() > THREAD_WAIT_SECONDS:
             return Problem("all threads of plain nodes are busy")
+        if self._database.longest_wait() > POOL_WAIT_SHARE * self._settings.database_timeout:
+            return Problem("all connections of its pool are in use")
         return None
 
     async def watch(self, recovered: Callable[[], None], replace: Callable[[], None]) -> None:

@@ -136,7 +136,7 @@ class Worker:
             lambda: self.condition.reason(),
             on_silence=self._unanswered,
         )
-        self.condition = Condition(settings, self._heartbeat, self.journal, node_threads, self._held)
+        self.condition = Condition(settings, self.database, self._heartbeat, self.journal, node_threads, self._held)
         self._replacement = Replacement(settings, self._heartbeat, self.condition, lambda: self._worker_id)
 
     def stop(self) -> None:

@@ -3,6 +3,9 @@
 Nobody can stop a thread. A run whose node blocks one is cancelled or handed back without it, and a worker that leaves
 does not wait for it: the run goes on elsewhere. But the thread stays occupied, so it is counted: a worker without free
 threads must not claim, and one that cannot get them back is replaced.
+
+A run always gets one thread. It gets further ones, for nodes side by side, only while a thread for each run that the
+worker may hold stays free: a step of a hundred nodes that hang delays no other run.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from holdfast.telemetry.run_context import current_run
 
@@ -29,20 +34,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    attempted: Attempted | None
+    future: Future[Any]
+    work: Callable[[], None]
+
+
 class NodeThreads(ThreadPoolExecutor):
     """The event loop's default executor, which is where LangGraph runs plain nodes.
 
-    Roomier than asyncio's own, which has six threads on two cores: fewer than a worker has runs by default.
+    Larger than asyncio's own, which has six threads on two cores: fewer than a worker has runs by default.
     """
 
     def __init__(self, jobs: int) -> None:
-        self.places = max(32, 2 * jobs)
+        """`jobs`: how many runs the worker may hold."""
+        self._jobs = jobs
+        self.places = jobs + max(32, jobs)
         super().__init__(max_workers=self.places, thread_name_prefix=PREFIX)
         self._numbers = count()
-        # Of calls that wait for a thread: since when. Of calls in one: the attempt they belong to, and since when.
-        # Read by other threads.
+        # The lock guards the calls. Of those that wait for a thread: since when. Of those in one: the attempt they
+        # belong to, and since when.
+        self._lock = threading.Lock()
         self._waiting: dict[int, float] = {}
         self._running: dict[int, tuple[Attempted | None, float]] = {}
+        # How many calls each attempt has in a thread, or waiting for one.
+        self._admitted: dict[Attempted, int] = {}
+        # Further calls of attempts for which there is no thread to spare.
+        self._parked: dict[Attempted, deque[_Call]] = {}
         # Of calls whose attempt has ended: when that was noticed.
         self._ended_since: dict[int, float] = {}
 
@@ -50,20 +70,71 @@ class NodeThreads(ThreadPoolExecutor):
         number = next(self._numbers)
         run = current_run()
         attempted = (run["run_id"], run["attempt"]) if run else None
+        future: Future[T] = Future()
 
-        def call() -> T:
-            self._waiting.pop(number, None)
-            self._running[number] = (attempted, time.monotonic())
+        def work() -> None:
+            with self._lock:
+                self._waiting.pop(number, None)
+                self._running[number] = (attempted, time.monotonic())
             try:
-                return fn(*args, **kwargs)
-            finally:
-                del self._running[number]
+                if not future.set_running_or_notify_cancel():
+                    self._leave(call)
+                    return
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                self._leave(call)
+                future.set_exception(error)
+            else:
+                self._leave(call)
+                future.set_result(result)
 
-        self._waiting[number] = time.monotonic()
-        future = super().submit(call)
+        call = _Call(number, attempted, future, work)
         # A call that is cancelled before it has a thread is never called.
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        with self._lock:
+            if attempted is None or self._may_begin(attempted):
+                self._begin(call)
+            else:
+                self._parked.setdefault(attempted, deque()).append(call)
         return future
+
+    def _may_begin(self, attempted: Attempted) -> bool:
+        """Whether another call of an attempt may have a thread, or the next one that is free."""
+        if attempted not in self._admitted:
+            return True
+        return self.places - len(self._running) - len(self._waiting) > self._jobs
+
+    def _begin(self, call: _Call) -> None:
+        super().submit(call.work)
+        self._waiting[call.number] = time.monotonic()
+        if call.attempted is not None:
+            self._admitted[call.attempted] = self._admitted.get(call.attempted, 0) + 1
+
+    def _leave(self, call: _Call) -> None:
+        """A call is over, or was cancelled. Begin what was parked and may begin now."""
+        with self._lock:
+            self._running.pop(call.number, None)
+            if call.attempted is not None:
+                self._admitted[call.attempted] -= 1
+                if not self._admitted[call.attempted]:
+                    del self._admitted[call.attempted]
+            for attempted in list(self._parked):
+                self._begin_parked(attempted)
+
+    def _begin_parked(self, attempted: Attempted) -> None:
+        calls = self._parked.pop(attempted)
+        while calls and (calls[0].future.cancelled() or self._may_begin(attempted)):
+            call = calls.popleft()
+            if call.future.cancelled():
+                continue
+            try:
+                self._begin(call)
+            except RuntimeError:
+                # The executor was shut down, because the worker ends.
+                call.future.cancel()
+        if calls:
+            # Behind those of other attempts, so that each has its turn.
+            self._parked[attempted] = calls
 
     def longest_wait(self) -> float:
         """Seconds that the first call in the queue has waited for a thread; 0 if none waits."""
