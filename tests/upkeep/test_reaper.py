@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
+from holdfast.db.on_session import OnSession
 from holdfast.signals.choose import signals_for
 from holdfast.upkeep.reaper import BUSY_SHARE, Reaper
 from tests.engine.scene import claim_runs, create, online_worker
 from tests.support.records import query, run_row
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("pgbouncer", [False, True], ids=["with sessions", "behind PgBouncer"])
@@ -96,3 +100,63 @@ async def test_a_worker_of_an_unknown_server_is_not_written_at_every_look(databa
     before = await query(database, version, worker_id)
     await Reaper(database, signals_for(database)).run(database)
     assert await query(database, version, worker_id) == before
+
+
+# Found before the real one: `pg_catalog` is searched last.
+JUMPING_CLOCK = """
+CREATE SCHEMA jumping;
+CREATE TABLE jumping.jump (length interval NOT NULL);
+INSERT INTO jumping.jump VALUES ('0');
+CREATE FUNCTION jumping.now() RETURNS timestamptz LANGUAGE sql STABLE
+AS 'SELECT pg_catalog.now() + length FROM jumping.jump';
+"""
+
+
+@pytest.fixture
+async def jumping(database: Database) -> AsyncIterator[Database]:
+    """A leader's session with a server whose clock can be made to jump."""
+    settings = database.settings.model_copy(update={"lease": 30.0, "heartbeat": 0.5, "session_grace": 0.5})
+    async with database.connection() as connection:
+        await connection.execute(JUMPING_CLOCK)
+    async with await database.session("upkeep") as session:
+        await session.execute("SELECT set_config('search_path', 'jumping, holdfast, pg_catalog', false)")
+        leader = OnSession(database, session)
+        leader.settings = settings
+        yield leader
+
+
+async def jump(database: Database) -> None:
+    await query(database, "UPDATE jumping.jump SET length = length + interval '1 day' RETURNING 1")
+
+
+async def test_jump_of_the_servers_clock_costs_no_worker_its_runs(database: Database, jumping: Database) -> None:
+    """As after a laptop was asleep: all leases have expired, and the next renewals are still to come."""
+    reaper = Reaper(jumping, signals_for(database))
+    _, run_id = await busy_worker(database, "lease_until = now() + interval '30 s'")
+    await reaper.run(jumping)
+    await jump(database)
+    with capture_logs() as logs:
+        await reaper.run(jumping)
+        await reaper.run(jumping)
+    assert [entry["event"] for entry in logs] == ["upkeep.clock_jumped"]
+    assert (await run_row(database, run_id))["status"] == "running"
+
+    async def taken_over() -> bool:
+        await reaper.run(jumping)
+        return bool((await run_row(database, run_id))["status"] == "pending")
+
+    await until(taken_over, "a worker that does not renew after that is lost")
+
+
+async def test_lease_that_expired_in_an_outage_costs_no_worker_its_runs_at_once(
+    database: Database, jumping: Database
+) -> None:
+    """Behind PgBouncer, where no session tells that the leader itself was cut off."""
+    reaper = Reaper(jumping, signals_for(database))
+    _, run_id = await busy_worker(database, EXPIRED)
+    async with await database.session("upkeep") as closed:
+        pass
+    with pytest.raises(psycopg.OperationalError):
+        await reaper.run(OnSession(database, closed))
+    await reaper.run(jumping)
+    assert (await run_row(database, run_id))["status"] == "running"

@@ -42,8 +42,9 @@ END_SHARE = 0.5
 # is promoted, all sessions are gone, and each worker gets the time of its lease to come back. The start of the server
 # is compared for equality: the promoted server may have been started long before the one that failed.
 #
-# After an outage that was longer than the leases, all of them have expired. Until the leader is `settled`, only those
-# count whose worker has said which runs are to blame: the others may be about to register anew and say it.
+# After an outage that was longer than the leases, or a jump of the server's clock, all of them have expired. Until the
+# leader is `settled`, only those count whose worker has said which runs are to blame: the others may be about to renew,
+# or to register anew and say it.
 #
 # When all sessions of the process are gone, it has probably died, and the grace is short. Not if they were gone when
 # this session, which asks, had only just been opened: then something may have cut everybody's sessions, this one's
@@ -84,7 +85,8 @@ WITH seen AS (
 )
 SELECT EXISTS (SELECT 1 FROM run WHERE status = 'running') AS busy, worker_id, host, pid, expired, ended, grace,
        expired OR ended OR gone AND session_gone_at <= now() - make_interval(secs => grace) AS lost,
-       grace - coalesce(extract(epoch FROM now() - session_gone_at)::float8, 0) AS grace_left
+       grace - coalesce(extract(epoch FROM now() - session_gone_at)::float8, 0) AS grace_left,
+       extract(epoch FROM now())::float8 AS server_time
 FROM (VALUES (true)) AS always LEFT JOIN missing ON true ORDER BY worker_id
 """
 
@@ -185,18 +187,19 @@ FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_i
 class Watched:
     """`missing` are the workers whose session is missing, whose process has ended or whose lease has expired: `lost`
     says which are lost by now, `grace_left` how many seconds the others have, `grace` how many they had. `busy`: runs
-    are being executed."""
+    are being executed. `server_time`: the server's clock, in seconds."""
 
     busy: bool
+    server_time: float
     missing: list[DictRow]
 
 
 async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, settled: bool = True) -> Watched:
-    """`grace`: seconds that a heartbeat's session may be missing while its process has others. `settled`: the leader's
-    session has been open for longer than that."""
+    """`grace`: seconds that a heartbeat's session may be missing while its process has others. `settled`: a lease that
+    has expired means that its worker is gone."""
     parameters = {"grace": grace, "short_grace": grace * SHORT_GRACE_SHARE, "settled": settled}
     rows = await (await connection.execute(WATCH_WORKERS, parameters)).fetchall()
-    return Watched(rows[0]["busy"], [row for row in rows if row["worker_id"] is not None])
+    return Watched(rows[0]["busy"], rows[0]["server_time"], [row for row in rows if row["worker_id"] is not None])
 
 
 async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import structlog
 from psycopg import AsyncConnection
@@ -97,8 +96,6 @@ class Upkeep:
         self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
         # Whether this process does the duties. Read by other threads, too.
         self.leading = False
-        # When the session that leads was opened, on the monotonic clock.
-        self._opened_at = 0.0
 
     async def run(self) -> None:
         backoff = Backoff("upkeep.outage", "upkeep.recovered")
@@ -110,7 +107,6 @@ class Upkeep:
                     await self._do_duties(None)
                 else:
                     async with await self._database.session("upkeep") as session:
-                        self._opened_at = time.monotonic()
                         await self._win(session, backoff)
                         log.info("upkeep.leading")
                         await self._do_duties(session)
@@ -147,6 +143,8 @@ class Upkeep:
             longest_pause=2.0,
             lost=lambda: session is not None and session.closed,
         )
+        # After an outage, or while the machine was suspended, all leases may have expired.
+        self._reaper.distrust_leases()
         self.leading = True
         try:
             duties = {duty.name: duty.run() for duty in (take_over, *self.duties)}
@@ -158,8 +156,7 @@ class Upkeep:
         """Look for lost workers once. Returns the seconds until the next look."""
         interval = self._settings.reaper_interval
         if session is not None:
-            settled = time.monotonic() - self._opened_at > self._settings.session_grace
-            wanted = await self._reaper.run(OnSession(self._database, session), settled=settled)
+            wanted = await self._reaper.run(OnSession(self._database, session))
             # At least once an interval: the server ends the session of a leader that asks nothing.
             usual = interval * random.uniform(1.0, 1.1)  # noqa: S311
             return usual if wanted is None else min(usual, wanted)

@@ -14,7 +14,7 @@ from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_ready
-from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
+from holdfast.engine.reap import Watched, mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
 from holdfast.upkeep.traces import trace_lost
@@ -25,6 +25,10 @@ RELEASE_INTERVAL = 10.0
 # The part of REAPER_INTERVAL_SECONDS between two looks while runs are being executed. By default 0.1 seconds: a dead
 # worker's runs wait half of that on average. With nothing to take over, looking so often would be waste.
 BUSY_SHARE = 0.1
+
+# Of LEASE_DURATION_SECONDS: how far the server's clock may move on more than the time that has passed here, before
+# leases are not trusted for a while. A smaller jump leaves a healthy worker time to renew.
+CLOCK_JUMP_SHARE = 1 / 3
 
 log = structlog.get_logger(__name__)
 
@@ -37,15 +41,32 @@ class Reaper:
         self._release_due = 0.0
         self._aside = SetAside("takeover", "run_id", database.metrics)
         self._accompanied: set[UUID] = set()
+        # Whether all leases may have expired although the workers are well, and until when they are not trusted
+        # therefore, on the monotonic clock.
+        self._disturbed = False
+        self._leases_distrusted_until = 0.0
+        # The server's clock at the last look, and the monotonic one then.
+        self._clocks: tuple[float, float] | None = None
 
-    async def run(self, database: Database, *, settled: bool = True) -> float | None:
+    def distrust_leases(self) -> None:
+        """All leases may have expired although the workers are well. From the next look that succeeds, give each worker
+        the time of a renewal, and of connecting anew, before a lease that has expired counts."""
+        self._disturbed = True
+
+    async def run(self, database: Database) -> float | None:
         """One look. Returns when to look again, if that is sooner than usual: a worker is missing and its grace is
         running, or runs are being executed that may have to be taken over. `database`: the leader's session, or the
-        pool behind PgBouncer. `settled` as in `watch_workers`."""
+        pool behind PgBouncer."""
         settings = self._settings
-        async with database.connection() as connection:
-            watched = await watch_workers(connection, grace=settings.session_grace, settled=settled)
-            gone, failure = await self._mark_lost(connection, watched.missing)
+        watched: Watched | None = None
+        try:
+            async with database.connection() as connection:
+                watched = await self._watch(connection)
+                gone, failure = await self._mark_lost(connection, watched.missing)
+        finally:
+            if watched is None:
+                # The database is away, or does not answer: perhaps for everybody.
+                self.distrust_leases()
         for worker in gone:
             log.warning(
                 "worker.lost",
@@ -71,6 +92,27 @@ class Reaper:
         if watched.busy and settings.session_url is not None:
             pauses.append(settings.reaper_interval * BUSY_SHARE)
         return min(pauses, default=None)
+
+    async def _watch(self, connection: AsyncConnection[DictRow]) -> Watched:
+        """Look for lost workers. When a laptop or a virtual machine wakes up, or somebody sets the server's clock, all
+        leases have expired at once, and the heartbeats do not know it yet."""
+        grace, heartbeat = self._settings.session_grace, self._settings.heartbeat
+        if self._disturbed:
+            watched = await watch_workers(connection, grace=grace, settled=False)
+            self._disturbed = False
+            self._leases_distrusted_until = time.monotonic() + heartbeat + grace
+        else:
+            settled = time.monotonic() >= self._leases_distrusted_until
+            watched = await watch_workers(connection, grace=grace, settled=settled)
+        before, self._clocks = self._clocks, (watched.server_time, time.monotonic())
+        if before is None:
+            return watched
+        there, here = (now - then for now, then in zip(self._clocks, before, strict=True))
+        if there - here <= CLOCK_JUMP_SHARE * self._settings.lease:
+            return watched
+        log.warning("upkeep.clock_jumped", seconds=round(there - here, 1))
+        self.distrust_leases()
+        return await self._watch(connection)
 
     async def _mark_lost(
         self, connection: AsyncConnection[DictRow], missing: list[DictRow]

@@ -105,6 +105,13 @@ ENTRIES: tuple[Entry, ...] = (
         "duty",
     ),
     entry(
+        "upkeep.clock_jumped",
+        "warning",
+        "The clock of the database server has moved on by more than the time that has passed: the machine was "
+        "suspended, or somebody has set the clock. Leases that have expired so cost no worker its runs.",
+        "seconds",
+    ),
+    entry(
         "upkeep.row_set_aside",
         "error",
         "A duty of the upkeep cannot process a row, or a worker cannot claim a run. The other rows are processed; this "
