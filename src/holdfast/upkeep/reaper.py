@@ -26,9 +26,9 @@ RELEASE_INTERVAL = 10.0
 # worker's runs wait half of that on average. With nothing to take over, looking so often would be waste.
 BUSY_SHARE = 0.1
 
-# Of LEASE_DURATION_SECONDS: how far the server's clock may move on more than the time that has passed here, before
-# leases are not trusted for a while. A smaller jump leaves a healthy worker time to renew.
-CLOCK_JUMP_SHARE = 1 / 3
+# Of LEASE_DURATION_SECONDS: how far the server's clock may move on by more than the time that has passed here, and how
+# long a look may take, before leases are not trusted for a while. Less than that leaves a healthy worker time to renew.
+UNDISTURBED_SHARE = 1 / 3
 
 log = structlog.get_logger(__name__)
 
@@ -58,10 +58,11 @@ class Reaper:
         running, or runs are being executed that may have to be taken over. `database`: the leader's session, or the
         pool behind PgBouncer."""
         settings = self._settings
+        began = time.monotonic()
         watched: Watched | None = None
         try:
             async with database.connection() as connection:
-                watched = await self._watch(connection)
+                watched = await self._watch(connection, began)
                 gone, failure = await self._mark_lost(connection, watched.missing)
         finally:
             if watched is None:
@@ -93,10 +94,14 @@ class Reaper:
             pauses.append(settings.reaper_interval * BUSY_SHARE)
         return min(pauses, default=None)
 
-    async def _watch(self, connection: AsyncConnection[DictRow]) -> Watched:
-        """Look for lost workers. When a laptop or a virtual machine wakes up, or somebody sets the server's clock, all
-        leases have expired at once, and the heartbeats do not know it yet."""
+    async def _watch(self, connection: AsyncConnection[DictRow], began: float) -> Watched:
+        """Look for lost workers. After an outage all leases have expired at once, and the workers do not know yet that
+        it is over. After a laptop or a virtual machine was asleep, or somebody has set the server's clock, their
+        heartbeats do not know it yet. `began`: when the look did, which had to wait for a connection."""
         grace, heartbeat = self._settings.session_grace, self._settings.heartbeat
+        longest = UNDISTURBED_SHARE * self._settings.lease
+        if time.monotonic() - began > longest:
+            self.distrust_leases()
         if self._disturbed:
             watched = await watch_workers(connection, grace=grace, settled=False)
             self._disturbed = False
@@ -108,11 +113,11 @@ class Reaper:
         if before is None:
             return watched
         there, here = (now - then for now, then in zip(self._clocks, before, strict=True))
-        if there - here <= CLOCK_JUMP_SHARE * self._settings.lease:
+        if there - here <= longest:
             return watched
         log.warning("upkeep.clock_jumped", seconds=round(there - here, 1))
         self.distrust_leases()
-        return await self._watch(connection)
+        return await self._watch(connection, time.monotonic())
 
     async def _mark_lost(
         self, connection: AsyncConnection[DictRow], missing: list[DictRow]
