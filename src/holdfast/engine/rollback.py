@@ -24,6 +24,8 @@ WHERE w.thread_id = %(thread_id)s::uuid::text
 # nodes it woke are those whose interrupt stands there (idx -3), unless other runs have answered all that they asked.
 # The answers that a node had before its last question (idx -4) are from earlier runs and stay, unless this run has
 # asked a question itself. The question of a run that has not ended is stored there, and in no row of `interrupt`.
+# A row of `interrupt` names the outermost task. In a graph inside, the last question of the task itself tells: its work
+# stays if other runs have answered that.
 # A run that never started wrote nothing; what stands there is the work of the run before it, which may be running.
 # Postgres cannot look into JSON that holds a NUL character or half of a surrogate pair anywhere, which an input may.
 ERASE_COMMAND_WRITES = """
@@ -50,6 +52,13 @@ WHERE w.thread_id = %(thread_id)s::uuid::text
            AND NOT EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = %(thread_id)s AND i.task_id = w.task_id
                              AND (i.settled_at IS NULL OR i.answered_by = ANY(%(run_ids)s)
                                   OR i.closed_by = ANY(%(run_ids)s) OR i.run_id = ANY(%(run_ids)s))))
+  AND NOT (w.checkpoint_ns <> '' AND coalesce((
+      SELECT bool_and(i.settled_at IS NOT NULL AND i.closed_by IS NULL AND i.answered_by <> ALL(%(run_ids)s)
+                      AND i.run_id <> ALL(%(run_ids)s))
+      FROM checkpoint_writes asked JOIN interrupt i ON position(convert_to(i.interrupt_id, 'UTF8') IN asked.blob) > 0
+      WHERE i.thread_id = %(thread_id)s AND i.asked_at IS NOT NULL
+        AND asked.thread_id = w.thread_id AND asked.checkpoint_ns = w.checkpoint_ns
+        AND asked.checkpoint_id = w.checkpoint_id AND asked.task_id = w.task_id AND asked.idx = -3), false))
   AND (w.task_id = '00000000-0000-0000-0000-000000000000'
        OR EXISTS (SELECT 1 FROM checkpoint_writes asked
                   WHERE asked.thread_id = w.thread_id AND asked.checkpoint_ns = w.checkpoint_ns
