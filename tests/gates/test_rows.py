@@ -11,8 +11,8 @@ from psycopg.rows import DictRow
 
 import holdfast.db
 from holdfast.db.connect import Database
+from holdfast.engine.answers import answer_of
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.gates import answer_of
 from holdfast.engine.outcome import Ended
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import RunStatus

@@ -19,6 +19,7 @@ from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.runs import create_from, run_of
 from holdfast.api.shapes import PLACE, Run, answers, pages
 from holdfast.api.streaming import locations
+from holdfast.engine.answers import names_interrupts
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.graphs.assistants import assistant_named
 from holdfast.resources.interrupts import Filters, questions_of_run, search_questions
@@ -165,7 +166,7 @@ def _by_id(asking: DictRow, questions: list[DictRow], body: Resume) -> dict[str,
             raise Conflict(f"Run {run_id} is {asking['status']}. What it asks can be answered when it has ended.")
         raise InvalidRequest(f"Run {run_id} has not asked anything that could be answered.")
     if body.answers is not None:
-        if not body.answers or any(len(key) != 32 for key in body.answers):
+        if not names_interrupts(body.answers):
             raise InvalidRequest("answers must be an object with an answer for each interrupt id.")
         return body.answers
     waiting = [question["interrupt_id"] for question in questions if question["waits"]]

@@ -98,15 +98,16 @@ WHERE interrupt.thread_id = taken.thread_id AND interrupt.interrupt_id = taken.i
   AND interrupt.run_id = taken.run_id
 """
 
-# What such a run has passed by: its outermost graph has gone on (progress 2), and the question is not one of the
-# thread's last checkpoint. A retried dead letter has progress 2 from the beginning, so that alone does not tell. The
-# checkpoint of a graph inside names the outermost one under the key "".
+# What such a run has passed by, also if a run that is queued behind it was to answer that: its outermost graph has gone
+# on (progress 2), and the question is not one of the thread's last checkpoint. A retried dead letter has progress 2
+# from the beginning, so that alone does not tell. The checkpoint of a graph inside names the outermost one under the
+# key "".
 CLOSE_PASSED = """
 UPDATE interrupt i SET settled_at = now(), closed_by = run.run_id
 FROM run
 WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND run.progress = 2
   AND i.thread_id = run.thread_id AND i.thread_id = ANY(%(thread_ids)s)
-  AND i.settled_at IS NULL AND i.answered_by IS NULL AND i.asked_at IS NOT NULL
+  AND i.settled_at IS NULL AND i.answered_by IS DISTINCT FROM run.run_id AND i.asked_at IS NOT NULL
   AND NOT EXISTS (
       SELECT 1 FROM checkpoint_writes asked JOIN checkpoints at USING (thread_id, checkpoint_ns, checkpoint_id)
       WHERE asked.thread_id = i.thread_id::text AND asked.idx = -3
@@ -126,7 +127,7 @@ WHERE i.thread_id = ANY(%(thread_ids)s) AND i.answered_by = ANY(%(run_ids)s)
   AND EXISTS (SELECT 1 FROM {_QUESTIONS_OF_TASKS} AND ({_ANSWER_WAS_USED}))
 """
 
-# Then the thread does not ask any more what is over.
+# Then the thread does not ask any more what is over, unless that was asked again under the same id.
 DROP_ANSWERED = f"""
 UPDATE thread SET interrupts = kept.by_task
 FROM (
@@ -142,6 +143,9 @@ FROM (
                           WHERE i.thread_id = asking.thread_id AND i.interrupt_id = one ->> 'id'
                             AND i.settled_at IS NOT NULL
                             AND (i.answered_by = ANY(%(run_ids)s) OR i.closed_by = ANY(%(run_ids)s)))
+           OR EXISTS (SELECT 1 FROM interrupt again
+                      WHERE again.thread_id = asking.thread_id AND again.interrupt_id = one ->> 'id'
+                        AND again.settled_at IS NULL AND again.asked_at IS NOT NULL)
     ) AS waiting
     WHERE asking.thread_id = ANY(%(thread_ids)s) GROUP BY asking.thread_id
 ) AS kept

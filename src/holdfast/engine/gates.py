@@ -12,7 +12,7 @@ keeps the place (a row without `asked_at`): of two such answers, too, one is acc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.stored_json import as_object
+from holdfast.engine.answers import Answer, answer_of
 from holdfast.engine.failed_answers import forget_answers, give_back, settle_used
 from holdfast.engine.forms import check_answer, terms_of
 from holdfast.errors import AlreadyAnswered, AnswerTooLate, InvalidRequest
@@ -28,6 +28,7 @@ from holdfast.streams.serialize import to_json, to_jsonb
 
 # The id of the place that an answer to whatever is asked next keeps.
 ANYTHING = ""
+MOST_IDS = 10_000
 
 # What an answer may find: everything that is not over, and of the ids it names and of the rest the latest that is. The
 # thread's own list of interrupts says what waits when the rows do not know, because a process of an earlier version,
@@ -50,16 +51,21 @@ ORDER BY i.settled_at NULLS LAST, i.asked_at NULLS LAST
 
 # A thread that rests at a breakpoint may be resumed by a value, although it asks nothing. A thread whose last run was
 # stopped after it had used its answer, or had gone on without one, is not at a breakpoint: another answer would have no
-# effect, or answer what is asked next.
+# effect, or answer what is asked next. `last_runs`: who answered and who closed the last question that is over.
 FIND_THREAD = """
 SELECT interrupts <> '{}'::jsonb
     OR EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.status IN ('pending', 'running'))
     OR resting_status = 'interrupted' AND NOT EXISTS (
            SELECT 1 FROM run answering
-           WHERE answering.run_id = %(last_answer)s AND answering.status <> 'success' AND NOT EXISTS (
+           WHERE answering.run_id = ANY(%(last_runs)s::uuid[]) AND answering.status <> 'success' AND NOT EXISTS (
                SELECT 1 FROM run later
                WHERE later.thread_id = thread.thread_id AND later.finished_at > answering.finished_at)) AS may_ask
 FROM thread WHERE thread_id = %(thread_id)s
+"""
+
+IS_HEAD = """
+SELECT max(checkpoint_id) = %(checkpoint_id)s AS is_head FROM checkpoints
+WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
 """
 
 TAKE = """
@@ -89,7 +95,8 @@ WHERE interrupt.thread_id = o.thread_id AND interrupt.interrupt_id = o.interrupt
   AND (interrupt.answered_by IS DISTINCT FROM o.run_id OR NOT o.success)
 """
 
-# Second: whatever else was open is over, and so are the places that the run's answers kept.
+# Second: whatever else was open is over, and so are the places that the run's answers kept. What the run has not
+# answered itself it has closed, also if a run that is queued behind it was to answer that.
 SETTLE = """
 WITH ended AS (
     SELECT * FROM unnest(%(thread_ids)s::uuid[], %(run_ids)s::uuid[]) AS o(thread_id, run_id)
@@ -97,14 +104,16 @@ WITH ended AS (
     DELETE FROM interrupt USING ended
     WHERE interrupt.thread_id = ended.thread_id AND asked_at IS NULL AND answered_by = ended.run_id
 )
-UPDATE interrupt SET settled_at = now(), closed_by = CASE WHEN answered_by IS NULL THEN ended.run_id END
+UPDATE interrupt SET settled_at = now(),
+                     closed_by = CASE WHEN answered_by IS DISTINCT FROM ended.run_id THEN ended.run_id END
 FROM ended
 WHERE interrupt.thread_id = ended.thread_id AND settled_at IS NULL AND asked_at IS NOT NULL
   AND left_by IS DISTINCT FROM ended.run_id
 """
 
-# Third: what is new, which somebody may have answered already. A question that a failed run
-# has answered, and that LangGraph still shows, is not new.
+# Third: what is new, which somebody may have answered already. A question that a failed run has answered, and that
+# LangGraph still shows, is not new. A place for whatever is asked next is for the questions of one end: a run that has
+# been given some gets none that is asked later.
 ASK = """
 INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at,
                        deadline_at, due_at, default_answer, escalation, answered_by, answered_at)
@@ -122,6 +131,9 @@ LEFT JOIN LATERAL (
     JOIN run answering ON answering.run_id = place.answered_by AND answering.status = 'pending'
     WHERE place.thread_id = o.thread_id AND place.asked_at IS NULL
       AND place.interrupt_id IN ('', o.interrupt_id) AND place.run_id = place.answered_by
+      AND NOT (place.interrupt_id = '' AND EXISTS (
+          SELECT 1 FROM interrupt given
+          WHERE given.thread_id = o.thread_id AND given.answered_by = place.answered_by AND given.asked_at IS NOT NULL))
     ORDER BY place.interrupt_id DESC LIMIT 1
 ) AS early ON true
 WHERE NOT EXISTS (SELECT 1 FROM interrupt known
@@ -132,27 +144,46 @@ WHERE NOT EXISTS (SELECT 1 FROM interrupt known
 ON CONFLICT (thread_id, interrupt_id, run_id) DO NOTHING
 """
 
-# A run closes what it passes by, also if one that is queued behind it answers that.
+# A run closes what it passes by, also if one that is queued behind it answers that. A value is too late when nothing
+# waits any more of what it was for. An answer by id is when one of its questions is over: LangGraph may have asked
+# something else under the same id.
 IS_TOO_LATE = """
-SELECT count(*) > 0 AND bool_and(settled_at IS NOT NULL) AS too_late FROM interrupt
+SELECT CASE WHEN %(by_id)s THEN bool_or(settled_at IS NOT NULL) ELSE bool_and(settled_at IS NOT NULL) END AS too_late
+FROM interrupt
 WHERE thread_id = %(thread_id)s AND answered_by = %(run_id)s AND asked_at IS NOT NULL
 """
 
-# To the run that tries again what the first could not finish.
+# To the run that tries again what the first could not finish. An answer that the first has used stays the first's:
+# nothing of it is undone when the second is.
 HAND_OVER = """
-UPDATE interrupt SET answered_by = %(run_id)s WHERE thread_id = %(thread_id)s AND answered_by = %(first)s
+UPDATE interrupt SET answered_by = %(run_id)s
+WHERE thread_id = %(thread_id)s AND answered_by = %(first)s AND settled_at IS NULL
 """
 
 FORGET = "DELETE FROM interrupt WHERE thread_id = %(thread_id)s AND run_id = ANY(%(run_ids)s)"
 
-# Unless the thread has gone on since: then nobody waits there any more, whatever is deleted of its past.
+# Unless the thread has gone on since: then nobody waits there any more, whatever is deleted of its past. A question
+# that another run has closed stays closed when its late answer is undone. When the run that closed it is undone, the
+# answer that is still to be given keeps it. A question that was asked before somebody edited the state is over as well.
 REOPEN = """
-UPDATE interrupt SET answered_by = NULL, answered_at = NULL, closed_by = NULL, settled_at = NULL
-WHERE thread_id = %(thread_id)s AND (answered_by = ANY(%(run_ids)s) OR closed_by = ANY(%(run_ids)s))
+UPDATE interrupt i SET closed_by = NULL, settled_at = NULL, (answered_by, answered_at) = (
+    SELECT run.run_id, i.answered_at FROM run
+    WHERE run.run_id = i.answered_by AND run.run_id <> ALL(%(run_ids)s) AND run.status IN ('pending', 'running'))
+WHERE thread_id = %(thread_id)s
+  AND (answered_by = ANY(%(run_ids)s) AND closed_by IS NULL OR closed_by = ANY(%(run_ids)s))
   AND (settled_at IS NULL OR NOT EXISTS (
       SELECT 1 FROM run undone JOIN run later USING (thread_id)
       WHERE undone.run_id = ANY(%(run_ids)s) AND later.run_id <> ALL(%(run_ids)s) AND later.fence > 0
-        AND later.created_at > undone.created_at))
+        AND later.created_at > undone.created_at)
+    AND NOT EXISTS (
+      SELECT 1 FROM checkpoints head
+      WHERE head.thread_id = i.thread_id::text AND head.checkpoint_ns = '' AND head.metadata ->> 'source' = 'update'
+        AND head.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints
+                                  WHERE checkpoints.thread_id = i.thread_id::text AND checkpoint_ns = '')
+        AND NOT EXISTS (SELECT 1 FROM checkpoint_writes asked
+                        WHERE asked.thread_id = head.thread_id AND asked.checkpoint_ns = ''
+                          AND asked.checkpoint_id = head.checkpoint_id AND asked.task_id = i.task_id
+                          AND asked.idx = -3)))
 """
 
 # A run that has ended told its thread so. When it is deleted, the thread waits as it did before.
@@ -179,21 +210,6 @@ WHERE interrupt.thread_id = %(thread_id)s AND thread.thread_id = interrupt.threa
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a run answers. `by_id` None: `value` is for all that waits. `lenient`: takes what waits of it, and minds
-    nothing else. `branches`: it starts from a checkpoint that it names, where what has been answered since still waits.
-    """
-
-    by_id: Mapping[str, Any] | None
-    value: Any = None
-    lenient: bool = False
-    branches: bool = False
-
-    def to(self, interrupt_id: str) -> Any:
-        return self.value if self.by_id is None else self.by_id[interrupt_id]
-
-
 class AnsweringRun(Protocol):
     """What taking questions needs to know of a new run."""
 
@@ -209,33 +225,18 @@ class AnsweringRun(Protocol):
     def by_default(self) -> bool: ...
 
 
-def answer_of(kwargs: Mapping[str, Any]) -> Answer | None:
-    """What a run with these kwargs answers, if it does. The rule by which LangGraph tells ids from a value."""
-    command = kwargs.get("command")
-    if command is None and (answers := as_object(kwargs.get("answers"))):
-        # A graph's calls of another graph, which are repeated when it crashes.
-        return Answer(dict(answers), lenient=True)
-    resume = as_object(command).get("resume")
-    if resume is None or resume == {}:
-        return None
-    branches = "checkpoint_id" in as_object(as_object(kwargs.get("config")).get("configurable"))
-    if isinstance(resume, dict) and all(isinstance(key, str) and len(key) == 32 for key in resume):
-        return Answer(resume, branches=branches)
-    return Answer(None, resume, branches=branches)
-
-
 async def check_not_too_late(database: Database, thread_id: UUID, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
-    """Raise AnswerTooLate for a run that begins with a value for whatever waits, if nothing of what it answers still
-    does. LangGraph would give the value to the thread's next question."""
+    """Raise AnswerTooLate for a run that begins, if what it answers does not wait any more. LangGraph would give the
+    answer to the thread's next question."""
     answer = answer_of(kwargs)
-    if answer is None or answer.by_id is not None or answer.branches:
+    if answer is None or answer.lenient or answer.branches:
         return
+    parameters = {"thread_id": thread_id, "run_id": run_id, "by_id": answer.by_id is not None}
     async with database.connection() as connection:
-        cursor = await connection.execute(IS_TOO_LATE, {"thread_id": thread_id, "run_id": run_id})
-        row = await cursor.fetchone()
+        row = await (await connection.execute(IS_TOO_LATE, parameters)).fetchone()
     if row is not None and row["too_late"]:
         raise AnswerTooLate(
-            "The question that this run answers does not wait any more: the thread went on while the run was queued."
+            "What this run answers does not wait any more: the thread went on while the run was queued."
         )
 
 
@@ -252,9 +253,13 @@ async def take_questions(
     free.
 
     Raises AlreadyAnswered when somebody else did so first, and InvalidRequest for an answer that does not fit the
-    question's form; the caller's transaction must be rolled back then.
+    question's form or names too many; the caller's transaction must be rolled back then.
     """
     ids = [] if answer.by_id is None else list(answer.by_id)
+    if len(ids) > MOST_IDS and not answer.lenient:
+        raise InvalidRequest(f"An answer can be for {MOST_IDS:,} interrupts at most. This one names {len(ids):,}.")
+    if answer.branches and await _is_head(connection, new.thread_id, answer):
+        answer = replace(answer, checkpoint_id=None)
     parameters = {"thread_id": new.thread_id, "ids": ids, "asker": new.answers_run}
     found = await (await connection.execute(FIND, parameters)).fetchall()
     for row in found:
@@ -301,8 +306,10 @@ def _by_id(found: list[DictRow], ids: list[str], answer: Answer) -> tuple[list[D
     """The questions that the ids take, and the ids that no question is there for yet."""
     taken: list[DictRow] = []
     places: list[str] = []
+    by_id = _grouped(found)
+    anything = _unused_place(found)
     for interrupt_id in ids:
-        known = [row for row in found if row["interrupt_id"] == interrupt_id]
+        known = by_id.get(interrupt_id, [])
         free = next((row for row in known if row["free"]), None)
         held = next((row for row in known if row["in_hand"]), None)
         if free is not None:
@@ -313,9 +320,38 @@ def _by_id(found: list[DictRow], ids: list[str], answer: Answer) -> tuple[list[D
             raise _taken(held)
         elif known and not known[-1]["waits_in_thread"] and not answer.branches:
             raise _taken(known[-1])
+        elif anything is not None and not (known and answer.branches):
+            raise _taken(anything)
         else:
             places.append(interrupt_id)
     return taken, places
+
+
+def _grouped(found: list[DictRow]) -> dict[str, list[DictRow]]:
+    by_id: dict[str, list[DictRow]] = {}
+    for row in found:
+        by_id.setdefault(row["interrupt_id"], []).append(row)
+    return by_id
+
+
+def _unused_place(found: list[DictRow]) -> DictRow | None:
+    """The place of an answer to whatever is asked next, if that has not been asked."""
+    given = {row["answered_by"] for row in found if row["asked"]}
+    return next(
+        (
+            row
+            for row in found
+            if row["interrupt_id"] == ANYTHING and row["in_hand"] and row["answered_by"] not in given
+        ),
+        None,
+    )
+
+
+async def _is_head(connection: AsyncConnection[DictRow], thread_id: UUID, answer: Answer) -> bool:
+    """Whether the checkpoint that an answer names is where the thread is. Starting there is no branch."""
+    parameters = {"thread_id": thread_id, "checkpoint_id": answer.checkpoint_id}
+    row = await (await connection.execute(IS_HEAD, parameters)).fetchone()
+    return row is not None and bool(row["is_head"])
 
 
 async def _check_may_ask(
@@ -327,8 +363,8 @@ async def _check_may_ask(
     if held is not None:
         raise _taken(held)
     over = [row for row in found if row["settled"] and (row["answered_by"] or row["closed_by"])]
-    last_run = over[-1]["answered_by"] or over[-1]["closed_by"] if over else None
-    parameters = {"thread_id": thread_id, "last_answer": last_run}
+    last_runs = [over[-1][column] for column in ("answered_by", "closed_by") if over[-1][column]] if over else []
+    parameters = {"thread_id": thread_id, "last_runs": last_runs}
     thread = await (await connection.execute(FIND_THREAD, parameters)).fetchone()
     if over and thread is not None and not thread["may_ask"] and not answer.branches:
         raise _taken(over[-1])
@@ -336,10 +372,9 @@ async def _check_may_ask(
 
 def _check_asker(found: list[DictRow], asker: UUID, ids: list[str]) -> None:
     """Of a run's own questions only: what another has asked since under the same id is not what was answered."""
+    by_id = _grouped(found)
     for interrupt_id in ids:
-        mine = [
-            row for row in found if row["interrupt_id"] == interrupt_id and asker in (row["run_id"], row["left_by"])
-        ]
+        mine = [row for row in by_id.get(interrupt_id, []) if asker in (row["run_id"], row["left_by"])]
         if not mine:
             raise InvalidRequest(f"Run {asker} has not asked interrupt {interrupt_id}.")
         if not any(row["free"] for row in mine):
@@ -348,7 +383,7 @@ def _check_asker(found: list[DictRow], asker: UUID, ids: list[str]) -> None:
 
 def _taken(row: DictRow) -> AlreadyAnswered:
     interrupt_id = row["interrupt_id"] or None
-    if row["answered_by"] is not None:
+    if row["answered_by"] is not None and row["closed_by"] is None:
         what = "The thread's question" if interrupt_id is None else f"Interrupt {interrupt_id}"
         message = f"{what} has been answered already, by run {row['answered_by']}."
         return AlreadyAnswered(message, run_id=row["answered_by"], interrupt_id=interrupt_id)

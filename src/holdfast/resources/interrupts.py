@@ -27,8 +27,11 @@ QuestionState = Literal["waiting", "answered", "closed"]
 
 COLUMNS = """
 interrupt.interrupt_id, interrupt.thread_id, interrupt.run_id, interrupt.assistant_id, interrupt.graph_id,
-CASE WHEN answered_by IS NOT NULL THEN 'answered' WHEN settled_at IS NOT NULL THEN 'closed' ELSE 'waiting' END AS state,
-value, form, asked_at, deadline_at, escalated_at, escalation ->> 'to' AS escalated_to, answered_at, answered_by,
+CASE WHEN settled_at IS NOT NULL AND (answered_by IS NULL OR closed_by IS NOT NULL) THEN 'closed'
+     WHEN answered_by IS NOT NULL THEN 'answered' ELSE 'waiting' END AS state,
+value, form, asked_at, deadline_at, escalated_at, escalation ->> 'to' AS escalated_to,
+CASE WHEN closed_by IS NULL THEN answered_at END AS answered_at,
+CASE WHEN closed_by IS NULL THEN answered_by END AS answered_by,
 defaulted, thread.metadata
 """
 
@@ -132,9 +135,9 @@ class Filters:
             case "waiting":
                 conditions.append(WAITING)
             case "answered":
-                conditions.append("answered_by IS NOT NULL")
+                conditions.append("answered_by IS NOT NULL AND closed_by IS NULL")
             case "closed":
-                conditions.append("answered_by IS NULL AND settled_at IS NOT NULL")
+                conditions.append("settled_at IS NOT NULL AND (answered_by IS NULL OR closed_by IS NOT NULL)")
         for column in ("interrupt_id", "thread_id", "run_id", "assistant_id", "graph_id"):
             if (value := getattr(self, column)) is not None:
                 conditions.append(f"interrupt.{column} = %({column})s")

@@ -22,9 +22,10 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.answers import answer_of
 from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
-from holdfast.engine.gates import answer_of, restore_thread, undo_runs
+from holdfast.engine.gates import restore_thread, undo_runs
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.quota import Quota
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
@@ -49,7 +50,9 @@ SHOW_THREAD = "UPDATE thread SET hidden_at = NULL WHERE thread_id = %(thread_id)
 # checkpoint has no parent because there was none, and not because the history was pruned. LangGraph counts steps from
 # there; with durability "exit" the first checkpoint is the last step's, and only earlier runs tell. `answered`: the
 # questions that these runs have answered, or meant to; not those that they asked themselves. `stored`: what a Command
-# wrote is there, on the checkpoint that it found.
+# wrote is there, on the checkpoint that it found. `over`: since this run was created, others have answered a question,
+# somebody has closed one by hand, or the thread has passed by one that this run was to answer. A value may then be for
+# none of those that wait now. `created_at` alone does not tell: that of a delayed run is when it is due.
 SITUATION = f"""
 SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_checkpoint_id AS start_id,
        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
@@ -59,6 +62,11 @@ SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_che
           AND metadata ->> 'run_id' = ANY(own.run_ids::text[]) ORDER BY checkpoint_id DESC LIMIT 1) AS last_id,
        EXISTS (SELECT 1 FROM run other WHERE other.thread_id = run.thread_id AND other.run_id <> ALL(own.run_ids)
                  AND (other.finished_at IS NULL OR other.started_at >= run.finished_at)) AS moved_on,
+       EXISTS (SELECT 1 FROM interrupt i
+               WHERE i.thread_id = run.thread_id AND i.settled_at IS NOT NULL
+                 AND (i.settled_at >= run.created_at OR i.answered_by = ANY(own.run_ids))
+                 AND (i.closed_by <> ALL(own.run_ids)
+                      OR i.answered_by IS NULL OR i.answered_by <> ALL(own.run_ids))) AS over,
        first.step IN ('-2', '-1')
        OR %(held)s AND NOT EXISTS (SELECT 1 FROM run other WHERE other.thread_id = run.thread_id
                                      AND other.run_id <> ALL(own.run_ids) AND other.started_at < run.started_at)
@@ -189,6 +197,12 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
         raise Conflict(
             f"Thread {new.thread_id} has other runs since run {letter['run_id']} failed, so its answer may be for "
             "another question than what waits now. Answer that with a new run, and discard this letter."
+        )
+    answer = answer_of(kwargs)
+    if found["over"] and answer is not None and answer.by_id is None and progress < CHECKPOINT:
+        raise Conflict(
+            f"Questions of thread {new.thread_id} are over since run {letter['run_id']} was created, so its answer may "
+            "be for another question than what waits now. Answer that with a new run, and discard this letter."
         )
     command = retry.kwargs.get("command") is not None
     if found["moved_on"] and (command or not retry.fork):

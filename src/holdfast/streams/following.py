@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.gates import answer_of
+from holdfast.engine.answers import answer_of
 from holdfast.streams.hub import Hub, HubClosed
 from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import BEGINNINGS

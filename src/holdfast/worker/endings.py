@@ -10,7 +10,7 @@ import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
-from holdfast.engine.gates import answer_of
+from holdfast.engine.answers import answer_of
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended
 from holdfast.engine.states import EndedStatus, RunStatus

@@ -16,6 +16,8 @@ from langgraph.checkpoint.serde.types import RESUME
 from langgraph.pregel import Pregel
 from langgraph.types import All, Command, Send, StateSnapshot
 
+from holdfast.engine.answers import names_interrupts
+
 NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
 
 # The task that a Command's writes are stored under.
@@ -60,7 +62,7 @@ async def starting_input(
     if command is None:
         return kwargs.get("input") if progress == NOTHING else None, False
     resume = command.get("resume")
-    by_id = _is_resume_map(resume)
+    by_id = names_interrupts(resume)
     strict = bool(kwargs.get("strict_resume")) and progress == NOTHING
     if by_id and attempt > 1:
         # To LangGraph, what an earlier attempt has answered does not wait any more. Only what was never asked is
@@ -91,10 +93,6 @@ async def _unstored_answer(
         return {}
     waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
     return dict.fromkeys(waiting & asked, answer)
-
-
-def _is_resume_map(resume: Any) -> bool:
-    return isinstance(resume, dict) and bool(resume) and all(isinstance(key, str) and len(key) == 32 for key in resume)
 
 
 async def _asked_interrupts(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> set[str]:
