@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -143,6 +144,18 @@ async def test_an_answer_whose_run_is_deleted_later(desk: Desk) -> None:
     assert (await desk.join(asked.thread_id, again["run_id"]))["answer"] == "no"
 
 
+async def test_a_deleted_answer_opens_no_question_after_an_edit_of_the_state(desk: Desk) -> None:
+    asked = await desk.ask("decisions_in_steps", {"decisions": ["x"]})
+    run = await desk.answer(asked.thread_id, "yes", assistant_id="decisions_in_steps")
+    await desk.join(asked.thread_id, run["run_id"])
+    await desk.post(f"/threads/{asked.thread_id}/state", values={"decisions": ["by hand"]}, as_node="second")
+    assert (await desk.client.delete(f"/threads/{asked.thread_id}/runs/{run['run_id']}")).status_code == 204
+    assert await desk.states(asked.thread_id) == {asked.ids[0]: "answered"}
+    assert (await desk.get(f"/threads/{asked.thread_id}"))["interrupts"] == {}
+    for resume in ("REJECT", {asked.ids[0]: "REJECT"}):
+        await desk.answer(asked.thread_id, resume, 409, assistant_id="decisions_in_steps")
+
+
 async def test_an_answer_whose_run_is_rolled_back_while_it_runs(desk: Desk) -> None:
     asked = await desk.ask(input={"seconds": 60})
     first = await desk.answer(asked.thread_id, "yes", stream_mode="updates")
@@ -245,3 +258,27 @@ async def test_a_resumed_run_is_as_the_one_that_asked(desk: Desk) -> None:
     other = await desk.ask(config={"configurable": {"colour": "blue"}})
     run = await desk.post(f"{other.path}/resume", answer="yes", config={"configurable": {"colour": "red"}})
     assert run["kwargs"]["config"]["configurable"]["colour"] == "red"
+
+
+async def test_an_object_with_keys_like_ids_is_a_value(idle: Desk) -> None:
+    """To LangGraph an id has the digits 0-9 and a-f. So the object is for all that waits, and the only answer."""
+    async with idle.worker():
+        asked = [await idle.ask("decisions") for _ in range(2)]
+    for one, key in zip(asked, ("approve_the_payment_of_customers", "0123456789ABCDEF" * 2), strict=True):
+        first = await idle.answer(one.thread_id, {key: True}, assistant_id="decisions")
+        refused = await idle.answer(one.thread_id, {one.ids[0]: "REJECT"}, 409, assistant_id="decisions")
+        assert refused["run_id"] == first["run_id"]
+        refused = await idle.post(f"{one.path}/resume", 422, answers={key: True})
+        assert "for each interrupt id" in refused["detail"]
+
+
+async def test_an_answer_names_a_limited_number_of_interrupts(idle: Desk) -> None:
+    thread_id = await idle.thread()
+    first, second = ({f"{number:032x}": True for number in range(at, at + 10_000)} for at in (0, 10_000))
+    refused = await idle.answer(thread_id, {**first, "f" * 32: True}, 422)
+    assert refused["detail"] == "An answer can be for 10,000 interrupts at most. This one names 10,001."
+    await idle.answer(thread_id, first)
+    began = time.monotonic()
+    await idle.answer(thread_id, second)
+    assert time.monotonic() - began < 5, "the time grows with the number of ids, not with its square"
+    await idle.client.delete(f"/threads/{thread_id}")

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from langgraph.graph import START, StateGraph
-from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.outcome import Released
 from holdfast.errors import AlreadyAnswered
 from holdfast.settings import Settings
-from tests.gates.decisions import Decisions, ask_twice
-from tests.gates.without_worker import ENDS, SHOWN, end, side_by_side, waiting
+from tests.gates.decisions import Decisions, ask_about_last, ask_twice, asker
+from tests.gates.scene import NEW_TURN, Scene, inside, turns
+from tests.gates.without_worker import ENDS, side_by_side, waiting
 from tests.support.catalogs import catalog_of
-from tests.support.records import post_run, query, run_row
-from tests.support.station import Station, open_station
+from tests.support.records import query, run_row
+from tests.support.station import open_station
 from tests.support.waiting import until
 
 DURABILITIES = ["async", "exit"]
 STORED = "SELECT 1 FROM checkpoint_writes WHERE idx = -3"
-NEW_TURN = {"decisions": ["new turn"]}
-
-
-def asker(name: str, failures: int = 0) -> Any:
-    """A node that asks, and fails so often after the answer, as something that is away for a moment."""
-    left = [failures]
-
-    async def ask(state: Decisions) -> Decisions:
-        answer = interrupt(f"{name}?")
-        if left[0]:
-            left[0] -= 1
-            raise ConnectionError("away for a moment")
-        return {"decisions": [f"{name} {answer}"]}
-
-    ask.__name__ = name
-    return ask
 
 
 def failing_once_asked(database: Database) -> Any:
@@ -53,69 +34,6 @@ def failing_once_asked(database: Database) -> Any:
         raise ConnectionError("away for a moment")
 
     return fail
-
-
-def inside(graph: Pregel[Any, Any, Any, Any], depth: int) -> Pregel[Any, Any, Any, Any]:
-    for _ in range(depth):
-        graph = StateGraph(Decisions).add_node("inner", graph).add_edge(START, "inner").compile()
-    return graph
-
-
-class Scene:
-    """A thread, and a worker that executes what the test says."""
-
-    def __init__(self, database: Database, station: Station) -> None:
-        self.database = database
-        self.station = station
-        self.thread_id = uuid4()
-
-    async def queue(self, **kwargs: Any) -> UUID:
-        created = await post_run(self.database, "graph", thread_id=self.thread_id, **kwargs)
-        run_id: UUID = created.run["run_id"]
-        return run_id
-
-    async def run(self, **kwargs: Any) -> UUID:
-        run_id = await self.queue(**kwargs)
-        await self.station.execute_next()
-        return run_id
-
-    async def release(self, **kwargs: Any) -> UUID:
-        """Run an attempt, after which the run waits for the next."""
-        run_id = await self.queue(**kwargs)
-        await self.retry()
-        return run_id
-
-    async def retry(self) -> None:
-        _, outcome = await self.station.execute_next()
-        assert isinstance(outcome, Released), outcome
-
-    async def due(self) -> None:
-        await query(self.database, "UPDATE run SET ready_at = now() WHERE status = 'pending' RETURNING 1")
-
-    async def end(self, how: str) -> None:
-        """End the run that was released."""
-        if how == "poison":
-            await self.due()
-            await self.station.claim()
-            await query(self.database, "UPDATE worker SET status = 'lost' RETURNING 1")
-        await end(self.database, self.thread_id, how)
-        await query(self.database, "UPDATE worker SET status = 'online' RETURNING 1")
-
-    async def answer(self, answers: dict[str, str], **kwargs: Any) -> UUID:
-        """Answer all that waits, by id."""
-        ids = await waiting(self.database)
-        return await self.run(command={"resume": {ids[asked]: answers[asked] for asked in ids}}, **kwargs)
-
-    async def asks(self) -> set[str]:
-        """What waits, which is what the thread shows."""
-        found = set(await waiting(self.database))
-        [thread] = await query(self.database, SHOWN)
-        assert set(thread["questions"]) == found
-        return found
-
-    async def decided(self) -> list[str]:
-        [thread] = await query(self.database, "SELECT values FROM thread")
-        return sorted(thread["values"]["decisions"])
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
@@ -260,23 +178,6 @@ async def test_cancelled_queued_answer_keeps_the_running_answer(settings: Settin
         assert await scene.decided() == ["left yes", "note", "right ok"]
 
 
-def turns() -> Pregel[Any, Any, Any, Any]:
-    """A graph whose first turn asks, and whose second works and asks something else."""
-
-    async def begin(state: Decisions) -> Decisions:
-        return {} if "new turn" in state["decisions"] else {"decisions": [f"first {interrupt('first?')}"]}
-
-    failures = [1]
-
-    async def work(state: Decisions) -> Decisions:
-        if failures and "new turn" in state["decisions"]:
-            failures.pop()
-            raise ConnectionError("away for a moment")
-        return {"decisions": [f"delete {interrupt('really delete?')}"]}
-
-    return StateGraph(Decisions).add_sequence([begin, work]).add_edge(START, "begin").compile()
-
-
 @pytest.mark.parametrize("by", ["value", "id"])
 @pytest.mark.parametrize("how", ENDS)
 async def test_question_that_the_thread_has_passed_by_is_closed(
@@ -300,12 +201,7 @@ async def test_queued_value_answers_no_question_that_is_asked_before_its_turn(
     settings: Settings, database: Database
 ) -> None:
     """It was for the question that waited then. The run before it goes on without an answer, and asks another."""
-
-    async def ask(state: Decisions) -> Decisions:
-        subject = state["decisions"][-1]
-        return {"decisions": [f"{subject} {interrupt(f'{subject}?')}"]}
-
-    async with open_station(settings, database, catalog_of(graph=side_by_side(ask))) as station:
+    async with open_station(settings, database, catalog_of(graph=side_by_side(ask_about_last))) as station:
         scene = Scene(database, station)
         await scene.run(input={"decisions": ["first"]})
         await scene.queue(input={"decisions": ["delete"]})

@@ -87,3 +87,19 @@ async def test_a_paused_run_holds_no_slot(desk: Desk) -> None:
     assert (await desk.join(done.thread_id, run["run_id"]))["done"] == ["review", "work"]
     for asked in waiting:
         assert await desk.states(asked.thread_id) == {asked.ids[0]: "waiting"}
+
+
+async def test_question_whose_answer_came_too_late_is_closed(idle: Desk) -> None:
+    async with idle.worker():
+        asked = await idle.ask()
+    ahead = await idle.post(f"/threads/{asked.thread_id}/runs", assistant_id="quiet", input={})
+    late = await idle.answer(asked.thread_id, "yes")
+    assert await idle.states(asked.thread_id) == {asked.ids[0]: "answered"}
+    async with idle.worker():
+        for run in (ahead, late):
+            await idle.join(asked.thread_id, run["run_id"])
+    assert await idle.inbox(thread_id=asked.thread_id, state="answered") == []
+    [closed] = await idle.inbox(thread_id=asked.thread_id, state="closed")
+    assert (closed["state"], closed["answered_by"], closed["answered_at"]) == ("closed", None, None)
+    refused = await idle.answer(asked.thread_id, {asked.ids[0]: "yes"}, 409)
+    assert (refused["run_id"], "does not wait" in refused["detail"]) == (ahead["run_id"], True)

@@ -285,3 +285,51 @@ async def test_an_update_on_a_branch_is_applied_once(desk: Desk) -> None:
     path = await letter(desk, asked, answer, "decision", command=command, checkpoint=place)
     retried = await desk.post(f"{path}/retry")
     assert (await desk.join(asked.thread_id, retried["run_id"]))["decisions"] == ["note", answer]
+
+
+@pytest.mark.parametrize("how", ["rolled back", "deleted"])
+@pytest.mark.parametrize("by", ["value", "id"])
+async def test_a_retry_that_is_undone_keeps_the_answer_that_the_letter_has_used(idle: Desk, by: str, how: str) -> None:
+    async with idle.worker():
+        asked = await idle.ask("decisions_in_steps", {"decisions": [new("flakier")]})
+        path = await letter(idle, asked, resume(asked, "APPROVE", by), "decisions_in_steps")
+    assert await progress_of(idle, path) == 2
+    retried = await idle.post(f"{path}/retry")
+    place = f"/threads/{asked.thread_id}/runs/{retried['run_id']}"
+    if how == "deleted":
+        async with idle.worker():
+            await idle.join(asked.thread_id, retried["run_id"])
+        assert (await idle.client.delete(place)).status_code == 204
+    else:
+        await idle.client.post(f"{place}/cancel", params={"action": "rollback"})
+    refused = await idle.answer(asked.thread_id, {asked.ids[0]: "REJECT"}, 409, assistant_id="decisions_in_steps")
+    assert refused["run_id"] == path.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("begin", ["checkpoint", "start"])
+@pytest.mark.parametrize("as_node", ["first", None])
+async def test_a_letter_that_did_nothing_answers_by_value_nothing_after_an_edit_of_the_state(
+    idle: Desk, as_node: str | None, begin: str
+) -> None:
+    async with idle.worker():
+        asked = await idle.ask("decisions_in_steps", {"decisions": ["x"]})
+    run = await idle.answer(asked.thread_id, "APPROVE", assistant_id="decisions_in_steps")
+    assert len(await put_aside(idle.database, ["decisions_in_steps"], after=0, batch=10)) == 1
+    values = {"decisions": ["first? REJECT"]}
+    await idle.post(f"/threads/{asked.thread_id}/state", values=values, as_node=as_node)
+    refused = await idle.post(f"/dead-letters/{run['run_id']}/retry", 409, **start(begin))
+    assert "discard this letter" in refused["detail"]
+
+
+@pytest.mark.parametrize("begin", ["checkpoint", "start"])
+async def test_a_letter_with_an_update_answers_by_value_nothing_after_an_edit_of_the_state(
+    desk: Desk, begin: str
+) -> None:
+    asked = await desk.ask("decisions_in_steps", {"decisions": ["x"]})
+    answer = new("flakier")
+    command = {"resume": answer, "update": {"decisions": ["note"]}}
+    path = await letter(desk, asked, answer, "decisions_in_steps", command=command)
+    assert await progress_of(desk, path) < 2
+    await desk.post(f"/threads/{asked.thread_id}/state", values={"decisions": ["by hand"]}, as_node="first")
+    refused = await desk.post(f"{path}/retry", 409, **start(begin))
+    assert "discard this letter" in refused["detail"]

@@ -22,7 +22,9 @@ SELECT value #>> '{}' AS question, interrupt_id FROM interrupt WHERE settled_at 
 SHOWN = """
 SELECT resting_status, array(SELECT jsonb_path_query(interrupts, '$.*[*].value') #>> '{}') AS questions FROM thread
 """
-DUE_LONG_AGO = "UPDATE run SET ready_at = now() - interval '1 day' WHERE status = 'pending' RETURNING 1"
+DUE_LONG_AGO = """
+UPDATE run SET ready_at = now() - interval '1 day' WHERE status = 'pending' AND ready_at IS NOT NULL RETURNING 1
+"""
 
 
 def side_by_side(*nodes: Any) -> Pregel[Any, Any, Any, Any]:
