@@ -16,7 +16,7 @@ from holdfast.engine.states import CancelAction
 from holdfast.errors import Cancelled
 from holdfast.resources.runs import delete_run
 from holdfast.settings import Settings
-from tests.gates.decisions import Decisions, ask_once, ask_twice
+from tests.gates.decisions import Decisions, ask_once, ask_twice, asker
 from tests.gates.scene import Scene, inside
 from tests.gates.without_worker import side_by_side, waiting
 from tests.support.catalogs import catalog_of
@@ -121,4 +121,29 @@ async def test_undoing_one_of_two_answers_keeps_the_work_of_the_other(
         assert await scene.asks() == {"right?"}
         await scene.run(command={"resume": {ids["right?"]: "REJECT"}})
         assert acted == ["ok"]
+        assert await scene.decided() == ["left ok", "right REJECT"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_undoing_an_answer_after_a_failed_one_undoes_its_work(
+    settings: Settings, database: Database, depth: int
+) -> None:
+    """A graph inside has stored all questions with its node, and the failed run has answered one of them."""
+
+    async def beside(state: Decisions) -> Decisions:
+        if interrupt("beside?") == "raise":
+            raise ValueError("not that one")
+        return {}
+
+    graph = inside(side_by_side(asker("left"), asker("right"), beside), depth)
+    async with open_station(settings, database, catalog_of(graph=graph)) as station:
+        scene = Scene(database, station)
+        await scene.run(input={"decisions": []})
+        ids = await waiting(database)
+        await scene.run(command={"resume": {ids["left?"]: "ok", ids["beside?"]: "raise"}})
+        assert await scene.asks() == {"right?", "beside?"}
+        run_id = await scene.run(command={"resume": {ids["right?"]: "APPROVE", ids["beside?"]: "ok"}})
+        await delete_run(database, scene.thread_id, run_id)
+        assert await scene.asks() == {"right?", "beside?"}
+        await scene.run(command={"resume": {ids["right?"]: "REJECT", ids["beside?"]: "ok"}})
         assert await scene.decided() == ["left ok", "right REJECT"]
