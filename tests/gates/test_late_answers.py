@@ -315,10 +315,43 @@ async def test_letter_is_not_retried_by_value_when_later_runs_were_swept(
             await retry(database, late)
 
 
-async def retry(database: Database, run_id: UUID, **how: Any) -> None:
+async def test_update_of_a_failed_retry_is_not_applied_with_the_next_answer(
+    settings: Settings, database: Database
+) -> None:
+    """Although the answer that came with it is the letter's, which has used it."""
+    failures = 4
+
+    async def beside(state: Decisions) -> Decisions:
+        nonlocal failures
+
+        async def stored() -> bool:
+            return bool(await query(database, STORED))
+
+        await until(stored, "the question is stored")
+        if failures:
+            failures -= 1
+            raise ValueError("not now")
+        return {}
+
+    async with scene_of(settings, database, side_by_side(ask_twice, beside)) as scene:
+        await scene.run(input={"decisions": []})
+        [first] = (await waiting(database)).values()
+        run_id = await scene.run(command={"resume": {first: "yes"}, "update": {"decisions": ["note"]}})
+        for _ in range(2):
+            await query(database, "UPDATE run SET dead_letter = 'error' WHERE run_id = %s RETURNING 1", run_id)
+            run_id = await retry(database, run_id)
+            await scene.station.execute_next()
+            assert (await run_row(database, run_id))["status"] == "error"
+        assert await scene.asks() == {"second?"}
+        await scene.answer({"second?": "no"})
+        assert await scene.decided() == ["first yes", "second no"]
+
+
+async def retry(database: Database, run_id: UUID, **how: Any) -> UUID:
     async with database.connection() as connection:
         letter = await get_letter(connection, run_id)
-    await retry_letter(database, letter, Retry(kwargs=dict(letter["kwargs"]), **how))
+    new, _ = await retry_letter(database, letter, Retry(kwargs=dict(letter["kwargs"]), **how))
+    return new.run_id
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,17 @@ from holdfast.db.stored_json import object_fields
 # An answer that LangGraph has stored, of a run that ended otherwise than in success. It would win over the next answer
 # to the same question, which is accepted and then ignored. The answer is a write of the null task with index -4. What
 # else the Command wrote goes too, unless a task has finished with it: it would be applied again with the next answer.
+# The retry of a dead letter gives the Command again. What it answers may be all the letter's by then.
 # A run that never started wrote nothing. What is stored is of the run before it, which may be running.
 FORGET_ANSWERS = """
 DELETE FROM checkpoint_writes w USING run
 WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
   AND w.task_id = '00000000-0000-0000-0000-000000000000'
-  AND EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = run.thread_id AND i.answered_by = run.run_id)
+  AND EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = run.thread_id AND i.answered_by IN (
+      WITH RECURSIVE retried AS (
+          SELECT run.run_id
+          UNION SELECT again.retry_of FROM retried JOIN run again USING (run_id) WHERE again.retry_of IS NOT NULL
+      ) SELECT run_id FROM retried))
   AND (w.idx = -4 OR run.progress < 2
        AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
                               WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = '')
