@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.func import task
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
@@ -345,6 +346,40 @@ async def test_update_of_a_failed_retry_is_not_applied_with_the_next_answer(
         assert await scene.asks() == {"second?"}
         await scene.answer({"second?": "no"})
         assert await scene.decided() == ["first yes", "second no"]
+
+
+@BY
+async def test_failed_retry_asks_nothing_that_the_letter_has_used_an_answer_to(
+    settings: Settings, database: Database, by: str
+) -> None:
+    """LangGraph goes on showing the question of a task that a node calls."""
+    failures = 4
+
+    @task
+    async def ask() -> str:
+        answer: str = interrupt("pay?")
+        return answer
+
+    async def decide(state: Decisions) -> Decisions:
+        nonlocal failures
+        decided = await ask()
+        if failures:
+            failures -= 1
+            raise ValueError("not now")
+        return {"decisions": [decided]}
+
+    async with scene_of(settings, database, side_by_side(decide)) as scene:
+        await scene.run(input={"decisions": []})
+        [pay] = (await waiting(database)).values()
+        run_id = await scene.run(command=answer(pay, "APPROVE", by))
+        assert await scene.asks() == set()
+        for _ in range(2):
+            await query(database, "UPDATE run SET dead_letter = 'error' WHERE run_id = %s RETURNING 1", run_id)
+            run_id = await retry(database, run_id)
+            await scene.station.execute_next()
+            assert (await run_row(database, run_id))["status"] == "error"
+            assert await scene.asks() == set()
+        assert len(await query(database, "SELECT 1 FROM interrupt")) == 1
 
 
 async def retry(database: Database, run_id: UUID, **how: Any) -> UUID:

@@ -13,20 +13,25 @@ from psycopg.rows import DictRow
 
 from holdfast.db.stored_json import object_fields
 
+# A run, and the dead letters that it is a retry of. What a letter has used an answer to is not answered by the retry,
+# which was given the same Command and finds the same questions.
+AND_ITS_LETTERS = """(
+    WITH RECURSIVE tried AS (
+        SELECT {run} AS run_id
+        UNION SELECT again.retry_of FROM tried JOIN run again USING (run_id) WHERE again.retry_of IS NOT NULL
+    ) SELECT run_id FROM tried)
+"""
+
 # An answer that LangGraph has stored, of a run that ended otherwise than in success. It would win over the next answer
 # to the same question, which is accepted and then ignored. The answer is a write of the null task with index -4. What
 # else the Command wrote goes too, unless a task has finished with it: it would be applied again with the next answer.
-# The retry of a dead letter gives the Command again. What it answers may be all the letter's by then.
 # A run that never started wrote nothing. What is stored is of the run before it, which may be running.
-FORGET_ANSWERS = """
+FORGET_ANSWERS = f"""
 DELETE FROM checkpoint_writes w USING run
 WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
   AND w.task_id = '00000000-0000-0000-0000-000000000000'
-  AND EXISTS (SELECT 1 FROM interrupt i WHERE i.thread_id = run.thread_id AND i.answered_by IN (
-      WITH RECURSIVE retried AS (
-          SELECT run.run_id
-          UNION SELECT again.retry_of FROM retried JOIN run again USING (run_id) WHERE again.retry_of IS NOT NULL
-      ) SELECT run_id FROM retried))
+  AND EXISTS (SELECT 1 FROM interrupt i
+              WHERE i.thread_id = run.thread_id AND i.answered_by IN {AND_ITS_LETTERS.format(run="run.run_id")})
   AND (w.idx = -4 OR run.progress < 2
        AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
                               WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = '')
@@ -147,7 +152,8 @@ FROM (
         WHERE NOT EXISTS (SELECT 1 FROM interrupt i
                           WHERE i.thread_id = asking.thread_id AND i.interrupt_id = one ->> 'id'
                             AND i.settled_at IS NOT NULL
-                            AND (i.answered_by = ANY(%(run_ids)s) OR i.closed_by = ANY(%(run_ids)s)))
+                            AND (i.closed_by = ANY(%(run_ids)s)
+                                 OR i.answered_by IN {AND_ITS_LETTERS.format(run="unnest(%(run_ids)s::uuid[])")}))
            OR EXISTS (SELECT 1 FROM interrupt again
                       WHERE again.thread_id = asking.thread_id AND again.interrupt_id = one ->> 'id'
                         AND again.settled_at IS NULL AND again.asked_at IS NOT NULL)
@@ -155,6 +161,17 @@ FROM (
     WHERE asking.thread_id = ANY(%(thread_ids)s) GROUP BY asking.thread_id
 ) AS kept
 WHERE thread.thread_id = kept.thread_id AND thread.interrupts <> kept.by_task
+"""
+
+# What LangGraph still shows at the end of a retry was not asked again if its letter has used an answer to it. As a
+# condition of the statement that asks, this would spoil its plan.
+UNASK_USED = f"""
+DELETE FROM interrupt i USING run
+WHERE run.run_id = ANY(%(run_ids)s) AND run.retry_of IS NOT NULL
+  AND i.thread_id = run.thread_id AND i.thread_id = ANY(%(thread_ids)s) AND i.run_id = run.run_id
+  AND EXISTS (SELECT 1 FROM interrupt used
+              WHERE used.thread_id = i.thread_id AND used.interrupt_id = i.interrupt_id AND used.value = i.value
+                AND used.settled_at IS NOT NULL AND used.answered_by IN {AND_ITS_LETTERS.format(run="run.run_id")})
 """
 
 
@@ -169,6 +186,11 @@ async def settle_used(connection: AsyncConnection[DictRow], thread_ids: list[UUI
     parameters = {"thread_ids": thread_ids, "run_ids": run_ids}
     for statement in (SETTLE_USED, DROP_ANSWERED):
         await connection.execute(statement, parameters)
+
+
+async def unask_used(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
+    """After these runs, which did not succeed, have asked: forget what the letters that they retried have used."""
+    await connection.execute(UNASK_USED, {"thread_ids": thread_ids, "run_ids": run_ids})
 
 
 async def give_back(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:

@@ -21,7 +21,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.answers import Answer, answer_of
-from holdfast.engine.failed_answers import forget_answers, give_back, settle_used
+from holdfast.engine.failed_answers import forget_answers, give_back, settle_used, unask_used
 from holdfast.engine.forms import check_answer, terms_of
 from holdfast.errors import AlreadyAnswered, AnswerTooLate, InvalidRequest
 from holdfast.streams.serialize import to_json, to_jsonb
@@ -423,6 +423,8 @@ async def follow_ends(connection: AsyncConnection[DictRow], ends: Sequence[Gated
         await connection.execute(SETTLE, parameters)
     if columns:
         await connection.execute(ASK, columns)
+    if failed:
+        await unask_used(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
 
 
 async def ask(connection: AsyncConnection[DictRow], end: Gated) -> None:
