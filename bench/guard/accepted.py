@@ -4,8 +4,8 @@ Statements are counted exactly, so one more is one too many, except where reques
 the log vary a little from run to run, and their medians hardly do: what they may exceed is several times what they were
 ever seen to, and half of what would be worth knowing. CPU time varies with the machine, timers by a few with how often
 the database answers at once; both are there for growth that calls do not show, which is many times what was accepted.
-Milliseconds slept are those that were asked for: none were, and one delay of a few is reported. Another Python calls
-its own functions differently, so calls and CPU time are accepted for each minor version.
+Milliseconds slept are those that were asked for, however long: none were, and one delay of a few is reported. Another
+Python calls its own functions differently, so calls and CPU time are accepted for each minor version.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ import asyncio
 import cProfile
 import gc
 import json
+import math
 import os
 import socket
 import sys
 import sysconfig
 import threading
 import time
-from asyncio import futures
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -43,16 +43,44 @@ OURS = Path(holdfast.__file__).parent.as_posix() + "/"
 STANDARD = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
 # Where psycopg waits until the database has answered.
 WAITING = ("psycopg/waiting.py", "wait_async")
+# How a stream is made slower, and by how many seconds for each frame: "sleep 0.005".
 SLOW_FRAMES = "GUARD_SLOW_FRAMES"
-FRAME_DELAY_SECONDS = 0.005
 StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]]
-# Seconds. Longer sleeps belong to loops that have nothing to do with a run: uvicorn's wakes up ten times a second.
-LONGEST_SLEEP = 0.09
+# Loops that sleep whether there is a run or not. How often one wakes up during a case is chance, and delays no run.
+LOOPS = frozenset(
+    {
+        "holdfast.api.bounds.UnsentBytes.run",
+        "holdfast.auth.roster.Roster.run",
+        "holdfast.telemetry.loop_delay.watch_loop",
+        "holdfast.upkeep.duty.Duty.run",
+        "holdfast.worker.condition.Condition.watch",
+        "holdfast.worker.dozing.Dozing.run",
+        "holdfast.worker.main.Worker._report",
+        "holdfast.worker.main.Worker._watch_lease",
+        "uvicorn.server.Server.main_loop",
+    }
+)
+# Functions whose timers delay nobody when they are set for at least so many seconds: they fire in whatever case is
+# counted then. The timers are counted, the seconds are not.
+UNAWAITED = {
+    # Forgets what was kept for a client that did not come.
+    "holdfast.streams.hub.Hub.begin": 1.0,
+    "holdfast.streams.hub.Hub.expect": 1.0,
+    # Rings for a stream that may have ended long ago.
+    "holdfast.streams.changes.Alarms.add": 10.0,
+    # The guard sets this delay itself (`first_write_delay`). What it is where nothing is counted is among `delays`.
+    "holdfast.worker.lane.Lane._add": 0.1,
+    # Looks ten times a second whether a statement is to be interrupted: how often depends on how fast Postgres is.
+    "psycopg.waiting.wait_async": 0.1,
+}
+# Longer than the guard takes, in seconds.
+NEVER = 3600.0
 
 
 class Sleeps:
     """Timers that were set, and seconds that were waited: in `time.sleep`, and for timers of the event loop that
-    fired, `asyncio.sleep` among them. As they were asked for, so that a busy machine counts the same as an idle one."""
+    fired, `asyncio.sleep` among them. As they were asked for, so that a busy machine counts the same as an idle one.
+    However long they are: what is left out is left out for who set the timer, in LOOPS and UNAWAITED."""
 
     def __init__(self) -> None:
         self.timers = 0
@@ -60,12 +88,8 @@ class Sleeps:
 
     def sleep(self, seconds: float) -> None:
         """Instead of `time.sleep`, which blocks whatever thread calls it."""
-        self.note(seconds)
+        self.slept += seconds
         _sleep(seconds)
-
-    def note(self, seconds: float) -> None:
-        if seconds <= LONGEST_SLEEP:
-            self.slept += seconds
 
 
 SLEEPS = Sleeps()
@@ -78,16 +102,26 @@ class CountingLoop(uvloop.Loop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        is_sleep = callback is futures._set_result_unless_cancelled  # type: ignore[attr-defined]
-        if not is_sleep or delay <= LONGEST_SLEEP:
-            SLEEPS.timers += 1
+        setter = who_sets(sys._getframe(1))
+        if setter in LOOPS:
+            return super().call_later(delay, callback, *args, context=context)
+        SLEEPS.timers += 1
+        if delay >= UNAWAITED.get(setter, math.inf):
+            return super().call_later(delay, callback, *args, context=context)
 
         def fire(*args: Any) -> None:
-            SLEEPS.note(delay)
+            SLEEPS.slept += delay
             callback(*args)
 
         # One that is cancelled, as those of `asyncio.timeout` mostly are, delays nobody.
         return super().call_later(delay, fire, *args, context=context)
+
+
+def who_sets(frame: FrameType | None) -> str:
+    """The function that sets a timer or, where asyncio sets it, that called asyncio."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "asyncio":
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
 
 
 def package(filename: str) -> str:
@@ -134,19 +168,19 @@ def answer(path: str, profiler: cProfile.Profile) -> None:
                 asking.sendall(json.dumps(counts(profiler)).encode() + b"\n")
 
 
-def slow_frames(how: str) -> None:
-    """Makes every frame of a stream, or with `later` every chunk, take 5 ms longer: what the guard must notice."""
+def slow_frames(how: str, seconds: float) -> None:
+    """Makes every frame of a stream, or with `later` every chunk, take longer: what the guard must notice."""
     if how == "later":
-        slow_response = slow_chunks(streaming.Breakable.stream_response)
+        slow_response = slow_chunks(streaming.Breakable.stream_response, seconds)
         patch.object(streaming.Breakable, "stream_response", slow_response).start()
         return
     frame = sse.frame
 
     def slow(*given: Any) -> bytes:
         if how == "sleep":
-            time.sleep(FRAME_DELAY_SECONDS)
+            time.sleep(seconds)
         else:
-            deadline = time.thread_time() + FRAME_DELAY_SECONDS
+            deadline = time.thread_time() + seconds
             while time.thread_time() < deadline:
                 sum(range(1000))
         return frame(*given)
@@ -154,7 +188,7 @@ def slow_frames(how: str) -> None:
     vars(streaming)["frame"] = slow
 
 
-def slow_chunks(stream_response: StreamResponse) -> StreamResponse:
+def slow_chunks(stream_response: StreamResponse, seconds: float) -> StreamResponse:
     """Each chunk of a stream waits for a timer of the event loop, which is no `asyncio.sleep`."""
 
     async def slow(response: streaming.Breakable, send: Send) -> None:
@@ -162,7 +196,7 @@ def slow_chunks(stream_response: StreamResponse) -> StreamResponse:
             if message.get("body"):
                 loop = asyncio.get_running_loop()
                 waited = loop.create_future()
-                loop.call_later(FRAME_DELAY_SECONDS, waited.set_result, None)
+                loop.call_later(seconds, waited.set_result, None)
                 await waited
             await send(message)
 
@@ -191,11 +225,12 @@ def main() -> None:
     with (
         patch("uvloop.run", run_counted),
         patch("time.sleep", SLEEPS.sleep),
-        patch("holdfast.worker.main.BEGUN_PATIENCE", 60.0),
-        patch("holdfast.streams.pulse.WIDTH", 60.0),
+        patch("holdfast.worker.main.BEGUN_PATIENCE", NEVER),
+        patch("holdfast.streams.pulse.WIDTH", NEVER),
     ):
-        if how := os.environ.get(SLOW_FRAMES):
-            slow_frames(how)
+        if wanted := os.environ.get(SLOW_FRAMES):
+            how, seconds = wanted.split()
+            slow_frames(how, float(seconds))
         app(arguments)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.guard import count
+from bench.guard import count, counted
 from bench.guard.accepted import ACCEPTED, accept, compare, load, python_version
-from bench.guard.cases import CASES
+from bench.guard.cases import CASES, EVENTS_ONE_BY_ONE
 from bench.guard.counted import SLEEPS, SLOW_FRAMES, CountingLoop
 from bench.guard.counting import Counting, read_statements, typical
 from bench.stage import Stage
@@ -75,34 +77,64 @@ def test_frames_that_take_5_ms_longer_are_noticed(
     case: str, how: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one call more for each frame they would not be: of calls, seven per cent pass for chance."""
-    monkeypatch.setenv(SLOW_FRAMES, how)
-    with Stage(say=lambda _: None) as stage:
-        counting = Counting(stage)
-        try:
-            measured = typical(counting.count(case, repetitions=3, warm_up=2))
-        finally:
-            counting.close()
-    measured["delays"] = load()[case].get("delays", {})
-    grown = compare({case: measured}, load()).grown
+    grown = grown_with_slow_frames(monkeypatch, case, f"{how} 0.005", repetitions=3, warm_up=2)
     assert any(told in line for line in grown), "\n".join(grown)
 
 
-@pytest.mark.parametrize(("seconds", "counted"), [(0.05, 3), (60.0, 2)], ids=["short sleep", "sleep of a loop"])
-def test_a_timer_is_counted_once_and_the_sleep_of_a_loop_not_at_all(seconds: float, counted: int) -> None:
-    async def set_timers() -> int:
+@pytest.mark.parametrize("how", ["sleep", "later"])
+@pytest.mark.parametrize(
+    ("case", "seconds", "least"),
+    [("events one by one", 0.1, 100 * EVENTS_ONE_BY_ONE), ("first event", 1.0, 1_000)],
+)
+def test_long_delays_of_frames_are_noticed(
+    case: str, how: str, seconds: float, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the sleeps of loops that run whether there is a stream or not."""
+    grown = grown_with_slow_frames(monkeypatch, case, f"{how} {seconds}", repetitions=1, warm_up=1)
+    label = "milliseconds that the web sleeps: "
+    slept = [int(line.partition(label)[2].partition(", 0 ")[0].replace(",", "")) for line in grown if label in line]
+    assert slept, "\n".join(grown)
+    assert slept[0] >= least
+
+
+def grown_with_slow_frames(
+    monkeypatch: pytest.MonkeyPatch, case: str, slow: str, *, repetitions: int, warm_up: int
+) -> list[str]:
+    """What the guard says about one case when each frame of a stream is delayed."""
+    monkeypatch.setenv(SLOW_FRAMES, slow)
+    with Stage(say=lambda _: None) as stage:
+        counting = Counting(stage)
+        try:
+            measured = typical(counting.count(case, repetitions, warm_up))
+        finally:
+            counting.close()
+    measured["delays"] = load()[case].get("delays", {})
+    return compare({case: measured}, load()).grown
+
+
+async def tick(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def test_timer_is_counted_once_and_the_sleep_of_a_loop_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def set_timers() -> list[int]:
         loop, before = asyncio.get_running_loop(), SLEEPS.timers
         loop.call_later(60, print).cancel()
         loop.call_at(loop.time() + 60, print).cancel()
-        sleeping = asyncio.create_task(asyncio.sleep(seconds))
-        await asyncio.sleep(0)
-        sleeping.cancel()
-        return SLEEPS.timers - before
+        found = [SLEEPS.timers - before]
+        for names in (frozenset(), frozenset({f"{__name__}.tick"})):
+            monkeypatch.setattr(counted, "LOOPS", names)
+            sleeping = asyncio.create_task(tick(60.0))
+            await asyncio.sleep(0)
+            sleeping.cancel()
+            found.append(SLEEPS.timers - before)
+        return found
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        assert runner.run(set_timers()) == counted
+        assert runner.run(set_timers()) == [2, 3, 3]
 
 
-def test_only_short_timers_that_fire_count_as_time_slept() -> None:
+def test_timers_that_fire_count_as_time_slept_however_long_they_are() -> None:
     async def wait() -> float:
         loop, before = asyncio.get_running_loop(), SLEEPS.slept
         fired = loop.create_future()
@@ -113,10 +145,34 @@ def test_only_short_timers_that_fire_count_as_time_slept() -> None:
         fired = loop.create_future()
         loop.call_at(loop.time() + 0.1, fired.set_result, None)
         await fired
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await loop.create_future()
         return SLEEPS.slept - before
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        assert runner.run(wait()) == pytest.approx(0.04)
+        assert runner.run(wait()) == pytest.approx(0.34, abs=0.001)
+
+
+def test_sleeps_of_loops_and_timers_that_delay_nobody_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "UNAWAITED", {f"{__name__}.tick": 0.05})
+
+    async def wait() -> tuple[float, int]:
+        before = SLEEPS.slept, SLEEPS.timers
+        await tick(0.06)
+        await tick(0.04)
+        monkeypatch.setattr(counted, "LOOPS", frozenset({f"{__name__}.tick"}))
+        await tick(0.03)
+        return SLEEPS.slept - before[0], SLEEPS.timers - before[1]
+
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        slept, timers = runner.run(wait())
+    assert (round(slept, 3), timers) == (0.04, 2)
+
+
+@pytest.mark.parametrize("name", sorted({*counted.LOOPS, *counted.UNAWAITED}))
+def test_functions_whose_timers_are_left_out_exist(name: str) -> None:
+    assert callable(pkgutil.resolve_name(name))
 
 
 def test_what_is_as_it_was_has_not_grown(figures: dict[str, Any], accepted: dict[str, Any]) -> None:
