@@ -17,7 +17,7 @@ from bench.peers.picture import picture
 from bench.peers.rounds import Comparison
 from bench.peers.scenarios import Scenario
 from bench.peers.summary import Summary
-from bench.peers.table import Page, spread, verdict
+from bench.peers.table import Page, circumstances, spread, verdict
 from bench.report import RESULTS
 
 
@@ -40,7 +40,7 @@ def run(
     )
     findings = comparison.run()
     summary = Summary(findings)
-    page = Page(summary, seconds=time.monotonic() - started)
+    page = Page(summary, seconds=time.monotonic() - started, circumstances=circumstances())
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.md").write_text(page.markdown())
     (results / f"{name}.json").write_text(json.dumps(page.json(), indent=1) + "\n")

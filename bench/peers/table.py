@@ -9,7 +9,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from bench.peers.cells import Cell, Pace
 from bench.peers.participants import Participant
+from bench.peers.rounds import Findings
 from bench.peers.scenarios import EVENTS, Scenario
 from bench.peers.servers import SERVERS
 from bench.peers.summary import Figure, Summary, Target
@@ -57,15 +59,43 @@ def targets_table(targets: list[Target]) -> list[str]:
     return _rows(["target", "to reach", "measured", "against", ""], rows)
 
 
+def circumstances() -> dict[str, Any]:
+    """When, of which Holdfast and on what."""
+    return {
+        "at": datetime.now(UTC).isoformat(),
+        "tree": tree(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
 class Page:
-    def __init__(self, summary: Summary, *, seconds: float) -> None:
+    def __init__(self, summary: Summary, *, seconds: float, circumstances: dict[str, Any]) -> None:
         self._summary = summary
         self._findings = summary.findings
         self._seconds = seconds
+        self._circumstances = circumstances
         measured = {cell.server for cell in self._findings.cells}
         self._names = [name for name in Participant if name in measured]
         present = {cell.scenario for cell in self._findings.cells}
         self._scenarios = [scenario for scenario in Scenario if scenario in present]
+
+    @classmethod
+    def of_result(cls, result: dict[str, Any]) -> Page:
+        """The page of what `json` returned."""
+        findings = Findings(
+            Pace(**result["pace"]),
+            cells=[
+                Cell(**{**cell, "server": Participant(cell["server"]), "scenario": Scenario(cell["scenario"])})
+                for cell in result["cells"]
+            ],
+            memory={Participant(name): sizes for name, sizes in result["memory"].items()},
+            versions={Participant(name): version for name, version in result["versions"].items()},
+            skipped={Participant(name): reason for name, reason in result["skipped"].items()},
+            load=result["load"],
+        )
+        return cls(Summary(findings), seconds=result["seconds"], circumstances=result)
 
     def _cell(self, name: Participant, scenario: Scenario, *measures: str) -> str:
         if self._summary.failure(name, scenario) is not None:
@@ -110,11 +140,12 @@ class Page:
         pace = self._findings.pace
         waits = [scenario for scenario in self._scenarios if scenario in RATED]
         runs = [scenario for scenario in waits if not scenario.streams]
+        of = self._circumstances
         lines = [
             "# Holdfast and the others",
             "",
-            f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, Python "
-            f"{platform.python_version()}; {len(self._findings.load)} round(s), {pace.concurrency} clients at once, "
+            f"Holdfast {of['tree']}, {of['at'][:10]}, {of['machine']}, {of['cores']} cores, Python "
+            f"{of['python']}; {len(self._findings.load)} round(s), {pace.concurrency} clients at once, "
             f"windows of {pace.seconds:g} s; {self._seconds / 60:.0f} minutes in all. "
             "Median of the rounds (lowest to highest). "
             "Load average at the beginning of each round: "
@@ -184,11 +215,7 @@ class Page:
 
     def json(self) -> dict[str, Any]:
         return {
-            "at": datetime.now(UTC).isoformat(),
-            "tree": tree(),
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
+            **{name: self._circumstances[name] for name in ("at", "tree", "python", "machine", "cores")},
             "seconds": self._seconds,
             "pace": asdict(self._findings.pace),
             "load": self._findings.load,

@@ -26,6 +26,14 @@ RATES: dict[tuple[Participant, Scenario], tuple[float, ...]] = {
     (Participant.AEGRA_DEV, Scenario.FIRST_EVENT): (30.0, 50.0, 46.0),
 }
 
+CIRCUMSTANCES = {
+    "at": "2026-11-18T22:54:41+00:00",
+    "tree": "1.2.3 (abc1234)",
+    "python": "3.11.7",
+    "machine": "x86_64",
+    "cores": 2,
+}
+
 
 def target(of: Summary, name: str) -> Target:
     return next(one for one in of.targets() if one.name == name)
@@ -69,7 +77,7 @@ def test_a_server_that_was_wrong_once_has_no_figure() -> None:
     found.cells.append(wrong)
     assert Summary(found).figure(Participant.LANGGRAPH_DEV, Scenario.THREAD, "rate") is None
     assert Summary(found).best(Scenario.THREAD, "rate", max) is Participant.AEGRA_DEV
-    assert "WrongAnswer: 7" in Page(Summary(found), seconds=1).markdown()
+    assert "WrongAnswer: 7" in Page(Summary(found), seconds=1, circumstances=CIRCUMSTANCES).markdown()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_a_target_that_is_missed(changed: dict[tuple[Participant, Scenario], tup
 
 
 def test_the_page_shows_targets_ratios_and_figures() -> None:
-    page = Page(summary(RATES), seconds=60)
+    page = Page(summary(RATES), seconds=60, circumstances=CIRCUMSTANCES)
     text = page.markdown()
     assert (
         "| thread + wait, by the best peer | at least 10 times | 11.0 (7.75 to 12.0) times | langgraph dev | met |"
@@ -118,6 +126,12 @@ def test_the_page_shows_targets_ratios_and_figures() -> None:
     kept = json.loads(json.dumps(page.json()))
     assert [one["met"] for one in kept["targets"] if one["name"] == "acceptance p50"] == [True]
     assert len(kept["cells"]) == sum(map(len, RATES.values()))
+    assert Page.of_result(kept).markdown() == text
+
+
+def test_page_says_which_version_was_measured_and_when() -> None:
+    text = Page(summary(RATES), seconds=60, circumstances=CIRCUMSTANCES).markdown()
+    assert "\nHoldfast 1.2.3 (abc1234), 2026-11-18, x86_64, 2 cores, Python 3.11.7; 3 round(s)" in text
 
 
 def test_the_picture_is_to_scale() -> None:
