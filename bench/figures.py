@@ -8,7 +8,8 @@ of a programme; `--write` writes what bench/results holds, without measuring. A 
     <!-- end of figures -->
 
 and what is between the markers is written from the newest result of each figure, with the version and the date that it
-was measured with. A test compares the blocks with the results.
+was measured with. A test compares the blocks with the results, and another one looks for measured numbers beside them:
+those would stay as they are when the results change.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.peers.table import Page
 from bench.report import RESULTS, ROOT, result_path
 
 PERFORMANCE, GUARANTEES = ROOT / "docs" / "performance.md", ROOT / "docs" / "guarantees.md"
+PEERS_PAGE = RESULTS / "peers.md"
 BEGINNING, END = "<!-- figures: {} -->", "<!-- end of figures -->"
 TORTURE_MINUTES = "30"
 TORTURE_SEED = "4242"
@@ -95,10 +98,17 @@ def run(only: Sequence[str], *, measuring: bool = True) -> bool:
 
 
 def write(block: str) -> None:
-    """Put what the results say between the markers of a block."""
+    """Put what the results say between the markers of a block, and those of the comparison on its page as well."""
+    if block == "peers":
+        PEERS_PAGE.write_text(peers_page())
     path = BLOCKS[block]
     before, _, after = split(path.read_text(), block)
     path.write_text(before + content(block) + after)
+
+
+def peers_page() -> str:
+    """The page with all figures of the comparison, of the result that is kept."""
+    return Page.of_result(json.loads(PEERS_PAGE.with_suffix(".json").read_text())).markdown()
 
 
 def split(text: str, block: str) -> tuple[str, str, str]:
@@ -135,6 +145,10 @@ def _measures(results: list[dict[str, Any]]) -> Iterator[str]:
             note = f" ({one['note']})" if one["note"] else ""
             target = f"{one['rule']} {number(one['target'])}{one['unit']}"
             yield f"| {result['figure']}: {one['name']} | {target} | {shown}{note} | {origin(result)} |"
+    asides = [f"- {result['figure']}: {aside}" for result in results for aside in result["asides"]]
+    if asides:
+        yield ""
+        yield from asides
 
 
 def _torture(result: dict[str, Any]) -> Iterator[str]:
@@ -178,8 +192,5 @@ def number(value: float) -> str:
 
 
 def origin(result: dict[str, Any]) -> str:
-    """The version and the date of a result, and whether it is one. Figures that were published before results were kept
-    stand in a file that says so."""
-    if "transcribed" in result:
-        return f"version not recorded, {result['at'][:10]}"
-    return f"{result.get('tree') or result['versions']['holdfast']}, {result['at'][:10]}"
+    """The version and the date of a result."""
+    return f"{result['tree']}, {result['at'][:10]}"
