@@ -68,6 +68,10 @@ UNAWAITED = {
     "holdfast.streams.hub.Hub.expect": 1.0,
     # Rings for a stream that may have ended long ago.
     "holdfast.streams.changes.Alarms.add": 10.0,
+    # Poll in case a hint was lost, as seldom as the guard's settings say.
+    "holdfast.streams.hub.Hub.run": 10.0,
+    "holdfast.upkeep.webhooks.Webhooks.run": 10.0,
+    "holdfast.worker.main.Worker._claim_loop": 10.0,
     # The guard sets this delay itself (`first_write_delay`). What it is where nothing is counted is among `delays`.
     "holdfast.worker.lane.Lane._add": 0.1,
     # Looks ten times a second whether a statement is to be interrupted: how often depends on how fast Postgres is.
