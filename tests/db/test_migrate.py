@@ -214,16 +214,20 @@ def test_a_database_that_is_not_there_is_the_operators_error(server_url: str) ->
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_a_database_of_another_encoding_is_refused(server_url: str, encoding: str) -> None:
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "DIRECT_DATABASE_URL"])
+def test_a_database_of_another_encoding_is_refused(
+    server_url: str, empty_url: str, encoding: str, variable: str
+) -> None:
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
         url = make_conninfo(server_url, dbname=name)
         try:
             with pytest.raises(
-                DatabaseError, match=f"whose encoding is {encoding}: Holdfast needs UTF8.* ENCODING 'UTF8'"
+                DatabaseError,
+                match=f"^{variable} leads to a database whose encoding is {encoding}: Holdfast needs UTF8.* 'UTF8'",
             ):
-                migrate(load_settings({}, database_url=url))
+                migrate(load_settings({"DATABASE_URL": empty_url, variable: url}))
             assert not tables(url, "holdfast")
         finally:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -17,6 +17,7 @@ from holdfast.diagnosis.connections import check_connections
 from holdfast.diagnosis.database import (
     check_clock,
     check_database,
+    check_direct_database,
     check_migrations,
     check_rights,
     version_finding,
@@ -59,6 +60,26 @@ async def test_a_database_that_is_not_utf8(installation: Installation, execute: 
     assert finding.verdict is Verdict.FAIL
     assert "whose encoding is SQL_ASCII" in finding.found
     assert "ENCODING 'UTF8'" in finding.fix
+
+
+async def test_direct_url_that_leads_to_another_database(installation: Installation, execute: Execute) -> None:
+    url = str(installation.settings.database_url)
+    assert (await check_direct_database(installation)).found == "not used: DIRECT_DATABASE_URL is not set"
+    same = await check_direct_database(changed(installation, direct_database_url=url))
+    assert same.verdict is Verdict.PASS
+    name = f"other_{uuid4().hex[:12]}"
+    execute(f"CREATE DATABASE {name}")
+    try:
+        other = changed(installation, direct_database_url=make_conninfo(url, dbname=name))
+        finding = await check_direct_database(other)
+    finally:
+        execute(f"DROP DATABASE {name} WITH (FORCE)")
+    assert finding.verdict is Verdict.FAIL
+    assert "DATABASE_URL and DIRECT_DATABASE_URL lead to different databases" in finding.found
+    assert finding.found.endswith(f" and {name})")
+    gone = await check_direct_database(other)
+    assert gone.verdict is Verdict.FAIL
+    assert gone.found.startswith("DIRECT_DATABASE_URL cannot be connected to: ")
 
 
 @pytest.mark.parametrize(

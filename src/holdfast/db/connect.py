@@ -163,13 +163,14 @@ def scoped(connection: Connection[DictRow], settings: Settings) -> Iterator[None
         yield
 
 
-def check_server(connection: Connection[Any]) -> None:
-    """Refuse a server older than Holdfast supports, and a database that does not keep text as UTF-8."""
+def check_server(connection: Connection[Any], name: str) -> None:
+    """Refuse a server older than Holdfast supports, and a database that does not keep text as UTF-8. `name` is the
+    variable that leads there."""
     if connection.info.server_version < MINIMUM_SERVER:
         version = connection.info.server_version // 10000
-        raise DatabaseError(f"DATABASE_URL leads to PostgreSQL {version}: Holdfast needs 14 or later.")
+        raise DatabaseError(f"{name} leads to PostgreSQL {version}: Holdfast needs 14 or later.")
     if (problem := encoding_problem(connection.info)) is not None:
-        raise DatabaseError(f"DATABASE_URL leads to a database {problem} Create another: {CREATE_DATABASE}")
+        raise DatabaseError(f"{name} leads to a database {problem} Create another: {CREATE_DATABASE}")
 
 
 def encoding_problem(info: ConnectionInfo) -> str | None:

@@ -23,6 +23,7 @@ from psycopg.rows import dict_row
 
 from holdfast.db import rights
 from holdfast.db.connect import ANSWER_SHARE, check_server, connection_parameters
+from holdfast.db.identity import RULE, difference, read_identity
 from holdfast.db.outages import is_outage
 from holdfast.db.patient import PatientConnection
 from holdfast.db.session_options import no_transaction_timeout
@@ -109,25 +110,26 @@ def migrate(settings: Settings) -> list[str]:
     A migration may take hours, and so may the wait for another process that migrates. A server that hangs meanwhile is
     noticed within three times DATABASE_TIMEOUT: DatabaseUnavailable.
     """
+    pooled = None
     if settings.direct_database_url is not None:
         with _connected(settings, "DATABASE_URL", session=False) as connection:
-            check_server(connection)
+            check_server(connection, "DATABASE_URL")
+            pooled = read_identity(connection)
     direct = settings.session_url is not None
     name = "DATABASE_URL" if settings.direct_database_url is None else "DIRECT_DATABASE_URL"
     with _connected(settings, name, session=direct) as connection:
-        check_server(connection)
+        check_server(connection, name)
+        if pooled is not None and (problem := difference(pooled, read_identity(connection))) is not None:
+            raise DatabaseError(f"{problem}. {RULE}.")
         try:
             return _Schema(connection, settings.db_schema, has_session=direct).bring_up_to_date()
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
             raise _missing_rights(connection, settings.db_schema, error) from None
-        except psycopg.Error as error:
-            if not is_outage(error):
-                raise
-            raise DatabaseUnavailable(f"{name} was lost during migrations: {_in_a_line(error)}.") from error
 
 
 @contextmanager
 def _connected(settings: Settings, name: str, *, session: bool) -> Iterator[Connection]:
+    """A connection for the length of the block. Raises DatabaseUnavailable if it is lost there."""
     try:
         connection = PatientConnection.connect(
             connection_parameters(settings, "migrate", session=session),
@@ -139,7 +141,12 @@ def _connected(settings: Settings, name: str, *, session: bool) -> Iterator[Conn
     except psycopg.OperationalError as error:
         raise DatabaseError(f"{name} cannot be connected to: {str(error).strip()}") from None
     with connection:
-        yield connection
+        try:
+            yield connection
+        except psycopg.Error as error:
+            if not is_outage(error):
+                raise
+            raise DatabaseUnavailable(f"{name} was lost during migrations: {_in_a_line(error)}.") from error
 
 
 def _missing_rights(connection: Connection, schema: str, error: psycopg.Error) -> DatabaseError:

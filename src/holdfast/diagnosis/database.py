@@ -6,6 +6,7 @@ import psycopg
 
 from holdfast.db import rights
 from holdfast.db.connect import CREATE_DATABASE, MINIMUM_SERVER, encoding_problem
+from holdfast.db.identity import RULE, difference, read_identity_async
 from holdfast.db.migrate import migrations
 from holdfast.diagnosis.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
 from holdfast.diagnosis.installation import Installation, brief
@@ -65,6 +66,27 @@ async def check_database(installation: Installation) -> Finding:
     if encoding is not None:
         return failed(f"a database {encoding}", f"Create another, and point DATABASE_URL at it: {CREATE_DATABASE}")
     return version_finding(number)
+
+
+async def check_direct_database(installation: Installation) -> Finding:
+    """Whether DIRECT_DATABASE_URL leads to the same database as DATABASE_URL."""
+    if installation.settings.direct_database_url is None:
+        return passed("not used: DIRECT_DATABASE_URL is not set")
+    async with await installation.connect() as connection:
+        pooled = await read_identity_async(connection)
+    try:
+        async with await installation.connect(session=True) as connection:
+            direct = await read_identity_async(connection)
+    except DatabaseError as error:
+        return failed(str(error), "Correct the variable, in the environment or in `env` of langgraph.json.")
+    except psycopg.errors.OperationalError as error:
+        return failed(
+            f"DIRECT_DATABASE_URL cannot be connected to: {brief(error)}",
+            "Correct DIRECT_DATABASE_URL, or let this machine in (pg_hba.conf, firewall).",
+        )
+    if (problem := difference(pooled, direct)) is not None:
+        return failed(problem, f"{RULE}. No process starts until then.")
+    return passed("DIRECT_DATABASE_URL leads to the same database")
 
 
 def version_finding(number: int) -> Finding:

@@ -10,7 +10,13 @@ import psycopg
 from redis.exceptions import RedisError
 
 from holdfast.diagnosis.connections import check_connections
-from holdfast.diagnosis.database import check_clock, check_database, check_migrations, check_rights
+from holdfast.diagnosis.database import (
+    check_clock,
+    check_database,
+    check_direct_database,
+    check_migrations,
+    check_rights,
+)
 from holdfast.diagnosis.findings import Finding, Verdict, failed, skipped
 from holdfast.diagnosis.hints import check_redis, check_signals
 from holdfast.diagnosis.installation import Installation, brief
@@ -33,6 +39,7 @@ class Check:
 
 CHECKS: tuple[Check, ...] = (
     Check("database", check_database),
+    Check("direct database", check_direct_database, needs="database"),
     Check("rights", check_rights, needs="database"),
     Check("migrations", check_migrations, needs="database"),
     Check("clock", check_clock, needs="database"),
