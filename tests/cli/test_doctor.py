@@ -35,7 +35,7 @@ def test_a_line_for_each_check_and_a_fix_where_one_is_due(database_url: str, tmp
     _, _, told = done.stdout.partition("✗ fail  connections ")
     assert "fix: Raise max_connections" in told.splitlines()[1]
     assert "- skip  graphs       there is no langgraph.json here" in done.stdout
-    assert done.stdout.splitlines()[-1] == "10 pass, 1 warn, 1 fail, 1 skip"
+    assert done.stdout.splitlines()[-1] == "11 pass, 1 warn, 1 fail, 1 skip"
 
 
 def test_malformed_dsn_is_explained_without_its_password(tmp_path: Path) -> None:

@@ -250,3 +250,29 @@ async def test_leader_learns_whether_runs_are_executed(
         assert not (await watch(connection)).busy
         await claim_runs(database, worker.worker_id)
         assert (await watch(connection)).busy
+
+
+async def test_expired_lease_counts_for_a_leader_that_has_settled_or_when_the_worker_gave_up(
+    database: Database, database_url: str, worker: WorkerProcess
+) -> None:
+    """After an outage all leases have expired. Until the workers had time to register anew and to give up their former
+    leases, their runs would be blamed for it."""
+    created = await create(database, uuid4())
+    await claim_runs(database, worker.worker_id)
+    worker.heartbeat.execute("UPDATE worker SET lease_until = now() - interval '1 s'")
+
+    async with leader(database_url) as connection:
+
+        async def missing(*, settled: bool) -> list[UUID]:
+            watched = await watch_workers(connection, grace=GRACE, settled=settled)
+            return [row["worker_id"] for row in watched.missing if row["lost"]]
+
+        assert await missing(settled=False) == []
+        assert await missing(settled=True) == [worker.worker_id]
+        lease.give_up(worker.heartbeat, worker.worker_id)
+        assert await missing(settled=False) == [worker.worker_id]
+        assert await mark_lost(connection, worker.worker_id, grace=GRACE)
+    [released] = await release_orphans(database, max_crashes=3)
+    assert released["run_id"] == created.run["run_id"]
+    row = await run_row(database, released["run_id"])
+    assert (row["status"], row["crashes"], row["crashes_in_a_row"]) == ("pending", 0, 0)

@@ -39,7 +39,7 @@ class Check:
 
 CHECKS: tuple[Check, ...] = (
     Check("database", check_database),
-    Check("direct database", check_direct_database, needs="database"),
+    Check("direct URL", check_direct_database, needs="database"),
     Check("rights", check_rights, needs="database"),
     Check("migrations", check_migrations, needs="database"),
     Check("clock", check_clock, needs="database"),
