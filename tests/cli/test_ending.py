@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from holdfast.cli.exit_codes import ExitCode
 from tests.cli.processes import holdfast
 from tests.support.servers import free_port
 
+# Longer than a process takes to start and to end.
+LIMIT_SECONDS = 120.0
 GRAPH = """
 import threading
 from typing import TypedDict
@@ -35,6 +38,9 @@ def test_process_ends_although_a_thread_of_the_project_does_not(tmp_path: Path, 
     ready = "worker.online" if role == "worker" else "web.listening"
     command = holdfast(role, *([] if role == "worker" else ["--port", str(free_port())]))
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        # A process that does not end would keep its end of the pipe open, too.
+        limit = threading.Timer(LIMIT_SECONDS, process.kill)
+        limit.start()
         try:
             assert process.stderr is not None
             while json.loads(process.stderr.readline())["event"] != ready:
@@ -43,6 +49,7 @@ def test_process_ends_although_a_thread_of_the_project_does_not(tmp_path: Path, 
             rest = [json.loads(line) for line in process.stderr]
             assert process.wait(60) == ExitCode.OK
         finally:
+            limit.cancel()
             process.kill()
     [left] = [line["threads"] for line in rest if line["event"] == "process.threads_left"]
     assert "endless" in left

@@ -25,7 +25,15 @@ from structlog.testing import capture_logs
 
 from holdfast.cli.fleet import _migrate as migrate_in_a_process
 from holdfast.db.connect import Database, open_session
-from holdfast.db.migrate import SESSION_KEY, TRANSACTION_KEY, Migration, migrate, migrations
+from holdfast.db.migrate import (
+    LIMITS,
+    LOCK_TIMEOUT_SECONDS,
+    SESSION_KEY,
+    TRANSACTION_KEY,
+    Migration,
+    migrate,
+    migrations,
+)
 from holdfast.db.patient import PatientConnection
 from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.settings import Settings, load_settings
@@ -84,13 +92,20 @@ def test_a_failure_leaves_what_came_before_it(empty_url: str, monkeypatch: pytes
     assert migrate(settings) == []
 
 
+def shorten_lock_timeout(monkeypatch: pytest.MonkeyPatch, timeout: str) -> None:
+    """Only the value, so that the tests fail if migrations have no such limit."""
+    given = f"lock_timeout = '{LOCK_TIMEOUT_SECONDS:g}s'"
+    assert given in LIMITS
+    monkeypatch.setattr("holdfast.db.migrate.LIMITS", LIMITS.replace(given, f"lock_timeout = '{timeout}'"))
+
+
 def test_other_statements_do_not_queue_behind_a_migration_that_waits(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
-    monkeypatch.setattr("holdfast.db.migrate.LIMITS", "SET LOCAL lock_timeout = '200ms'")
+    shorten_lock_timeout(monkeypatch, "200ms")
     with (
         ThreadPoolExecutor(1) as pool,
         psycopg.connect(empty_url) as long,
@@ -113,7 +128,7 @@ def test_a_migration_that_cannot_lock_its_tables_fails_at_last(empty_url: str, m
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
-    monkeypatch.setattr("holdfast.db.migrate.LIMITS", "SET LOCAL lock_timeout = '50ms'")
+    shorten_lock_timeout(monkeypatch, "50ms")
     monkeypatch.setattr("holdfast.db.migrate.LOCKING_SECONDS", 0.1)
     with psycopg.connect(empty_url) as long:
         long.execute("SELECT FROM holdfast.thread")

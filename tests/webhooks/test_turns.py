@@ -19,6 +19,7 @@ from holdfast.resources.webhooks import Delivery, DueDelivery, claim_deliveries
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import webhooks as duty
+from holdfast.upkeep.webhook_sender import Answer
 from holdfast.upkeep.webhook_slots import WebhookSlots
 from holdfast.upkeep.webhooks import CONCURRENT, Webhooks
 from tests.support.receiver import Receiver, receiving
@@ -384,9 +385,19 @@ async def test_a_walk_through_many_receivers_ends_if_none_of_them_can_be_called(
 
 
 async def test_noting_leaves_most_of_the_pool_to_others(
-    settings: Settings, database: Database, receiver: Receiver
+    settings: Settings, database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came of the calls cannot be written, because somebody has locked the table."""
+    # No connection comes back before the table is free.
+    monkeypatch.setattr(duty, "NOTING", 600.0)
+    noting: list[Delivery] = []
+
+    async def note(self: Webhooks, delivery: Delivery, answer: Answer) -> str | None:
+        noting.append(delivery)
+        return await undisturbed(self, delivery, answer)
+
+    undisturbed = Webhooks._note
+    monkeypatch.setattr(Webhooks, "_note", note)
     small = Database(settings.model_copy(update={"pool_max": 4, "database_timeout": 60.0}), "test")
     await small.open()
     try:
@@ -397,10 +408,10 @@ async def test_noting_leaves_most_of_the_pool_to_others(
             async with database.transaction() as connection:
                 await connection.execute("LOCK TABLE webhook_delivery")
                 receiver.hold.set()
-                for _ in range(20):
-                    async with asyncio.timeout(10), small.connection() as other:
-                        await other.execute("SELECT 1")
-                    await asyncio.sleep(0.01)
+                # From here on, whoever asks for a connection is behind all of them, as far as they have asked.
+                await until_true(lambda: len(noting) == 20, "all answers are to be noted")
+                async with asyncio.timeout(20), small.connection() as other:
+                    await other.execute("SELECT 1")
     finally:
         await small.close()
 
