@@ -21,10 +21,12 @@ from holdfast.engine.reap import release_orphans
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep.items import ItemSweeper
+from holdfast.upkeep.leader import Upkeep
 from holdfast.upkeep.sweeper import Sweeper
 from tests.engine.scene import create, declare_lost, online_worker
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query, run_row
+from tests.upkeep.test_bad_rows import QUESTION
 
 # A quarter of it is what a row may take.
 DATABASE_TIMEOUT = 6.0
@@ -220,6 +222,27 @@ async def sweep(sweeper: Sweeper) -> None:
 async def sweep_until_left(sweeper: Sweeper, database: Database, left: set[UUID]) -> None:
     while {row["thread_id"] for row in await query(database, "SELECT thread_id FROM thread")} != left:
         await sweep(sweeper)
+
+
+async def test_deadlines_go_round_threads_that_are_locked(settings: Settings, database: Database) -> None:
+    """Within one turn of the duty, however many of them come first."""
+    threads = [uuid4() for _ in range(4)]
+    for number, thread_id in enumerate(threads):
+        run_id = (await create(database, thread_id)).run["run_id"]
+        await query(database, QUESTION, f"locked{number}", "60 s", run_id)
+    good = (await create(database, uuid4())).run["run_id"]
+    await query(database, QUESTION, "good", "1 s", good)
+    async with impatient(settings, database_timeout=3.0) as upkeep:
+        [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep)).duties if duty.name == "deadlines"]
+        async with database.transaction() as connection:
+            await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
+            with capture_logs() as logs:
+                async with asyncio.timeout(duty.timeout):
+                    await duty.work()
+    left = await query(database, "SELECT interrupt_id FROM interrupt WHERE answered_by IS NULL")
+    assert {row["interrupt_id"] for row in left} == {f"locked{number}" for number in range(4)}
+    reported = [line["interrupt_id"] for line in logs if line["event"] == "upkeep.row_set_aside"]
+    assert sorted(reported) == [f"locked{number}" for number in range(4)]
 
 
 async def test_a_sweep_that_takes_too_long_takes_less(settings: Settings, database: Database) -> None:
