@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 
@@ -71,9 +72,10 @@ class Network:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """A network for the length of the block. Skips the test where that is not permitted, with a line that says so."""
+    """A network for the length of the block. Where that is not permitted, the test fails in CI and is skipped
+    elsewhere, with a line that says so."""
     if os.geteuid() != 0:
-        pytest.skip("a network namespace needs root; the partition is also tested with a proxy")
+        _not_permitted("a network namespace needs root; the partition is also tested with a proxy")
     # Of this process alone, so that tests may run side by side.
     number = os.getpid() % 16_384
     block = f"10.213.{number // 64}"
@@ -84,10 +86,13 @@ def network() -> Iterator[Network]:
         try:
             made._set_up()
         except subprocess.CalledProcessError as error:
-            message = f"no network namespace can be made here: {error.stderr.strip()}"
-            if os.environ.get("CI"):
-                pytest.fail(message)
-            pytest.skip(message)
+            _not_permitted(f"no network namespace can be made here: {error.stderr.strip()}")
         yield made
     finally:
         made._tear_down()
+
+
+def _not_permitted(message: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
