@@ -64,6 +64,14 @@ def test_a_flag_wins_over_the_environment() -> None:
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://user:secret@collector"},
             ["OTEL_EXPORTER_OTLP_ENDPOINT=", "collector: must be the URL of an OTLP collector"],
         ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a..b:1"},
+            ["OTEL_EXPORTER_OTLP_ENDPOINT=http://a..b:1: must be the URL of an OTLP collector", "a host name or an IP"],
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"https://{'a' * 64}/v1/traces"},
+            [f"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://{'a' * 64}", "a host name or an IP address"],
+        ),
         ({"HOLDFAST_DATABASE_SCHEMA": "a;drop"}, ["HOLDFAST_DATABASE_SCHEMA=a;drop", "lower-case"]),
         ({"HOLDFAST_DATABASE_POOL_MIN": "20"}, ["DATABASE_POOL_MIN=20", "DATABASE_POOL_MAX=10"]),
         ({"HOLDFAST_ALLOWED_HOSTS": "a.example, http://b:1"}, ["HOLDFAST_ALLOWED_HOSTS=a.example", "'http://b:1'"]),

@@ -52,6 +52,22 @@ COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://localhost:4318"}
         ({**COLLECTOR, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "99999"}, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=99999: OpenTel"),
         ({**COLLECTOR, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "x"}, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
         (
+            {**COLLECTOR, "OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
+            "OTEL_EXPORTER_OTLP_TIMEOUT=soon: must be a number of seconds, more than 0",
+        ),
+        (
+            {**COLLECTOR, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "brotli"},
+            "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION=brotli: must be none, gzip or deflate",
+        ),
+        (
+            {"HOLDFAST_WEBHOOK_SECRETS": "whsec_hunter2"},
+            "HOLDFAST_WEBHOOK_SECRETS=(secret): each must be whsec_ and 24 to 64 bytes",
+        ),
+        (
+            {"HOLDFAST_DIRECT_DATABASE_URL": "postgresql://u:hunter2@db/d?keepalives_idle=soon"},
+            "DIRECT_DATABASE_URL cannot be used: its keepalives_idle must be a whole number",
+        ),
+        (
             {**COLLECTOR, "OTEL_EXPORTER_OTLP_CERTIFICATE": "/gone.pem"},
             "OTLP_CERTIFICATE=/gone.pem: must",
         ),

@@ -29,9 +29,25 @@ def test_parameter_that_libpq_refuses_is_named(dsn: str, parameter: str) -> None
 
 
 @pytest.mark.parametrize(
+    "parameter",
+    ["connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"],
+)
+@pytest.mark.parametrize("value", ["banana", "1.5", "1s", "0x10", "9999999999"])
+def test_number_that_is_none_is_refused(parameter: str, value: str) -> None:
+    with pytest.raises(DatabaseError) as refused:
+        check_dsn("DIRECT_DATABASE_URL", f"postgresql://u:hunter2@db/d?{parameter}={value}")
+    said = str(refused.value)
+    assert said.startswith(f"DIRECT_DATABASE_URL cannot be used: its {parameter} must be a whole number. See https://")
+    assert value not in said.partition("See")[0]
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
     "dsn",
     [
         "",
+        "host=db connect_timeout=10 keepalives=1 keepalives_idle=' 30 ' keepalives_count=+3 tcp_user_timeout=0",
+        "postgresql://db/d?connect_timeout=-1&keepalives_interval=",
         "postgresql://u:p@db/d",
         "postgresql://h1:1,h2:2/d?target_session_attrs=read-write",
         "hostaddr=192.0.2.1,192.0.2.2 host=a,b port=1,2",

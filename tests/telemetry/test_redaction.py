@@ -57,6 +57,7 @@ def test_texts(text: str) -> None:
         "sk-1",
         "What is the secret of the tides? The password is in the book.",
         "task-name: risk-of-rain-and-more-words",
+        "HOLDFAST_WEBHOOK_SECRETS=(secret): each must be whsec_ and 24 to 64 bytes in base64",
     ],
 )
 def test_what_is_none_stays(text: str) -> None:

@@ -19,7 +19,16 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
 FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, or key=value pairs such as host=db user=holdfast"
 PARAMETERS = "https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS"
 ENCODING = "In a URL, write @ : / ? # % and spaces of a user name or a password as %40 %3A %2F %3F %23 %25 and %20."
-
+# libpq reads them only when it connects. Holdfast replaces most of them with values of its own: even so, a value that
+# cannot be meant is refused.
+WHOLE_NUMBERS = (
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+)
 
 # Where no server listens: libpq looks at all other parameters before it connects, and then fails at once.
 NOWHERE = "/nonexistent/holdfast"
@@ -43,9 +52,17 @@ def check_dsn(name: str, dsn: str) -> None:
             raise DatabaseError(
                 f"{name} has a port that is not a number from 1 to 65535. It must be {FORM}. {ENCODING}"
             )
+    for parameter in WHOLE_NUMBERS:
+        if (value := read.get(parameter)) and not _is_whole_number(str(value)):
+            raise DatabaseError(f"{name} cannot be used: its {parameter} must be a whole number. See {PARAMETERS}")
     if (refused := _refused_parameters(read)) is not None:
         which = " and ".join(refused) or "parameters"
         raise DatabaseError(f"{name} cannot be used: libpq refuses its {which}. See {PARAMETERS}")
+
+
+def _is_whole_number(value: str) -> bool:
+    """As libpq reads it: of 32 bits, in ASCII digits."""
+    return re.fullmatch(r"\s*[+-]?[0-9]{1,10}\s*", value) is not None and -(2**31) <= int(value) < 2**31
 
 
 def _refused_parameters(read: Mapping[str, Any]) -> list[str] | None:

@@ -26,8 +26,8 @@ def is_loopback(name: str) -> bool:
 
 
 def usable_host(name: str) -> str:
-    """A name or an address to listen on. Raises ValueError for what cannot be looked up: a label that is empty
-    (`a..b`) or has more than 63 characters."""
+    """A name or an address to listen on or to connect to. Raises ValueError for what cannot be looked up: a label that
+    is empty (`a..b`) or has more than 63 characters."""
     try:
         name.encode("idna")
     except UnicodeError:

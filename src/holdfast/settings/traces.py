@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from holdfast.settings.fields import Section, names, only_ours
+from holdfast.settings.hosts import usable_host
 from holdfast.settings.secrets import shown_url
 
 SAMPLERS = (
@@ -132,12 +133,13 @@ class TraceSettings(Section):
             return None
         try:
             parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            usable = parts.scheme in ("http", "https") and bool(usable_host(parts.hostname or "")) and parts.port != 0
         except ValueError:
             usable = False
         if usable:
             return None
-        return f"{variable}={shown_url(url)}: must be the URL of an OTLP collector, http:// or https://"
+        rule = "must be the URL of an OTLP collector: http:// or https://, and a host name or an IP address"
+        return f"{variable}={shown_url(url)}: {rule}"
 
     def _choice_problem(self) -> str | None:
         if self.otlp_protocol and self.otlp_protocol != PROTOCOL:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote
 import psycopg
 
 from holdfast.settings import Settings
+from holdfast.settings.secrets import NOT_SHOWN
 from holdfast.telemetry.run_context import RUN_FIELDS
 
 REDACTED = "[redacted]"
@@ -52,6 +53,8 @@ _NAMED = (
     r"(?:x[-_])?(?:api|service)[-_]?key|(?:access|auth|refresh|session)[-_]token|(?:client|signing|webhook)[-_]secrets?"
     r"|secret(?:[-_]key)?|passw(?:or)?d|sentinel_password|sslpassword|private[-_]key"
 )
+# What messages about settings have in the place of a value, before the rule: see `settings/secrets.py`.
+_LEFT_OUT = rf"{re.escape(NOT_SHOWN)}: "
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # What databases are reached by. A password with a slash in it is wrong there, and still a password.
     (re.compile(r"\b((?:postgres(?:ql)?|rediss?)(?:\+\w+)?://[^\s:'\"]*:)[^\s'\"]*@", re.I), rf"\1{REDACTED}@"),
@@ -60,7 +63,9 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b((?:set-)?cookie['\"]?\s*[:=,]\s*b?['\"]?)[^'\"\n]+", re.I), rf"\1{REDACTED}"),
     (re.compile(r"\b(bearer\s+)[\w.~+/=-]{16,}", re.I), rf"\1{REDACTED}"),
     (
-        re.compile(rf"((?<![a-z])(?:{_NAMED})['\"]?\s*[:=]\s*)(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)}}]+)", re.I),
+        re.compile(
+            rf"((?<![a-z])(?:{_NAMED})['\"]?\s*[:=]\s*)(?!{_LEFT_OUT})(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&)}}]+)", re.I
+        ),
         rf"\1{REDACTED}",
     ),
     # Holdfast's own keys, secrets of webhooks, and the keys of services that graphs often use.

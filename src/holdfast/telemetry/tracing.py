@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -42,6 +42,25 @@ PATIENCE = 2.0
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+# With a longer time no socket can be opened.
+LONGEST_TIMEOUT_SECONDS = 1e9
+
+
+def _is_timeout(value: str) -> bool:
+    try:
+        return 0 < float(value) < LONGEST_TIMEOUT_SECONDS
+    except ValueError:
+        return False
+
+
+# By the ends of the variables' names: what the exporter understands, and the rule in words.
+VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "TIMEOUT": (_is_timeout, f"must be a number of seconds, more than 0 and less than {LONGEST_TIMEOUT_SECONDS:,.0f}"),
+    "COMPRESSION": (
+        lambda value: value.strip().lower() in ("none", "gzip", "deflate"),
+        "must be none, gzip or deflate",
+    ),
+}
 OWN_VARIABLES = frozenset(variable for field in Settings.model_fields.values() for variable in environment_names(field))
 """What `Settings` has checked already."""
 
@@ -126,13 +145,18 @@ def _may_be_shown(name: str) -> bool:
 
 
 def _check_collector(settings: Settings) -> None:
-    """Raise SettingsError for headers and certificates with which every request to the collector would fail."""
+    """Raise SettingsError for headers and certificates with which every request to the collector would fail, and for
+    values that OpenTelemetry replaces with its own."""
     for name, value in settings.traces_headers.items():
         if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
             raise SettingsError(
                 "OTEL_EXPORTER_OTLP_HEADERS=(secret): must be name=value, percent-encoded, with commas between them; a "
                 "name must be letters, digits and hyphens, a value must be Latin-1 without control characters"
             )
+    for kind, (understood, rule) in VALUES.items():
+        value, name = _exporter_variable(kind)
+        if value and not understood(value):
+            raise SettingsError(f"{name}={value}: {rule}. HOLDFAST_TRACES=false starts without traces.")
     if not settings.traces_url.startswith("https:"):
         return
     authority, authority_name = _file_of("CERTIFICATE")
@@ -146,6 +170,12 @@ def _check_collector(settings: Settings) -> None:
         given = f"{certificate_name}={certificate}" + (f", {key_name}={key}" if key is not None else "")
         with _refused(given, "must be files with a certificate and its key (PEM), the key without a password"):
             context.load_cert_chain(certificate, key, password="")
+
+
+def _exporter_variable(kind: str) -> tuple[str, str]:
+    """The value that OpenTelemetry uses, and the variable that has it. One that is empty counts as unset."""
+    names = (f"OTEL_EXPORTER_OTLP_TRACES_{kind}", f"OTEL_EXPORTER_OTLP_{kind}")
+    return next(((value, name) for name in names if (value := os.environ.get(name))), ("", ""))
 
 
 def _file_of(kind: str) -> tuple[str | None, str]:
