@@ -198,7 +198,7 @@ async def test_rolling_back_a_queued_command_leaves_the_running_one_alone(
         put_writes(lane, head, "asking", INTERRUPT_INDEX)
         await lane.finish(SUCCESS)
 
-        await create(database, thread_id, kwargs={"command": {"resume": "yes"}})
+        await create(database, thread_id, kwargs={"command": {"resume": {"1" * 32: "yes"}}})
         [run] = await claim_runs(database, worker_id)
         lane = lane_of(journal, run)
         put_writes(lane, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
+from langgraph.errors import UnknownInterruptError
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
@@ -227,17 +228,19 @@ class AnsweringRun(Protocol):
 
 async def check_not_too_late(database: Database, thread_id: UUID, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
     """Raise AnswerTooLate for a run that begins, if what it answers does not wait any more. LangGraph would give the
-    answer to the thread's next question."""
+    answer to the thread's next question. An answer by id with `strict_resume` raises LangGraph's own error for it."""
     answer = answer_of(kwargs)
     if answer is None or answer.lenient or answer.branches:
         return
     parameters = {"thread_id": thread_id, "run_id": run_id, "by_id": answer.by_id is not None}
     async with database.connection() as connection:
         row = await (await connection.execute(IS_TOO_LATE, parameters)).fetchone()
-    if row is not None and row["too_late"]:
-        raise AnswerTooLate(
-            "What this run answers does not wait any more: the thread went on while the run was queued."
-        )
+    if row is None or not row["too_late"]:
+        return
+    message = "What this run answers does not wait any more: the thread went on while the run was queued."
+    if kwargs.get("strict_resume") and answer.by_id is not None:
+        raise UnknownInterruptError(message, reason="not_pending", interrupt_ids=list(answer.by_id))
+    raise AnswerTooLate(message)
 
 
 async def repeat_answers(connection: AsyncConnection[DictRow], thread_id: UUID, first: UUID, run_id: UUID) -> None:
