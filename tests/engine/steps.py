@@ -139,10 +139,14 @@ class Steps(RuleBasedStateMachine):
             assert (row["status"], row["worker_id"], row["fence"]) == ("running", worker.worker_id, holding.fence)
 
     def with_one_suspect(self, worker: FleetWorker, due: list[DictRow], now: datetime) -> list[DictRow]:
-        """What a worker may claim, in order: of the suspects one, and that first, if it has none."""
+        """What a worker may claim, in order: of the suspects one, and that first, if it has none, or none of late and
+        neither has crashed twice in a row."""
         recent = now - timedelta(seconds=SUSPECT_SECONDS)
         held = [row for row in self.now.runs.values() if row["worker_id"] == worker.worker_id]
-        suspects = [row for row in due if row["crashes_in_a_row"]]
+        most = max((row["crashes_in_a_row"] for row in held), default=0)
+        suspects = [
+            row for row in due if row["crashes_in_a_row"] and not (most and max(most, row["crashes_in_a_row"]) > 1)
+        ]
         suspects.sort(key=lambda row: (row["updated_at"], row["run_id"]))
         if any(row["crashes_in_a_row"] and row["updated_at"] > recent for row in held):
             suspects = []

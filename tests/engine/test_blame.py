@@ -174,6 +174,30 @@ async def test_suspect_with_a_long_step_does_not_keep_the_others_waiting(databas
     assert len(await claim_runs(database, second)) == 1
 
 
+async def test_run_that_kills_slowly_makes_no_other_suspect_poison(database: Database) -> None:
+    """It takes its workers down when they have had time to take another suspect, whose first step is as long."""
+    runs = await several(database, await online_worker(database), 2)
+    killer, innocent = (run["run_id"] for run in runs)
+    await die(database, runs[0]["worker_id"])
+    for _ in range(10):
+        worker_id = await online_worker(database)
+        claimed = await claim_runs(database, worker_id)
+        await query(database, f"UPDATE run SET updated_at = now() - interval '{SUSPECT_SECONDS} s' RETURNING run_id")
+        claimed += await claim_runs(database, worker_id)
+        if killer not in {run["run_id"] for run in claimed}:
+            # The innocent run has this worker for itself. The next one has the killer.
+            worker_id = await online_worker(database)
+            [claimed_last] = await claim_runs(database, worker_id)
+            assert claimed_last["run_id"] == killer
+        await die(database, worker_id)
+        if (await run_row(database, killer))["status"] == "error":
+            break
+    row = await run_row(database, innocent)
+    assert (await run_row(database, killer))["dead_letter"] == "poison"
+    assert row["dead_letter"] is None
+    assert row["crashes_in_a_row"] <= 2
+
+
 @pytest.mark.parametrize("tenant_id", ["acme"])
 async def test_suspects_of_a_tenant_at_its_limit_wait(database: Database, tenant_id: str) -> None:
     first, second, third = [await online_worker(database) for _ in range(3)]

@@ -13,7 +13,9 @@ While nothing that belongs to a tenant is queued, there are no turns and no limi
 
 Suspects are runs that were on a worker when it died, and have made no progress since. One of them may have killed it,
 so they are executed apart: a worker takes one, and the next when that one has made progress, has ended, or has been
-executed for `SUSPECT_SECONDS`. A worker keeps a slot for a suspect that waits, so they are not overtaken for long.
+executed for `SUSPECT_SECONDS`. A suspect of two crashes in a row shares its worker with no other suspect, however long
+it takes: one that kills slowly takes no innocent run with it each time. A worker keeps a slot for a suspect that waits,
+so they are not overtaken for long.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ _SUSPECT = f"{QUEUED} AND run.crashes_in_a_row > 0"
 _NOT_ASIDE = "run.run_id <> ALL((SELECT %(aside)s::uuid[])::uuid[])"
 _SUSPECT_DUE = f"""
     {_SUSPECT} AND run.ready_at <= now() AND run.graph_id = ANY((SELECT %(graphs)s::text[])::text[]) AND {_NOT_ASIDE}
+    AND NOT EXISTS (SELECT 1 FROM run AS held
+                    WHERE held.worker_id = %(worker_id)s AND held.status = 'running' AND held.crashes_in_a_row > 0
+                      AND greatest(held.crashes_in_a_row, run.crashes_in_a_row) > 1)
 """
 # The priorities at which a tenant has something queued, highest first; the last row is NULL.
 _LEVELS = f"""
