@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from langgraph.func import entrypoint, task
 
 from holdfast.db.connect import Database
 from holdfast.errors import LeaseLost
@@ -149,3 +150,38 @@ async def test_first_step_of_langgraph_is_no_progress_when_only_the_input_was_du
     assert len(await query(database, lost)) == 1
     await dying_worker.attempt(2, line(gate.wait))
     assert dying_worker.progressed == [2]
+
+
+async def test_returned_task_of_an_entrypoint_is_progress(settings: Settings, database: Database) -> None:
+    """An entrypoint has no other: a run of many tasks outlives any number of hosts that fail."""
+    inside = allowed = 0
+    never = asyncio.Event()
+
+    @task
+    async def work(number: int) -> int:
+        nonlocal inside
+        if number >= allowed:
+            inside += 1
+            await never.wait()
+        return number
+
+    @entrypoint()
+    async def graph(given: Any) -> list[int]:
+        return [await work(number) for number in range(5)]
+
+    def next_task_hangs() -> bool:
+        return inside == allowed
+
+    created = await post_run(database, "graph", input=GO)
+    for death in range(1, 5):
+        allowed = death
+        async with open_station(settings, database, catalog_of(graph=graph)) as station:
+            [attempt] = await station.claim()
+            attempt.lane.on_progress = lambda: None
+            executing = asyncio.create_task(station.executor.execute(attempt))
+            await until_true(next_task_hangs, "one more task has returned")
+            await attempt.lane.flush()
+            await station.die()
+            attempt.stop(LeaseLost("the process died"))
+            await executing
+        assert await suspicion(database, created.run["run_id"]) == (death, 1)

@@ -37,6 +37,8 @@ from holdfast.worker.stale_answers import without_stale_answers
 __all__ = ["JournalSaver", "PooledSaver"]
 
 ERROR_SOURCE_NODE = "__error_source_node__"
+# What a `@task` returns.
+RETURN = "__return__"
 # What LangGraph writes about a task. Everything else is a task's output, and says that it has finished.
 CONTROL_WRITES = frozenset({ERROR, ERROR_SOURCE_NODE, INTERRUPT, RESUME})
 # Channels whose writes have a fixed number, so that a task has one of each.
@@ -180,7 +182,9 @@ class JournalSaver(PooledSaver):
             head = configurable["checkpoint_id"] if namespace == "" else parents.get("", "")
             takes = (configurable["thread_id"], "", head, NULL_TASK_ID, WRITES_IDX_MAP[RESUME])
         result = task_id != NULL_TASK_ID and channels.isdisjoint(NUMBERED_CHANNELS)
-        progress = result and namespace not in self._begun_namespaces
+        # An entrypoint has no checkpoint between its input and its end: only what its tasks return is durable.
+        of_task = namespace == "" and RETURN in channels
+        progress = result and (of_task or namespace not in self._begun_namespaces)
         await self._hand_in(WritesEntry(rows, replace, reached, takes), progress=progress)
 
     def _is_progress(self, namespace: str, source: str | None) -> bool:
