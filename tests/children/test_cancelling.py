@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -138,6 +140,30 @@ async def test_a_parent_that_runs_takes_its_children_with_it(settings: Settings,
         await all_interrupted(database, await runs_below(database, run["run_id"]))
         await nothing_is_left(database)
     assert (own.stopped, gate.stopped) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["in a group", "caught"])
+async def test_spawn_in_a_run_that_is_to_stop_ends_it_as_cancelled(
+    settings: Settings, database: Database, how: str
+) -> None:
+    """The cancel is stored, and its hint has not arrived. What `spawn` raises may be in a group, or be caught."""
+
+    async def parent(state: Words) -> dict[str, Any]:
+        await query(database, "UPDATE run SET cancel_action = 'interrupt' WHERE status = 'running' RETURNING 1")
+        spawning = holdfast.spawn("child", {"words": ["one"]}, key="one")
+        if how == "caught":
+            with suppress(Exception):
+                await spawning
+        else:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(spawning)
+        return {"words": ["went on"]}
+
+    async with running_worker(settings, catalog_of(parent=line(parent), child=child())):
+        created = await post_run(database, "parent", input=GO)
+        run = await run_ended(database, created.run["run_id"])
+    assert (run["status"], run["error"]["error"]) == ("interrupted", "UserInterrupt")
+    assert await runs_below(database, run["run_id"]) == []
 
 
 async def test_time_runs_out_for_a_parent_that_waits(settings: Settings, database: Database) -> None:

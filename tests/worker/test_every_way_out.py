@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.errors import Retry
+from holdfast.errors import Cancelled, Drained, LeaseLost, Retry, RunTimeout
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import LONGEST, message_of, run_traceback
 from holdfast.worker import executor
@@ -91,6 +91,10 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "CancelledError": asyncio.CancelledError,
     "MemoryError": MemoryError,
     "RecursionError": RecursionError,
+    "LeaseLost": lambda: LeaseLost("of another run"),
+    "Drained": lambda: Drained("by nobody"),
+    "Cancelled": lambda: Cancelled("rollback"),
+    "RunTimeout": lambda: RunTimeout(1.0),
     "a group of errors": lambda: ExceptionGroup(SURROGATE, [ValueError(SURROGATE), KeyError("two")]),
 }
 
@@ -208,7 +212,9 @@ async def test_stopping_a_run_whose_finished_nodes_contradict_each_other(
     assert thread["status"] == "interrupted", "nothing blocks the thread"
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, LeaseLost, Drained]
+)
 async def test_a_factory_that_exits(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:

@@ -45,7 +45,7 @@ class GraphCode:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             return
-        raise _exit_of(error) from error
+        raise exit_of(error) from error
 
 
 def contain_exits(loop: asyncio.AbstractEventLoop) -> None:
@@ -57,12 +57,13 @@ def contained(error: BaseException) -> BaseException:
     """What a run fails with: the error itself, unless it would end the process."""
     if not isinstance(error, SystemExit | KeyboardInterrupt):
         return error
-    exited = _exit_of(error)
+    exited = exit_of(error)
     exited.__cause__ = error
     return exited
 
 
-def _exit_of(error: BaseException) -> GraphExited:
+def exit_of(error: BaseException) -> GraphExited:
+    """The ordinary error that stands for one that graph code may not raise."""
     return GraphExited(f"The code of the graph raised {type(error).__name__}: {message_of(error)}")
 
 

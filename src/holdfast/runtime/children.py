@@ -21,7 +21,7 @@ from holdfast.engine.create import MAX_PRIORITY
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.usage import read_shared
-from holdfast.errors import ChildFailed, ChildRefused, NotInRun
+from holdfast.errors import ChildFailed, ChildRefused, NotInRun, RunSignal
 from holdfast.resources.children import ChildRequest, Parent, read_children, spawn_child
 from holdfast.runtime.current import CurrentRun, current_run
 from holdfast.runtime.usage import METER, budget_left
@@ -135,7 +135,11 @@ def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
     parent = Parent(run_id=run.run_id, fence=run.fence, budget=run.kwargs.get("budget"))
-    spawned = await spawn_child(run.database, run.catalog, parent, request)
+    try:
+        spawned = await spawn_child(run.database, run.catalog, parent, request)
+    except RunSignal as signal:
+        run.stop(signal)
+        raise
     if (meter := METER.get()) is not None:
         meter.spawned()
     if spawned.new is not None and spawned.created is not None:

@@ -7,13 +7,14 @@ of the nodes, so that code below them finds it, however deep.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from holdfast.db.connect import Database
-from holdfast.errors import NotInRun
+from holdfast.errors import NotInRun, RunSignal
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.exits import enter_graph_code
 from holdfast.signals import Signals
@@ -32,6 +33,8 @@ class CurrentRun:
     # None: nobody is told of anything, and everybody finds it by looking.
     signals: Signals | None
     loop: asyncio.AbstractEventLoop
+    # Ends the attempt. What is raised into the run's code may be caught there, or come back in a group.
+    stop: Callable[[RunSignal], None]
     # The children that code of this attempt waits for, by their keys; see `engine.outcome.Waiting`.
     awaited: dict[str, bool] = field(default_factory=dict)
 

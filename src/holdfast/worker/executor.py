@@ -43,7 +43,7 @@ from holdfast.errors import (
 )
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.context_schema import graph_context
-from holdfast.graphs.exits import GraphCode, contained
+from holdfast.graphs.exits import GraphCode, contained, exit_of
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.tenant_store import store_of
 from holdfast.resources.threads import get_thread
@@ -74,6 +74,9 @@ log = structlog.get_logger(__name__)
 
 Begin = Callable[["Attempt", AsyncExitStack], Awaitable[tuple[Pregel[Any, Any, Any, Any], RunnableConfig]]]
 
+# How the server ends an attempt. If graph code raises one of them without having been stopped, it is an error like any
+# other: it would otherwise hand the run back, uncounted, each time.
+STOPS = (LeaseLost, Drained, Cancelled, RunTimeout)
 # How long user code may take to react to being stopped before it is left behind.
 STOP_PATIENCE = 10.0
 
@@ -245,17 +248,20 @@ class Executor:
             own_answer=run.progress != NOTHING,
         )
         config = run_config(run)
-        graph = await stack.enter_async_context(
-            self._catalog.open(
-                run.graph_id,
-                config=config,
-                access_context="threads.create_run",
-                checkpointer=saver,
-                store=store_of(self.store, run.tenant_id),
-                user=config["configurable"].get("langgraph_auth_user"),
-                context=graph_context(None, run.kwargs, config["configurable"]) or {},
+        try:
+            graph = await stack.enter_async_context(
+                self._catalog.open(
+                    run.graph_id,
+                    config=config,
+                    access_context="threads.create_run",
+                    checkpointer=saver,
+                    store=store_of(self.store, run.tenant_id),
+                    user=config["configurable"].get("langgraph_auth_user"),
+                    context=graph_context(None, run.kwargs, config["configurable"]) or {},
+                )
             )
-        )
+        except STOPS as error:
+            raise exit_of(error) from error
         return graph, config
 
     async def _stream(
@@ -264,7 +270,7 @@ class Executor:
         """Run the graph until it ends or is stopped. Returns what ended it, None if it came to its own end."""
         limit, overdue = attempt.meter.time_limit(self._settings.run_timeout)
         remaining = limit - attempt.run.elapsed
-        enter_run(self._current(attempt.run))
+        enter_run(self._current(attempt))
         task = asyncio.create_task(self._pump(attempt, graph, config, progress), name=f"run {attempt.run.run_id}")
         waiting: set[asyncio.Future[Any]] = {task, attempt.stopped}
         await asyncio.wait(waiting, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED)
@@ -286,6 +292,8 @@ class Executor:
         if signal is not None and (isinstance(signal, Cancelled) or not _succeeded(task)):
             return signal
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if isinstance(failure, STOPS):
+            return exit_of(failure)
         if failure is None and attempt.meter.shares:
             return await self._overspent(attempt)
         return failure
@@ -351,8 +359,9 @@ class Executor:
             # Whoever waits for the result finds it here.
             lane.event("output", to_json(progress.output))
 
-    def _current(self, run: Claimed) -> CurrentRun:
+    def _current(self, attempt: Attempt) -> CurrentRun:
         """The run as its own code finds it."""
+        run = attempt.run
         return CurrentRun(
             run_id=run.run_id,
             thread_id=run.thread_id,
@@ -362,6 +371,7 @@ class Executor:
             catalog=self._catalog,
             signals=self.signals,
             loop=asyncio.get_running_loop(),
+            stop=attempt.stop,
         )
 
     async def _asked(self, run: Claimed) -> frozenset[str]:
