@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -230,6 +231,21 @@ class TransactionSaver(PooledSaver):
                 ),
             )
         return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}}
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """The stock saver serializes in one of asyncio's threads, which the project's own code may occupy. The
+        transaction would wait there with its connection and the lock of the thread."""
+        place = config["configurable"]
+        rows = self._dump_writes(
+            place["thread_id"], place["checkpoint_ns"], place["checkpoint_id"], task_id, task_path, writes
+        )
+        numbered = all(channel in WRITES_IDX_MAP for channel, _ in writes)
+        async with self._cursor() as cursor:
+            await cursor.executemany(
+                self.UPSERT_CHECKPOINT_WRITES_SQL if numbered else self.INSERT_CHECKPOINT_WRITES_SQL, rows
+            )
 
 
 async def stale_answers(database: Database, place: Mapping[str, Any], task_ids: Collection[str]) -> dict[str, str]:
