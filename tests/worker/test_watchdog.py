@@ -59,10 +59,11 @@ async def test_the_line_the_run_and_the_time_are_named(
     settings: Settings, database: Database, logged: list[Any]
 ) -> None:
     def rest() -> None:
-        # As often as it takes for the watchdog to get its turn, on a machine that is busy.
+        # As often as it takes for the watchdog to get its turn, on a machine that is busy, and once more.
         for _ in range(60):
+            reported = said(logged, "loop.blocked", "rest")
             time.sleep(BLOCKED)  # the line that blocks
-            if said(logged, "loop.blocked", "rest"):
+            if reported:
                 break
 
     async def sleeping(state: Words) -> dict[str, Any]:
@@ -95,10 +96,9 @@ async def test_the_line_the_run_and_the_time_are_named(
     assert blocked["log_level"] == "warning"
     [ended] = said(logged, "loop.unblocked", "rest")
     assert (ended["run_id"], ended["line"]) == (blocked["run_id"], number)
-    # Asked for the last time a tenth of the threshold before it began, at most.
-    assert ended["seconds"] >= BLOCKED - 0.1
+    assert ended["seconds"] >= BLOCKED
     assert value_of(served, "holdfast_loop_blocked_total") >= 1
-    assert value_of(served, "holdfast_loop_blocked_seconds_total") >= BLOCKED - 0.1
+    assert value_of(served, "holdfast_loop_blocked_seconds_total") >= BLOCKED
 
 
 async def test_a_plain_node_that_takes_its_time_is_nobodys_business(
@@ -127,17 +127,21 @@ async def test_a_block_that_goes_on_counts_already(settings: Settings, database:
     async def looking(state: Words) -> dict[str, Any]:
         watchdog = worker.condition.watchdog
         assert watchdog is not None
+        # On a busy machine the loop may have been blocked before.
+        before = watchdog.blocked_seconds_total
         deadline = time.monotonic() + 60
-        while not watchdog.blocked_total and time.monotonic() < deadline:
+        while not (during and before < during[0] < during[1]) and time.monotonic() < deadline:
             time.sleep(0.01)
-        during.extend(watchdog.blocked_seconds_total for _ in range(2))
+            during[:] = [watchdog.blocked_seconds_total for _ in range(2)]
+        during.insert(0, before)
         return {"words": ["looked"]}
 
     async with running_worker(settings, catalog_of(looking=line(looking))) as worker:
         created = await post_run(database, "looking", input={"words": []})
         await run_ended(database, created.run["run_id"])
 
-    assert 0 < during[0] < during[1]
+    before, first, second = during
+    assert before < first < second
 
 
 FIELDS = {
