@@ -69,10 +69,9 @@ async def test_code_that_blocks_the_loop_keeps_its_lease_and_is_reported(
 
     assert (run["status"], run["attempt"], run["crashes"]) == ("success", 1, 0)
     assert worker["status"] == "online"
-    blocked = [entry for entry in logged if entry["event"] == "loop.blocked"]
-    assert blocked
-    assert "in blocking" in blocked[0]["stack"]
-    assert "time.sleep" in blocked[0]["stack"]
+    # The machine itself may stand still for a moment, wherever the loop is then.
+    stacks = [entry["stack"] for entry in logged if entry["event"] == "loop.blocked"]
+    assert any("in blocking" in stack and "time.sleep" in stack for stack in stacks)
 
 
 async def test_a_plain_function_runs_in_a_thread_and_blocks_nobody(
@@ -137,16 +136,13 @@ async def test_a_worker_declared_lost_drops_its_runs_and_comes_back_as_another(
         await until(lambda: thread_events(database, created.run["thread_id"]), "its first event is durable")
         lost = await until(lambda: online(database), "the worker is registered")
         assert lost is not None
-        # As a reaper does it that believes the worker dead.
+        # As a reaper does it that believes the worker dead. At once: the worker's own one would release the run, too.
         await query(
             database,
-            "UPDATE worker SET status = 'lost', stopped_at = now() WHERE worker_id = %s RETURNING 1",
-            lost["worker_id"],
-        )
-        await query(
-            database,
+            "WITH lost AS (UPDATE worker SET status = 'lost', stopped_at = now() WHERE worker_id = %s) "
             "UPDATE run SET status = 'pending', worker_id = NULL, fence = fence + 1, crashes = crashes + 1 "
             "WHERE run_id = %s RETURNING 1",
+            lost["worker_id"],
             created.run["run_id"],
         )
         successor = await until(lambda: online(database), "the worker is back under a new name")
