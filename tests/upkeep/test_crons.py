@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -35,6 +36,7 @@ from tests.support.records import query, run_ended
 from tests.support.smoke import EXAMPLES, post, working
 from tests.support.waiting import until
 from tests.upkeep.test_bad_rows import REFUSE
+from tests.upkeep.test_slow_rows import PATIENCE, impatient
 
 HOURLY = "0 * * * *"
 QUICK = {"seconds": 0}
@@ -300,21 +302,21 @@ async def test_a_cron_with_a_time_that_python_cannot_read_hides_no_other(databas
         assert len(await runs(database, cron_id)) == 1
 
 
+def hasty(database: Database) -> AbstractAsyncContextManager[Database]:
+    """Waits two seconds for a cron that is locked; one that is not has as long, on a busy machine."""
+    return impatient(database.settings, database_timeout=8.0)
+
+
 async def test_a_cron_whose_thread_is_locked_delays_no_other(database: Database) -> None:
     locked = await thread(database)
     waits, due = await cron(database, thread_id=locked), await cron(database)
     await make_due(database, waits, ago=timedelta(minutes=1))
     await make_due(database, due)
-    hasty = Database(database.settings.model_copy(update={"database_timeout": 2.0}), "test")
-    await hasty.open()
-    try:
-        async with database.transaction() as connection:
-            await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (locked,))
-            with capture_logs() as logs:
-                await one_pass(hasty)
-            assert len(await runs(database, due)) == 1
-    finally:
-        await hasty.close()
+    async with hasty(database) as upkeep, database.transaction() as connection:
+        await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (locked,))
+        with capture_logs() as logs:
+            await one_pass(upkeep)
+        assert len(await runs(database, due)) == 1
     assert [line["cron_id"] for line in logs if line["event"] == "cron.failed"] == [str(waits)]
 
 
@@ -325,17 +327,12 @@ async def test_crons_whose_threads_are_locked_leave_time_for_others(database: Da
     due = await cron(database)
     await make_due(database, *waiting, ago=timedelta(minutes=1))
     await make_due(database, due)
-    hasty = Database(database.settings.model_copy(update={"database_timeout": 3.0}), "test")
-    await hasty.open()
-    [duty] = [duty for duty in Upkeep(hasty, PostgresSignals(hasty)).duties if duty.name == "crons"]
-    try:
-        async with database.transaction() as connection:
-            await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
-            async with asyncio.timeout(duty.timeout):
-                await duty.work()
-            assert len(await runs(database, due)) == 1
-    finally:
-        await hasty.close()
+    async with hasty(database) as upkeep, database.transaction() as connection:
+        [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep)).duties if duty.name == "crons"]
+        await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
+        async with asyncio.timeout(duty.timeout):
+            await duty.work()
+        assert len(await runs(database, due)) == 1
 
 
 async def test_a_cron_that_is_locked_delays_no_other(database: Database) -> None:
@@ -344,19 +341,15 @@ async def test_a_cron_that_is_locked_delays_no_other(database: Database) -> None
     with_thread, alone, due = await cron(database, thread_id=locked), await cron(database), await cron(database)
     await make_due(database, with_thread, alone, ago=timedelta(minutes=1))
     await make_due(database, due)
-    hasty = Database(database.settings.model_copy(update={"database_timeout": 2.0}), "test")
-    await hasty.open()
-    try:
-        async with asyncio.timeout(20), database.transaction() as connection:
+    async with hasty(database) as upkeep:
+        async with database.transaction() as connection:
             await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (locked,))
             await connection.execute("SELECT 1 FROM cron WHERE cron_id = ANY(%s) FOR UPDATE", ([with_thread, alone],))
-            await one_pass(hasty)
+            await one_pass(upkeep)
             assert len(await runs(database, due)) == 1
-            assert await CronFirer(hasty, PostgresSignals(hasty))._fire((await due_rows(database))[1]) is False
+            assert await CronFirer(upkeep, PostgresSignals(upkeep))._fire((await due_rows(database))[1]) is False
         assert len(await due_rows(database)) == 2
-        await one_pass(hasty)
-    finally:
-        await hasty.close()
+        await one_pass(upkeep)
     assert [len(await runs(database, one)) for one in (with_thread, alone)] == [1, 1]
 
 
@@ -364,14 +357,15 @@ async def test_a_cron_is_not_blamed_for_a_pool_that_is_used_up(database: Databas
     await make_due(database, await cron(database))
     [due] = await due_rows(database)
     small = database.settings.model_copy(update={"database_timeout": 2.0, "pool_min": 1, "pool_max": 1})
-    hasty = Database(small, "test")
-    await hasty.open()
+    narrow = Database(small, "test")
+    # Not within its own timeout: a busy machine may take longer to connect.
+    await narrow.pool.open(wait=True, timeout=PATIENCE)
     try:
-        async with hasty.connection():
+        async with narrow.connection():
             with capture_logs() as logs, pytest.raises(PoolTimeout):
-                await CronFirer(hasty, PostgresSignals(hasty))._fire(due)
+                await CronFirer(narrow, PostgresSignals(narrow))._fire(due)
     finally:
-        await hasty.close()
+        await narrow.close()
     assert logs == []
     assert len(await due_rows(database)) == 1
 
