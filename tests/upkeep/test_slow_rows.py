@@ -29,7 +29,7 @@ from tests.support.records import query, run_row
 from tests.upkeep.test_bad_rows import QUESTION
 
 # A quarter of it is what a row may take.
-DATABASE_TIMEOUT = 6.0
+DATABASE_TIMEOUT = 12.0
 # Longer than anything here takes, and shorter than a test that waits for ever.
 PATIENCE = 60.0
 
@@ -176,7 +176,7 @@ async def test_no_row_is_blamed_for_the_wait_for_a_connection(settings: Settings
                 await connection.execute("SELECT 1")
             return [1]
 
-        seconds = 0.3
+        seconds = 2.0
         async with upkeep.connection():
             asking = asyncio.create_task(one_by_one(upkeep, rows, ask, aside, seconds=seconds))
             # Longer than the row has.
@@ -232,7 +232,7 @@ async def test_deadlines_go_round_threads_that_are_locked(settings: Settings, da
         await query(database, QUESTION, f"locked{number}", "60 s", run_id)
     good = (await create(database, uuid4())).run["run_id"]
     await query(database, QUESTION, "good", "1 s", good)
-    async with impatient(settings, database_timeout=3.0) as upkeep:
+    async with impatient(settings, database_timeout=8.0) as upkeep:
         [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep)).duties if duty.name == "deadlines"]
         async with database.transaction() as connection:
             await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
