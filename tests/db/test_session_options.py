@@ -17,9 +17,9 @@ from tests.engine.scene import REGISTER
 from tests.support.live_worker import quick_settings
 
 HARMFUL = {
-    "statement_timeout": "300",
-    "lock_timeout": "300",
-    "idle_in_transaction_session_timeout": "300",
+    "statement_timeout": "1500",
+    "lock_timeout": "1500",
+    "idle_in_transaction_session_timeout": "1500",
     "default_transaction_isolation": "serializable",
     "standard_conforming_strings": "off",
     "search_path": "nowhere",
@@ -28,7 +28,8 @@ HARMFUL = {
     "synchronous_commit": "off",
 }
 # Known to Postgres 17 and later.
-HARMFUL_SINCE_17 = {"transaction_timeout": "300"}
+HARMFUL_SINCE_17 = {"transaction_timeout": "1500"}
+LIMITS = ["lock_timeout", "transaction_timeout"]
 NAMES = ["statement_timeout", "lock_timeout", "transaction_isolation", "TimeZone", "DateStyle", "synchronous_commit"]
 EXPECTED = ["0", "0", "read committed", "UTC", "ISO, MDY", "on"]
 READ = "SELECT " + ", ".join(f"current_setting('{name}') AS \"{name}\"" for name in NAMES)
@@ -56,10 +57,10 @@ async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
     try:
         async with database.connection() as connection:
             assert given(await (await connection.execute(READ)).fetchone()) == EXPECTED
-            await connection.execute("SELECT pg_sleep(0.5)")
+            await connection.execute("SELECT pg_sleep(2)")
         async with database.transaction() as connection:
             assert given(await (await connection.execute(READ)).fetchone()) == EXPECTED
-            await connection.execute("SELECT pg_sleep(0.5)")
+            await connection.execute("SELECT pg_sleep(2)")
             await connection.execute("CREATE TABLE written (n integer)")
         async with database.pipelined() as connection:
             cursor = await connection.execute(READ)
@@ -75,7 +76,7 @@ async def test_sessions(harmed_url: str) -> None:
     try:
         async with session.transaction():
             assert given(await (await session.execute(READ)).fetchone()) == EXPECTED
-            await session.execute("SELECT pg_sleep(0.5)")
+            await session.execute("SELECT pg_sleep(2)")
     finally:
         await session.close()
 
@@ -85,7 +86,7 @@ def test_blocking_sessions(harmed_url: str, pgbouncer: bool) -> None:
     settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
     with open_blocking_session(settings, "test") as blocking, scoped(blocking, settings):
         assert given(blocking.execute(READ).fetchone()) == EXPECTED
-        blocking.execute("SELECT pg_sleep(0.5)")
+        blocking.execute("SELECT pg_sleep(2)")
         blocking.execute("SELECT 1 FROM run")
 
 
@@ -109,7 +110,7 @@ async def test_commits_that_survive_a_crash_are_left_to_the_operator(
 
 # Longer than the limits of the role allow.
 SLOW = """
-CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END $$;
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(2); RETURN NEW; END $$;
 CREATE TRIGGER slow BEFORE UPDATE ON worker FOR EACH ROW EXECUTE FUNCTION slow();
 """
 
@@ -124,9 +125,14 @@ def report_the_end(settings: Settings) -> None:
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
 @pytest.mark.parametrize("work", [hand_over_runs, report_the_end])
-def test_parts_with_a_session_of_their_own(harmed_url: str, work: Callable[[Settings], None], pgbouncer: bool) -> None:
+def test_parts_with_a_session_of_their_own(
+    harmed_url: str, work: Callable[[Settings], None], pgbouncer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its own limit is shorter than the slow write.
+    monkeypatch.setattr("holdfast.cli.ended_children.REPORT_TIMEOUT_SECONDS", 15.0)
     with psycopg.connect(harmed_url, autocommit=True, options="-c statement_timeout=0") as connection:
         connection.execute("SET search_path TO holdfast")
+        connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (LIMITS,))
         connection.execute(REGISTER, (UUID(int=1),))
         connection.execute("UPDATE worker SET process = 'token'")
         connection.execute(SLOW)
