@@ -67,9 +67,9 @@ async def test_the_pool_tries_to_connect_at_least_every_second(settings: Setting
 
 async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(settings: Settings) -> None:
     async with PostgresProxy(settings.database_url or "") as proxy:
-        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 0.3, "pool_min": 3})
+        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 1.0, "pool_min": 3})
         database = Database(quick, "test")
-        # Only to have it wait long enough on a busy machine. `Database.open` would wait for 0.3 seconds.
+        # Only to have it wait long enough on a busy machine. `Database.open` would wait for a second.
         database.pool.timeout = 30
         await database.pool.open(wait=True, timeout=30)
         try:
@@ -87,7 +87,7 @@ async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(se
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "blocking"])
 async def test_a_session_does_not_wait_for_ever(settings: Settings, blocking: bool) -> None:
     async with PostgresProxy(settings.database_url or "") as proxy:
-        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 1.0})
+        quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 3.0})
         if blocking:
             session = await asyncio.to_thread(open_blocking_session, quick, "test")
             proxy.fall_silent()
@@ -104,7 +104,7 @@ async def test_a_session_does_not_wait_for_ever(settings: Settings, blocking: bo
 
 async def test_a_statement_that_takes_too_long_is_ended_at_the_server(settings: Settings, database: Database) -> None:
     """It would keep its locks otherwise."""
-    session = await open_session(settings.model_copy(update={"database_timeout": 0.5}), "slow")
+    session = await open_session(settings.model_copy(update={"database_timeout": 2.0}), "slow")
     with pytest.raises(NoAnswer):
         await session.execute("SELECT pg_sleep(600)")
 
