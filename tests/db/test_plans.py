@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
 
@@ -11,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
-from holdfast.db.plans import EVERY, KeptPlans
+from holdfast.db.plans import EVERY, OLD, KeptPlans
 from holdfast.engine.create import NewThread
 from holdfast.engine.intake import Intake
 from holdfast.settings import Settings
@@ -67,15 +66,19 @@ async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[D
     assert await expected() > before
 
 
-async def test_plans_are_made_anew_when_they_are_old(session: AsyncConnection[DictRow]) -> None:
+async def test_plans_are_made_anew_when_they_are_old(
+    session: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others may have made it grow, while this one had nothing to do."""
-    plans = KeptPlans(old=0.2)
+    now = 0.0
+    monkeypatch.setattr("holdfast.db.plans.monotonic", lambda: now)
+    plans = KeptPlans()
     expected = await grow(session)
     before = await expected()
     await plans.use(session)
     await plans.use(session)
     assert await expected() == before
-    await asyncio.sleep(0.3)
+    now += OLD + 1
     await plans.use(session)
     after = await expected()
     assert after > before
