@@ -81,7 +81,7 @@ async def executed(settings: Settings, database: Database, graph: Any, **kwargs:
     [
         (first, {}, "success"),
         (Flaky(ValueError("no"), 1), {}, "error"),
-        (Gate(), {"run_timeout": 0.3}, "timeout"),
+        (Gate(), {"run_timeout": 4.0}, "timeout"),
     ],
     ids=["success", "error", "timeout"],
 )
