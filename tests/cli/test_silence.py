@@ -14,7 +14,7 @@ from holdfast.settings import load_settings
 from .processes import Program, alive, wait_for
 from .test_supervisor import supervise
 
-LIMIT_SECONDS = 2.0
+LIMIT_SECONDS = 5.0
 # Where a child has to survive: it may take as long to answer, on a busy machine.
 PATIENT_LIMIT_SECONDS = 10.0
 
@@ -57,15 +57,19 @@ def test_child_that_has_not_answered_yet_is_left_alone() -> None:
     # The polite one never answers probes, as one that is still importing.
     with supervise_silence("polite", "hanging") as program:
         hanging = answered(program, silent=1)
+
+        def started() -> set[int]:
+            return {int(line.split()[1]) for line in program.lines if line.startswith("started")}
+
+        wait_for(lambda: len(started()) == 2, "both have started")
+        [importing] = started() - {hanging}
         os.kill(hanging, signal.SIGUSR1)
         program.expect(rf'"child_pid":{hanging},.*"event":"child.silent"')
-        pids = {int(line.split()[1]) for line in program.lines if line.startswith("started")}
-        [importing] = pids - {hanging}
         assert alive(importing)
 
 
 def test_silent_child_that_is_told_to_stop_has_its_grace() -> None:
-    with supervise_silence("hanging", grace=ASK_INTERVAL_SECONDS + 3 * LIMIT_SECONDS) as program:
+    with supervise_silence("hanging", grace=ASK_INTERVAL_SECONDS + 2 * LIMIT_SECONDS) as program:
         pid = answered(program)
         os.kill(pid, signal.SIGUSR1)
         program.expect(rf"^hangs {pid}$")
