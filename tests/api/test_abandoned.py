@@ -39,7 +39,7 @@ async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
 @pytest.fixture
 async def distant(settings: Settings, proxy: PostgresProxy) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server without a worker, whose database is behind the proxy."""
-    distant = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 1.0})
+    distant = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 3.0})
     async with answering(distant, GraphCatalog.load(load_config(EXAMPLES))) as client:
         yield client
 

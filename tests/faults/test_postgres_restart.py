@@ -135,7 +135,7 @@ async def test_an_outage_longer_than_the_lease_is_nobodys_crash(
 async def test_a_fleet_works_again_after_postgres_has_hung(private_fleet: Fleet, private_server: PrivateServer) -> None:
     """A server that is stopped keeps its sockets open and answers nothing, for longer than anybody waits."""
     fleet = private_fleet
-    _, workers = await fleet.start(environ={"DATABASE_TIMEOUT": "1"})
+    _, workers = await fleet.start(environ={"DATABASE_TIMEOUT": "3"})
     runs = [await fleet.post("steps", {"hold": "s3"}) for _ in range(4)]
     for run in runs:
         await fleet.held(run, "s3")

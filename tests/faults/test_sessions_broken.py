@@ -122,7 +122,7 @@ async def test_a_fleet_works_again_after_a_fail_over_from_a_server_that_hangs(
 ) -> None:
     """All connections lead to a server that never answers again, and nobody closes them."""
     # With so long a lease, a commit alone would wait for minutes.
-    through = {**UNDISTURBED, "DATABASE_URL": proxy.url, "DATABASE_TIMEOUT": "1"}
+    through = {**UNDISTURBED, "DATABASE_URL": proxy.url, "DATABASE_TIMEOUT": "3"}
     _, [worker] = await fleet.start(workers=1, environ=through)
     run = await fleet.post("steps", {"hold": "s3"})
     await fleet.held(run, "s3")

@@ -79,7 +79,7 @@ async def test_puts_that_hang_leave_connections_of_the_pool_to_others(settings: 
 
 
 async def test_request_is_refused_in_time_when_the_store_has_no_connection_to_spare(settings: Settings) -> None:
-    settings = settings.model_copy(update={"database_timeout": 1.0})
+    settings = settings.model_copy(update={"database_timeout": 3.0})
     async with opened(settings, max_page_bytes=1_000_000) as store, AsyncExitStack() as stack:
         for _ in range(settings.pool_max // 2):
             await stack.enter_async_context(store._place())
