@@ -100,8 +100,9 @@ def test_every_end_of_an_attempt_has_its_word(outcome: Outcome | None, word: str
     assert ended == ([12.0] if isinstance(outcome, Ended) else [])
 
 
-async def test_a_worker_counts_that_it_was_lost(settings: Settings) -> None:
-    # No renewal comes between what the test changes and what it looks at.
+async def test_a_worker_counts_that_it_was_lost(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    # After a registration no renewal comes between what the test changes and what it looks at.
+    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 3600.0)
     rare = {"heartbeat": 3600.0, "lease": 7200.0}
     watched = settings.model_copy(update={"health_port": free_port(), "poll_interval": 0.2, **rare})
     url = f"http://127.0.0.1:{watched.health_port}"

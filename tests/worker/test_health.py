@@ -40,8 +40,9 @@ async def probe(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def watched(settings: Settings) -> Settings:
-    # One renewal, at the beginning: no other comes between what a test changes and what it looks at.
+def watched(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    # After the registration no renewal comes between what a test changes and what it looks at.
+    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 3600.0)
     return settings.model_copy(update={"health_port": free_port(), "jobs": 3, "heartbeat": 3600.0, "lease": 7200.0})
 
 
