@@ -115,7 +115,8 @@ AS 'SELECT pg_catalog.now() + length FROM jumping.jump';
 @pytest.fixture
 async def jumping(database: Database) -> AsyncIterator[Database]:
     """A leader's session with a server whose clock can be made to jump."""
-    settings = database.settings.model_copy(update={"lease": 30.0, "heartbeat": 0.5, "session_grace": 0.5})
+    # Leases are distrusted for as long as a renewal and the grace take: longer than a busy machine stands still.
+    settings = database.settings.model_copy(update={"lease": 30.0, "heartbeat": 4.0, "session_grace": 0.5})
     async with database.connection() as connection:
         await connection.execute(JUMPING_CLOCK)
     async with await database.session("upkeep") as session:
