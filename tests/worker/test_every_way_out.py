@@ -378,10 +378,10 @@ async def test_a_factory_that_hangs(
         await asyncio.Event().wait()
 
     catalog = catalog_of(graph=hang, other=raising(ValueError))
-    limits = {"run_timeout": 0.3 if how == "timeout" else 600.0, "jobs": 1}
+    limits = {"run_timeout": 4.0 if how == "timeout" else 600.0, "jobs": 1}
     async with running_worker(settings.model_copy(update=limits), catalog):
         created = await post_run(database, "graph", input=GO)
-        await entered.wait()
+        await asyncio.wait_for(entered.wait(), 60)
         if how == "cancel":
             await cancel_runs(database, created.run["thread_id"], None, "interrupt")
         run = await run_ended(database, created.run["run_id"])
