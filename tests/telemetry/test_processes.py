@@ -236,7 +236,7 @@ async def test_failures_are_told_by_kind_and_line(scene: Scene) -> None:
     [blocked] = [line for line in of("blocking", "loop.blocked") if line.get("function") == "block"]
     assert blocked["source"] == "time.sleep(3.0)"
     [unblocked] = [line for line in of("blocking", "loop.unblocked") if line.get("function") == "block"]
-    assert unblocked["seconds"] >= 2.9
+    assert unblocked["seconds"] >= 2.0
     outcomes = [line["outcome"] for graph in ("failing", "refused") for line in of(graph, "run.finished")]
     assert outcomes == ["error", "error"]
 
