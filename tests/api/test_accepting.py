@@ -32,18 +32,24 @@ async def replay(client: httpx.AsyncClient, path: str, **headers: str) -> list[F
         return [frame async for frame in frames(response)]
 
 
-async def told(client: httpx.AsyncClient, thread_id: str, seconds: float = 1.0) -> list[Any]:
-    """What the thread-centric protocol tells, for a moment."""
+async def told(client: httpx.AsyncClient, thread_id: str, number: int = 0) -> list[Any]:
+    """What the thread-centric protocol tells, until there are so many, and for a second more."""
     told: list[Any] = []
+    enough = asyncio.Event()
 
     async def listen(response: httpx.Response) -> None:
         async for frame in frames(response):
-            told.append(frame.data["params"]["data"]["event"])  # noqa: PERF401
+            told.append(frame.data["params"]["data"]["event"])
+            if len(told) == number:
+                enough.set()
 
     body = {"channels": ["lifecycle"], "since": 0}
     async with client.stream("POST", f"/threads/{thread_id}/stream/events", json=body) as response:
+        listening = asyncio.create_task(listen(response))
+        if number:
+            await asyncio.wait_for(enough.wait(), 60)
         with suppress(TimeoutError):
-            await asyncio.wait_for(listen(response), seconds)
+            await asyncio.wait_for(listening, 1.0)
     return told
 
 
@@ -64,7 +70,7 @@ async def test_a_stream_begins_before_anybody_works(web: httpx.AsyncClient, sett
     assert rest[-1].data["done"]
     assert await replay(web, f"{place}/stream", **{"last-event-id": "-"}) == [first, *rest]
     assert await replay(web, f"{place}/stream", **{"last-event-id": "1"}) == rest
-    assert await told(web, thread_id) == ["running", "completed"]
+    assert await told(web, thread_id, 2) == ["running", "completed"]
 
 
 async def test_who_watches_the_thread_elsewhere_is_told_at_once(web: httpx.AsyncClient, settings: Settings) -> None:
