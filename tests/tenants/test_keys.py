@@ -118,7 +118,7 @@ async def test_only_the_hash_is_kept(house: House) -> None:
 
 
 async def test_a_key_expires(house: House) -> None:
-    key = await house.key("acme", expires_in=2.0)
+    key = await house.key("acme", expires_in=6.0)
     client = await house.client(**{"x-api-key": key})
     await becomes(client, 200)
     await becomes(client, 401)

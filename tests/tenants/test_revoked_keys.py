@@ -227,7 +227,7 @@ async def test_socket_command_of_expired_key_is_refused_before_the_keys_are_read
     server_url: str, stack: AsyncExitStack
 ) -> None:
     async with open_house(server_url, KEY_REFRESH_SECONDS="60") as house:
-        key = await house.key("acme", expires_in=4.0)
+        key = await house.key("acme", expires_in=8.0)
         watching = await holder(house, key, stack)
         url = address(house.url, watching.ids["thread_id"])
         socket = await stack.enter_async_context(connect(url, additional_headers={"x-api-key": key}))
