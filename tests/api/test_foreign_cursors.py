@@ -67,7 +67,7 @@ async def watching(
 async def test_a_cursor_beyond_the_log_blinds_nobody(client: httpx.AsyncClient, settings: Settings, kind: str) -> None:
     thread_id = await made(client)
     await ran(client, thread_id)
-    body = {"assistant_id": "steps", "input": {"seconds": 0.2}}
+    body = {"assistant_id": "steps", "input": {"seconds": 0.7}}
     run_id = (await client.post(f"/threads/{thread_id}/runs", json=body)).json()["run_id"]
     async with asyncio.timeout(60), watching(kind, client, settings, thread_id, run_id) as numbers:
         # Another watcher, of what is still to come.

@@ -239,7 +239,7 @@ async def test_what_the_log_does_not_tell_is_told_at_once(settings: Settings) ->
 
 
 async def test_it_ends_with_the_thread_of_a_stateless_run(client: httpx.AsyncClient) -> None:
-    run = (await client.post("/runs", json={"assistant_id": "steps", "input": {"seconds": 0.5}})).json()
+    run = (await client.post("/runs", json={"assistant_id": "steps", "input": {"seconds": 1}})).json()
     async with watching(client, run["thread_id"], last="-") as stream:
         async with asyncio.timeout(60):
             events = [event async for event in stream]

@@ -159,7 +159,7 @@ async def test_the_example(client: httpx.AsyncClient, database: Database) -> Non
 
 async def test_a_run_behind_another_of_its_thread(client: httpx.AsyncClient, database: Database) -> None:
     thread = uuid4()
-    first = await post(client, thread, assistant_id="steps", input={"seconds": 0.5})
+    first = await post(client, thread, assistant_id="steps", input={"seconds": 1})
     second = await post(client, thread, assistant_id="echo", input=HELLO)
     await run_ended(database, UUID(second))
     told = await timeline(client, second)
