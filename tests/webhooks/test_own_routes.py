@@ -143,6 +143,7 @@ async def test_api_of_the_server_is_not_reached(
     ("path", "status", "error"),
     [
         ("/fails", 500, "The answer was 500."),
+        ("/exits", 500, "The answer was 500."),
         ("/half", 500, "The answer was 500."),
         ("/moved", 307, "It redirects with 307, which is not followed for routes of the project."),
     ],

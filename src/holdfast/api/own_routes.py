@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Scope
 from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.signals import Signals
+from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.upkeep.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
@@ -86,7 +87,8 @@ class OwnRoutes:
     async def _call(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
             await self._app(scope, receive, send)
-        except Exception:
+        except ESCAPING:
+            # Also `sys.exit()`: nobody awaits this task, so it would end the event loop and with it the process.
             log.exception("webhook.route_failed", path=scope["path"])
 
     def _scope(self, url: str, headers: Mapping[str, str], body: bytes) -> Scope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,6 +66,11 @@ async def later(request: Request, tasks: BackgroundTasks) -> Response:
 @app.post("/fails")
 async def fails() -> None:
     raise ValueError("at 10.0.0.5")
+
+
+@app.post("/exits")
+async def exits() -> None:
+    sys.exit(3)
 
 
 @app.post("/half")
