@@ -21,6 +21,7 @@ from psycopg.rows import DictRow
 from pydantic import Field, TypeAdapter, create_model
 
 from holdfast.api.bodies import Contained, NullsAreAbsent, RunConfig, Selected, Whole
+from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -369,16 +370,21 @@ async def _cancel_runs(web: WebContext, identity: UUID) -> None:
         return
     async with web.database.connection() as connection:
         found = await unfinished_by_thread(connection, "all", visible, identity)
-    for thread_id in await web.may_each(found, "update", visible, action="interrupt"):
-        await web.cancel(thread_id, found[thread_id], "interrupt")
+    allowed = await web.may_each(found, "update", visible, action="interrupt")
+    cancelled = await process_each(web.database, allowed, lambda one: web.cancel(one, found[one], "interrupt"))
+    cancelled.raise_first()
 
 
 async def _delete_threads(web: WebContext, identity: UUID, visible: Visibility) -> None:
     async with web.database.connection() as connection:
         found = await threads_of_assistant(connection, identity, visible)
-    for thread_id in await web.may_each(found, "delete", visible):
+
+    async def delete_one(thread_id: UUID) -> None:
         with suppress(NotFound):  # Another request has deleted it.
             await web.delete_thread(thread_id, visible)
+
+    deleted = await process_each(web.database, await web.may_each(found, "delete", visible), delete_one)
+    deleted.raise_first()
 
 
 def _config(row: DictRow) -> RunnableConfig:

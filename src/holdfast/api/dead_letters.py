@@ -18,17 +18,19 @@ from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.api.bodies import Contained, Flag, Number, Whole
+from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
-from holdfast.api.errors import Json
+from holdfast.api.errors import Json, sentence_about
 from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.request_context import forward
 from holdfast.api.runs import announce_created
 from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
+from holdfast.db.stored_json import as_object
 from holdfast.engine.states import DeadLetter
-from holdfast.errors import InvalidRequest, NotFound, RequestError
+from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_named
 from holdfast.resources.dead_letters import (
     Filters,
@@ -190,15 +192,15 @@ async def list_open(
 async def retry_many(web: Web, body: LettersRetry) -> Response:
     await web.caller.may("threads", "create_run", {"thread_id": None, "metadata": {}, "kwargs": {}})
     found, more = await _found(web, body)
-    retried, skipped = [], []
-    for run_id in found:
-        try:
-            run = await _retry(web, run_id, body.begin, fork=body.fork)
-        except RequestError as refusal:
-            skipped.append({"run_id": run_id, "detail": str(refusal)})
-        else:
-            retried.append({"run_id": run_id, "retried_by": run["run_id"]})
-    return Json({"retried": len(retried), "runs": retried, "skipped": skipped, "more": more})
+
+    async def retry_one(run_id: UUID) -> UUID:
+        run = await _retry(web, run_id, body.begin, fork=body.fork)
+        retried_by: UUID = run["run_id"]
+        return retried_by
+
+    dealt = await process_each(web.database, found, retry_one)
+    runs = [{"run_id": run_id, "retried_by": retried_by} for run_id, retried_by in dealt.done.items()]
+    return Json({"retried": len(runs), "runs": runs, "skipped": _skipped(dealt.failed), "more": more})
 
 
 @router.post(
@@ -210,15 +212,13 @@ async def retry_many(web: Web, body: LettersRetry) -> Response:
 async def discard_many(web: Web, body: LetterFilters) -> Response:
     await web.caller.may("threads", "update", {"thread_id": None})
     found, more = await _found(web, body)
-    discarded, skipped = [], []
-    for run_id in found:
-        try:
-            await _discard(web, run_id)
-        except RequestError as refusal:
-            skipped.append({"run_id": run_id, "detail": str(refusal)})
-        else:
-            discarded.append(run_id)
-    return Json({"discarded": len(discarded), "runs": discarded, "skipped": skipped, "more": more})
+
+    async def close(run_id: UUID) -> None:
+        await _discard(web, run_id)
+
+    dealt = await process_each(web.database, found, close)
+    runs = list(dealt.done)
+    return Json({"discarded": len(runs), "runs": runs, "skipped": _skipped(dealt.failed), "more": more})
 
 
 @router.get(
@@ -302,6 +302,10 @@ async def _found(web: WebContext, body: LetterFilters) -> tuple[list[UUID], bool
     return [row["run_id"] for row in shown], len(rows) > body.limit
 
 
+def _skipped(failed: Mapping[UUID, Exception]) -> list[dict[str, Any]]:
+    return [{"run_id": run_id, "detail": sentence_about(error)} for run_id, error in failed.items()]
+
+
 async def _letter(web: WebContext, run_id: UUID) -> DictRow:
     async with web.database.connection() as connection:
         return await get_letter(connection, run_id)
@@ -330,13 +334,13 @@ async def _retry(
     """Retry a letter, and tell the workers. The run keeps the user and the forwarded headers of the letter's creator,
     unless the caller gives another input: that runs as the caller, with the headers of this request."""
     letter = await _letter(web, run_id)
-    kwargs = {**letter["kwargs"], **(given or {})}
+    kwargs = {**as_object(letter["kwargs"]), **(given or {})}
     user = None if given is None else web.caller.user
     asked: dict[str, Any] = {
         "thread_id": letter["thread_id"],
         "assistant_id": letter["assistant_id"],
         "status": "pending",
-        "metadata": dict(letter["metadata"]),
+        "metadata": as_object(letter["metadata"]),
         "prevent_insert_if_inflight": False,
         "multitask_strategy": "enqueue",
         "if_not_exists": "reject",

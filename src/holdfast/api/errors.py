@@ -41,9 +41,26 @@ def _sentence(error: RequestValidationError) -> str:
     return "; ".join(problems)
 
 
+# What Postgres raises for a value, and not for how it is.
+ABOUT_A_VALUE = (
+    psycopg.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.ConfigurationLimitExceeded,
+)
+
+
 def not_storable(error: psycopg.Error) -> str:
     """The sentence for what Postgres has no room for: NUL characters, above all, which JSON has and it does not."""
     return f"The request holds a value that cannot be stored: {str(error).strip().splitlines()[0]}"
+
+
+def sentence_about(error: Exception) -> str:
+    """Why one of many rows could not be processed, as an answer says it."""
+    if isinstance(error, RequestError):
+        return str(error)
+    if isinstance(error, ABOUT_A_VALUE):
+        return f"The database refuses it: {str(error).strip().splitlines()[0]}"
+    return FAILED
 
 
 def _allowed(request: Request) -> set[str]:
@@ -84,11 +101,11 @@ def install_error_handlers(app: FastAPI) -> None:
             detail = str(NotFound("Path", request.url.path))
         return _answer(error.status_code, detail, headers)
 
-    @app.exception_handler(psycopg.DataError)
-    @app.exception_handler(psycopg.errors.ProgramLimitExceeded)
-    @app.exception_handler(psycopg.errors.ConfigurationLimitExceeded)
     async def data(request: Request, error: psycopg.Error) -> Json:
         return _answer(422, not_storable(error))
+
+    for kind in ABOUT_A_VALUE:
+        app.exception_handler(kind)(data)
 
     @app.exception_handler(psycopg.OperationalError)
     @app.exception_handler(PoolTimeout)

@@ -10,6 +10,7 @@ from pydantic import FailFast, Field
 from starlette.exceptions import HTTPException
 
 from holdfast.api.bodies import MAX_IDS, RunCreate
+from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
 from holdfast.api.edge import JsonRoute
@@ -61,7 +62,7 @@ async def _create_all(web: WebContext, body: list[RunCreate]) -> Response:
     return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
 
 
-@router.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404))
+@router.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404, 409))
 async def cancel_many(
     web: Web, body: BulkCancel, action: Annotated[Literal["interrupt", "rollback"], Query()] = "interrupt"
 ) -> Response:
@@ -77,11 +78,9 @@ async def cancel_many(
         async with web.database.connection() as connection:
             found_runs = await unfinished_by_thread(connection, body.status or "all", visible)
         wanted = {one: found_runs[one] for one in await web.may_each(found_runs, "update", visible, action=action)}
-    found = 0
-    for thread_id, run_ids in wanted.items():
-        cancelled = await web.cancel(thread_id, run_ids, action)
-        found += len(cancelled.ended) + len(cancelled.requested)
-    if not found:
+    cancelled = await process_each(web.database, wanted, lambda one: web.cancel(one, wanted[one], action))
+    cancelled.raise_first()
+    if not any(runs.ended or runs.requested for runs in cancelled.done.values()):
         raise NotFound("Unfinished run", hint="All runs that the request selects have ended, or it selects none.")
     return Response(status_code=204)
 

@@ -15,6 +15,7 @@ from langgraph.types import Command, Send, StateUpdate
 from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
+from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
@@ -160,18 +161,21 @@ async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> Filter
 
 @router.post("/threads/prune", summary="Delete or shorten threads", responses=answers(Pruned, 409))
 async def prune(web: Web, body: ThreadPrune) -> Response:
-    pruned = 0
     access = "update" if body.strategy == "keep_latest" else "delete"
     # All of them are authorised before one is touched: a refusal leaves everything as it is.
     threads = {one: await web.caller.may("threads", access, {"thread_id": one}) for one in body.thread_ids}
-    for thread_id, visible in threads.items():
+
+    async def prune_one(thread_id: UUID) -> bool:
+        if body.strategy == "keep_latest":
+            return await keep_latest(web.database, thread_id, threads[thread_id])
         with suppress(NotFound):
-            if body.strategy == "keep_latest":
-                pruned += await keep_latest(web.database, thread_id, visible)
-            else:
-                await web.delete_thread(thread_id, visible)
-                pruned += 1
-    return Json({"pruned_count": pruned})
+            await web.delete_thread(thread_id, threads[thread_id])
+            return True
+        return False
+
+    pruned = await process_each(web.database, threads, prune_one)
+    pruned.raise_first()
+    return Json({"pruned_count": sum(pruned.done.values())})
 
 
 @router.get("/threads/{thread_id}", summary="Get a thread", responses=answers(ThreadWithTtl, 404))

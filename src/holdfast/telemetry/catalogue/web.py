@@ -20,6 +20,12 @@ ENTRIES: tuple[Entry, ...] = (
         "http.failed", "error", "A request was answered with 500: a defect, or the project's own routes.", "method path"
     ),
     entry(
+        "request.row_failed",
+        "warning",
+        "A request about many rows could not process one of them. The others were processed.",
+        row_id="The run or the thread.",
+    ),
+    entry(
         "http.origin_refused",
         "warning",
         "A web page of an origin that may not call the server was answered 403. Logged once for each origin; "
