@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -16,8 +18,9 @@ from psycopg_pool import PoolTimeout
 from typing_extensions import TypedDict
 
 from holdfast.db.bounded import NoAnswer
-from holdfast.db.connect import open_session
+from holdfast.db.connect import Database, open_session
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.resources.state import read_state
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.serving import serving
@@ -45,13 +48,18 @@ class Silent(Exception):
     __repr__ = __str__
 
 
+class Own(BaseException):
+    """As some libraries have, for what nobody is to catch."""
+
+
 class Factories:
     """Factories that fail on request, and a count of what they have built."""
 
     def __init__(self) -> None:
         self.broken: BaseException | None = None
-        self.leaving = False
+        self.leaving: BaseException | None = None
         self.built: list[Any] = []
+        self.hangs = asyncio.Event()
 
     def by_kind(self, config: RunnableConfig) -> Any:
         """Two graphs with no node in common. There is none for a config that says nothing."""
@@ -66,14 +74,23 @@ class Factories:
     @asynccontextmanager
     async def managed(self, config: RunnableConfig) -> AsyncIterator[Any]:
         yield StateGraph(State).add_node("says", say).add_edge(START, "says").compile()
-        if self.leaving:
-            raise RuntimeError("cannot be closed")
+        if self.leaving is not None:
+            raise self.leaving
 
     def exiting(self, config: RunnableConfig) -> Any:
         raise SystemExit("a script without a main guard")
 
+    async def hanging(self, config: RunnableConfig) -> Any:
+        self.hangs.set()
+        await asyncio.Event().wait()
+
     def catalog(self) -> GraphCatalog:
-        given: dict[str, Any] = {"by_kind": self.by_kind, "managed": self.managed, "exiting": self.exiting}
+        given: dict[str, Any] = {
+            "by_kind": self.by_kind,
+            "managed": self.managed,
+            "exiting": self.exiting,
+            "hanging": self.hanging,
+        }
         return catalog_of(**given)
 
 
@@ -164,21 +181,37 @@ async def test_a_factory_that_fails_is_an_answer(client: httpx.AsyncClient, fact
         (ValueError("x" * 30_000), "… (30000 characters)"),
         (ValueError("a\ud800b"), "ValueError: a\ufffdb"),
         (KeyboardInterrupt("pressed"), "KeyboardInterrupt: pressed"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (GeneratorExit(), "GeneratorExit"),
+        (Own("for nobody to catch"), "Own: for nobody to catch"),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, BaseException) else "",
 )
 async def test_whatever_a_factory_raises_is_an_answer(
     client: httpx.AsyncClient, factories: Factories, raised: BaseException, said: str
 ) -> None:
-    thread_id = await made(client, metadata={"graph_id": "by_kind"})
+    thread_id = await made(client)
+    await ran(client, thread_id, "by_kind", **options("asks"))
     factories.broken = raised
-    assistant = "/assistants/by_kind"
-    for path in (f"/threads/{thread_id}/state", *(f"{assistant}/{kind}" for kind in ("schemas", "graph", "subgraphs"))):
+    thread, assistant = f"/threads/{thread_id}", "/assistants/by_kind"
+    views = ("schemas", "graph", "subgraphs")
+    for path in (f"{thread}/state", f"{thread}/history", *(f"{assistant}/{kind}" for kind in views)):
         answer = await client.get(path)
         assert answer.status_code == 422, answer.text
         detail = answer.json()["detail"]
         assert detail.endswith(said)
         assert len(detail) < 25_000
+
+
+async def test_checkpoint_whose_metadata_are_no_object_does_not_hide_the_thread(
+    client: httpx.AsyncClient, settings: Settings
+) -> None:
+    thread_id = await made(client)
+    await ran(client, thread_id, "managed")
+    async with await open_session(settings, "test") as connection:
+        await connection.execute("UPDATE checkpoints SET metadata = '5'")
+    assert (await state_of(client, thread_id))["values"] == {"word": "said"}
+    assert (await history(client, thread_id))[0]["values"] == {"word": "said"}
 
 
 @pytest.mark.parametrize(
@@ -203,12 +236,25 @@ async def test_a_factory_that_exits_does_not_end_the_server(client: httpx.AsyncC
         assert (answer.status_code, "SystemExit" in answer.json()["detail"]) == (422, True), answer.text
 
 
+async def test_request_is_cancelled_while_a_factory_hangs(
+    client: httpx.AsyncClient, factories: Factories, database: Database
+) -> None:
+    """As the server does it that stops: that is no failure of the factory."""
+    thread_id = await made(client, metadata={"graph_id": "hanging"})
+    reading = asyncio.create_task(read_state(database, factories.catalog(), UUID(thread_id), {}, subgraphs=False))
+    await factories.hangs.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, asyncio.CancelledError, Own], ids=lambda raised: raised.__name__)
 async def test_a_factory_that_cannot_be_left_does_not_change_the_answer(
-    client: httpx.AsyncClient, factories: Factories
+    client: httpx.AsyncClient, factories: Factories, raised: type[BaseException]
 ) -> None:
     thread_id = await made(client)
     await ran(client, thread_id, "managed")
-    factories.leaving = True
+    factories.leaving = raised("cannot be closed")
     assert (await state_of(client, thread_id))["values"] == {"word": "said"}
     missing = await client.get(f"/threads/{thread_id}/state?checkpoint_ns=none")
     assert missing.status_code in (200, 404), missing.text

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import httpx
+import psycopg
 import pytest
 from langgraph.channels import DeltaChannel
 from langgraph.graph import END, START, StateGraph
@@ -15,6 +16,8 @@ from langgraph.types import interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+import holdfast
+from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
@@ -92,6 +95,40 @@ async def exiting_later(state: Any) -> str:
     raise SystemExit("a script without a main guard")
 
 
+async def spawning(state: Any) -> str:
+    await holdfast.spawn("nested", key="one", input={})
+    return END
+
+
+def retrying(state: Any) -> str:
+    raise holdfast.Retry(after=1)
+
+
+def querying(state: Any) -> str:
+    raise psycopg.errors.UndefinedTable('relation "rules" does not exist')
+
+
+async def cancelling(state: Any) -> str:
+    raise asyncio.CancelledError
+
+
+class Own(BaseException):
+    """As some libraries have, for what nobody is to catch."""
+
+
+def leaving(state: Any) -> str:
+    raise Own("not an ordinary exception")
+
+
+EDGES = {
+    "spawning": (spawning, "NotInRun"),
+    "retrying": (retrying, "Retry"),
+    "querying": (querying, "UndefinedTable: relation"),
+    "cancelling": (cancelling, "CancelledError"),
+    "leaving": (leaving, "Own: not an ordinary exception"),
+}
+
+
 def lost_file(state: Any) -> str:
     raise FileNotFoundError("rules.txt")
 
@@ -106,8 +143,12 @@ def special_graphs() -> GraphCatalog:
     picky_ones = StateGraph(PickyNotes).add_node(note).add_edge(START, "note").compile()
     exits = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", exiting).compile()
     later = StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", exiting_later)
+    edges = {
+        name: StateGraph(Notes).add_node(note).add_edge(START, "note").add_conditional_edges("note", edge).compile()
+        for name, (edge, _) in EDGES.items()
+    }
     graphs = {"slow": slow, "broken": broken, "picky": picky_ones, "exits": exits, "exits_later": later.compile()}
-    return catalog_of(nested=nested, strict=strict, delta=delta, **graphs)
+    return catalog_of(nested=nested, strict=strict, delta=delta, **graphs, **edges)
 
 
 @pytest.fixture
@@ -217,6 +258,29 @@ async def test_whatever_a_reducer_raises_is_an_answer(special: httpx.AsyncClient
     assert refused.json()["detail"].endswith(said)
     assert len(refused.json()["detail"]) < 25_000
     assert (await state_of(special, thread_id))["values"] == {"notes": ["first"]}
+
+
+@pytest.mark.parametrize(("graph", "said"), [(name, said) for name, (_, said) in EDGES.items()], ids=list(EDGES))
+async def test_whatever_an_edge_raises_is_an_answer(settings: Settings, graph: str, said: str) -> None:
+    async with answering(settings, special_graphs()) as client:
+        thread_id = await made(client, metadata={"graph_id": graph})
+        path = f"/threads/{thread_id}/state"
+        refused = await client.post(path, json={"values": {"notes": ["x"]}, "as_node": "note"})
+        assert refused.status_code == 400, refused.text
+        assert said in refused.json()["detail"]
+        body = {"values": {"notes": ["x"]}, "as_node": "__start__"}
+        assert (await client.post(path, json=body)).status_code == 200
+
+
+async def test_update_that_the_database_has_no_right_to_store_is_no_fault_of_the_graph(
+    settings: Settings, database: Database
+) -> None:
+    async with answering(settings, special_graphs()) as client:
+        thread_id = await made(client, metadata={"graph_id": "strict"})
+        async with database.connection() as connection:
+            await connection.execute("ALTER TABLE checkpoints RENAME TO elsewhere")
+        body = {"values": {"number": 1}, "as_node": "__start__"}
+        assert (await client.post(f"/threads/{thread_id}/state", json=body)).status_code == 500
 
 
 @pytest.mark.parametrize("graph", ["exits", "exits_later"])

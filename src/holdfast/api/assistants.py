@@ -42,6 +42,7 @@ from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFou
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
 from holdfast.graphs.client_config import client_config, client_options
+from holdfast.graphs.exits import GraphCode
 from holdfast.resources.assistants import (
     Filters,
     SortBy,
@@ -407,7 +408,8 @@ async def _opened(web: WebContext, row: DictRow) -> AsyncIterator[Graph]:
 async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
     """Do in a thread what takes a big graph long, so that streams go on meanwhile."""
     try:
-        return await asyncio.to_thread(work)
+        with GraphCode():
+            return await asyncio.to_thread(work)
     except ESCAPING as error:
         log.warning("graph.not_introspected", graph_id=row["graph_id"], exc_info=error)
         raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {in_words(error)}") from error

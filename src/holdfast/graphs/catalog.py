@@ -28,7 +28,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id, resolve_assistant
 from holdfast.graphs.checkpoint_types import allowed_types
 from holdfast.graphs.config import GraphTarget, ProjectConfig, text_problem
-from holdfast.graphs.exits import enter_graph_code, leave_graph_code
+from holdfast.graphs.exits import GraphCode, enter_graph_code, leave_graph_code
 from holdfast.graphs.factories import Factory, entered, inspect_factory
 from holdfast.graphs.loading import Loaded, load_targets, prepare_environment, summary_of
 from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
@@ -212,12 +212,14 @@ async def built_for_client(
     Raises InvalidRequest when a factory fails: that is an answer to the client and no failure of the server, for asking
     again does not help. An outage of the database, which the factory may use, is raised as it is. What a factory does
     at the end changes neither the answer nor the error of the request. `sys.exit()` in a task of the graph fails the
-    request, and does not end the process.
+    request, and does not end the process. A factory that raises CancelledError fails like any other; only the
+    cancellation of the request itself is raised as it is.
     """
     entered = enter_graph_code()
     try:
         try:
-            graph = await opening.__aenter__()
+            with GraphCode():
+                graph = await opening.__aenter__()
         except ESCAPING as error:
             if isinstance(error, psycopg.OperationalError) and is_outage(error):
                 raise
@@ -235,9 +237,10 @@ async def built_for_client(
 
 async def _leave(opening: AbstractAsyncContextManager[Graph], raised: BaseException | None) -> None:
     try:
-        await opening.__aexit__(None if raised is None else type(raised), raised, None)
+        with GraphCode():
+            await opening.__aexit__(None if raised is None else type(raised), raised, None)
     except ESCAPING as error:
-        if error is not raised:
+        if raised is None or (error is not raised and error.__cause__ is not raised):
             about = None if raised is None else type(raised).__name__
             log.warning("graph.teardown_failed", error=kind_and_place(error), while_handling=about)
 

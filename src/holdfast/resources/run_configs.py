@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.db.stored_json import as_object
 from holdfast.graphs.client_config import client_config, client_options
 
 # The nearest checkpoint that a run wrote: this one, or what it was updated from. An id that does not exist leads to the
@@ -58,7 +59,7 @@ async def config_of(
     place = {key: checkpoint.get(key) or None for key in ("checkpoint_ns", "checkpoint_id")}
     parameters = {**place, "thread_id": thread_id, "checkpoint_ns": place["checkpoint_ns"] or ""}
     row = await (await connection.execute(WRITTEN_BY_RUN, parameters)).fetchone()
-    metadata: dict[str, Any] = row["metadata"] if row is not None else {}
+    metadata = as_object(row["metadata"]) if row is not None else {}
     if (run_id := _uuid(metadata.get("run_id"))) is not None:
         run = await (await connection.execute(RUN, {"thread_id": thread_id, "run_id": run_id})).fetchone()
         if run is not None:
@@ -70,12 +71,12 @@ async def config_of(
 
 def _as_run(run: DictRow) -> dict[str, Any]:
     """As the worker made it, but for the user: graphs are opened for the user who asks."""
-    kwargs: dict[str, Any] = run["kwargs"] if isinstance(run["kwargs"], dict) else {}
-    given = client_config(_object(kwargs.get("config")))
+    kwargs = as_object(run["kwargs"])
+    given = client_config(as_object(kwargs.get("config")))
     configurable = {
-        **client_options(_object(kwargs.get("context"))),
+        **client_options(as_object(kwargs.get("context"))),
         **given.get("configurable", {}),
-        **{name: value for name, value in _object(kwargs.get("forwarded")).items() if name != "langgraph_request_id"},
+        **{name: value for name, value in as_object(kwargs.get("forwarded")).items() if name != "langgraph_request_id"},
         "assistant_id": str(run["assistant_id"]),
     }
     return {**given, "configurable": configurable}
@@ -87,10 +88,6 @@ async def _of_assistant(
     parameters = {"thread_id": thread_id, "assistant_id": _uuid(assistant_id)}
     row = await (await connection.execute(ASSISTANT_CONFIG, parameters)).fetchone()
     return {} if row is None else client_config(row["config"])
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _uuid(value: object) -> UUID | None:

@@ -19,14 +19,16 @@ from langgraph.pregel.protocol import PregelProtocol
 from langgraph.types import Interrupt, StateSnapshot, StateUpdate
 from langgraph_sdk.runtime import AccessContext
 from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow
-from psycopg_pool import PoolTimeout
 
 from holdfast.db.connect import Database
+from holdfast.db.outages import is_outage
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.gates import close_missing
-from holdfast.errors import BadRequest, Conflict, HoldfastError, NotFound
+from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
+from holdfast.graphs.exits import GraphCode
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
 from holdfast.resources.run_configs import config_of
 from holdfast.resources.threads import Brief, get_brief
@@ -80,8 +82,6 @@ Checkpoint = Mapping[str, Any]
 # How long the user's code may take to apply an update, in leases. A transaction that stands still for a whole one loses
 # its connection.
 PATIENCE = 0.5
-# Failures that say nothing about the graph or what it was given.
-OUR_FAILURES = (psycopg.Error, PoolTimeout, HoldfastError)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,11 @@ async def read_state(
         opened.subgraph(checkpoint.get("checkpoint_ns") or "")
         config = opened.config(checkpoint)
         try:
-            return await opened.graph.aget_state(config, subgraphs=subgraphs)
-        except OUR_FAILURES:
-            raise
+            with GraphCode():
+                return await opened.graph.aget_state(config, subgraphs=subgraphs)
         except ESCAPING as error:
+            if _is_ours(error):
+                raise
             _log_unreadable(opened, error)
             with _answering_unreadable(thread_id):
                 saved = await opened.saver.aget_tuple(config)
@@ -186,10 +187,11 @@ async def _by_config(
 
 async def _states(opened: Opened, config: RunnableConfig, asked: dict[str, Any]) -> list[StateSnapshot]:
     try:
-        return [state async for state in opened.graph.aget_state_history(config, **asked)]
-    except OUR_FAILURES:
-        raise
+        with GraphCode():
+            return [state async for state in opened.graph.aget_state_history(config, **asked)]
     except ESCAPING as error:
+        if _is_ours(error):
+            raise
         _log_unreadable(opened, error)
         with _answering_unreadable(opened.thread_id):
             found = [saved async for saved in opened.saver.alist(config, **asked)]
@@ -224,11 +226,14 @@ async def update_state(
             opened.graph.checkpointer = TransactionSaver(database, connection).with_allowlist(catalog.checkpoint_types)
             try:
                 async with asyncio.timeout(database.settings.lease * PATIENCE):
-                    reached = await _apply(opened, supersteps, checkpoint)
-                    state = await opened.graph.aget_state(opened.config({}))
-            except OUR_FAILURES:
-                raise
+                    with GraphCode():
+                        reached = await _apply(opened, supersteps, checkpoint)
+                        state = await opened.graph.aget_state(opened.config({}))
             except ESCAPING as error:
+                # In a transaction that has failed, it was a statement of ours: the graph's code does not use it.
+                refused = connection.info.transaction_status is not TransactionStatus.INTRANS
+                if _is_ours(error) or (refused and isinstance(error, psycopg.Error)):
+                    raise
                 raise BadRequest(f"Graph '{opened.graph_id}' does not take the update: {_said(error)}") from error
             await connection.execute(
                 SET_STATE,
@@ -351,10 +356,11 @@ def _empty(thread_id: UUID, checkpoint: Checkpoint) -> StateSnapshot:
 
 async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
     try:
-        return await opened.graph.aget_state(saved.config)
-    except OUR_FAILURES:
-        raise
-    except ESCAPING:
+        with GraphCode():
+            return await opened.graph.aget_state(saved.config)
+    except ESCAPING as error:
+        if _is_ours(error):
+            raise
         return _as_stored(opened, saved)
 
 
@@ -372,14 +378,22 @@ def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
 def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
     """Raise Conflict for stored checkpoints that LangGraph cannot read, for example of a version to come."""
     try:
-        yield
-    except OUR_FAILURES:
+        with GraphCode():
+            yield
+    except (psycopg.Error, RequestError):
+        # Of our own statements.
         raise
     except ESCAPING as error:
         raise Conflict(
             f"The state of thread {thread_id} cannot be read: its checkpoints are not of the form that this version of "
             f"LangGraph stores ({type(error).__name__})."
         ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a failure says nothing about the graph or what it was given: a refusal of ours, or an outage of the
+    database. The graph's code may raise other errors of psycopg and of Holdfast."""
+    return isinstance(error, RequestError) or (isinstance(error, psycopg.Error) and is_outage(error))
 
 
 def _log_unreadable(opened: Opened, error: BaseException) -> None:
