@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
 import httpx
+import pytest
 
 from holdfast.db.connect import Database
 from holdfast.graphs.assistants import assistant_id
@@ -130,6 +131,55 @@ async def test_changing_a_cron_with_a_priority_from_before_is_refused(
     refused = await web.patch(f"/runs/crons/{cron['cron_id']}", json={"schedule": "0 10 * * *"})
     assert (refused.status_code, refused.json()["detail"].partition(":")[0]) == (422, "priority"), refused.text
     await patched(web, cron, schedule="0 10 * * *", priority=5)
+
+
+@pytest.mark.parametrize(
+    ("column", "stored"),
+    [
+        ("payload", "[1]"),
+        ("payload", "5"),
+        ("payload", "{}"),
+        ("metadata", "[1]"),
+        ("template", "{}"),
+        ("template", "[1]"),
+        ("template", '{"kwargs": 5}'),
+        ("template", '{"kwargs": {"budget": 5, "forwarded": [1]}}'),
+    ],
+)
+async def test_cron_with_a_stored_document_of_another_shape_can_be_changed(
+    web: httpx.AsyncClient, database: Database, column: str, stored: str
+) -> None:
+    cron = await create(web, timezone="Asia/Kathmandu", end_time="2100-01-01T00:00:00Z")
+    await query(database, f"UPDATE cron SET {column} = %s WHERE cron_id = %s RETURNING 1", stored, cron["cron_id"])
+    shown = await patched(web, cron, schedule="0 10 * * *", metadata={"a": 1})
+    for name in ("assistant_id", "timezone", "end_time", "enabled", "on_run_completed"):
+        assert shown[name] == cron[name]
+    assert (shown["schedule"], shown["metadata"]) == ("0 10 * * *", {"a": 1})
+    [template] = [row["template"] for row in await query(database, "SELECT template FROM cron")]
+    assert isinstance(template["kwargs"]["forwarded"], dict)
+
+
+@pytest.mark.parametrize("config", ["[1]", '{"configurable": 5}'])
+async def test_cron_with_a_stored_config_of_another_shape_can_be_changed(
+    web: httpx.AsyncClient, database: Database, config: str
+) -> None:
+    cron = await create(web)
+    await query(
+        database,
+        "UPDATE cron SET payload = jsonb_set(payload::jsonb, '{config}', %s) WHERE cron_id = %s RETURNING 1",
+        config,
+        cron["cron_id"],
+    )
+    shown = await patched(web, cron, schedule="0 10 * * *")
+    assert shown["payload"]["config"]["configurable"] == {"cron_id": cron["cron_id"]}
+
+
+async def test_assistant_whose_metadata_are_no_object_can_be_run(web: httpx.AsyncClient, database: Database) -> None:
+    made = (await web.post("/assistants", json={"graph_id": "steps"})).json()
+    await query(database, "UPDATE assistant SET metadata = '[1]' RETURNING 1")
+    await create(web, assistant_id=made["assistant_id"])
+    answer = await web.post("/runs", json={"assistant_id": made["assistant_id"], "input": {}})
+    assert answer.status_code == 200, answer.text
 
 
 async def test_C61_patching(web: httpx.AsyncClient) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.api.bodies import Limits
+from holdfast.db.stored_json import as_object
 from holdfast.errors import InvalidRequest
 from holdfast.settings import Settings
 
@@ -25,13 +26,13 @@ def fill_budget(
 
 def keep_budget(kwargs: dict[str, Any], metadata: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """The same for something that is changed: what is not said anew stays as it was in the `old` kwargs."""
-    budget = {**(old.get("budget") or {}), **_told(metadata, "metadata.budget"), **(kwargs.get("budget") or {})}
+    budget = {**as_object(old.get("budget")), **_told(metadata, "metadata.budget"), **(kwargs.get("budget") or {})}
     if budget:
         kwargs["budget"] = budget
 
 
-def _told(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
-    given = metadata.get("budget")
+def _told(metadata: Any, where: str) -> dict[str, Any]:
+    given = as_object(metadata).get("budget")
     if not isinstance(given, dict):
         return {}
     try:

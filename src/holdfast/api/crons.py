@@ -23,6 +23,7 @@ from holdfast.api.listing import Search, clean_configurable, clean_metadata, onl
 from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
+from holdfast.db.stored_json import as_object
 from holdfast.errors import BadRequest, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_named
 from holdfast.graphs.checkpointer import ThreadTtl
@@ -194,19 +195,20 @@ async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
         await _may_run(web, cron_id)
     async with web.database.transaction() as connection:
         old = await get_cron_for_change(connection, cron_id)
-        changed = _changed(old["payload"], body)
-        metadata = {**old["metadata"], **(asked["metadata"] or {})}
+        payload = _stored_payload(old)
+        changed = _changed(payload, body)
+        metadata = {**as_object(old["metadata"]), **(asked["metadata"] or {})}
         content = _content(
             cron_id, UUID(changed.assistant_id), changed, metadata, web.thread_ttl, stateless=old["thread_id"] is None
         )
-        kwargs, before = content.template["kwargs"], old["template"]["kwargs"]
+        kwargs, before = content.template["kwargs"], as_object(as_object(old["template"]).get("kwargs"))
         keep_budget(kwargs, body.metadata, before)
         user_id = old["user_id"]
-        if web.caller.user is not None and _runs_otherwise(old["payload"], content.payload, body):
+        if web.caller.user is not None and _runs_otherwise(payload, content.payload, body):
             user_id = web.caller.user_id
             _run_as_caller(web, kwargs)
         else:
-            kwargs["forwarded"] = before.get("forwarded") or {}
+            kwargs["forwarded"] = as_object(before.get("forwarded"))
             if before.get("user") is not None:
                 kwargs["user"] = before["user"]
         return Json(_shown(await change_cron(connection, old, content, user_id)))
@@ -324,14 +326,22 @@ def _content(
     )
 
 
+def _stored_payload(cron: DictRow) -> dict[str, Any]:
+    """The request that a cron was created with; of one that stored something else, what its columns say."""
+    columns = {name: cron[name] for name in (*TIMING - {"metadata"}, "on_run_completed") if cron[name] is not None}
+    return as_object(cron["payload"]) or {"assistant_id": str(cron["assistant_id"]), **columns}
+
+
 def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
     """The request that would have created the cron as it is to be."""
     changes = _given(patch)
     merged = {**payload, **changes}
     if "end_time" in patch.model_fields_set and patch.end_time is None:
         merged.pop("end_time", None)
-    config: dict[str, Any] = dict(merged.get("config") or {})
-    configurable = {key: value for key, value in (config.pop("configurable", None) or {}).items() if key != "cron_id"}
+    config = dict(as_object(merged.get("config")))
+    configurable = {
+        key: value for key, value in as_object(config.pop("configurable", None)).items() if key != "cron_id"
+    }
     # Two names of one thing: the one that is given takes the place of the other.
     if "context" in changes and not (changes.get("config") or {}).get("configurable"):
         configurable = {}
