@@ -11,7 +11,8 @@ from psycopg.rows import TupleRow
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.upkeep.sweeper import CHECKPOINTS, ITEMS, PRUNED_THREADS, Sweeper
+from holdfast.upkeep.items import EXPIRED_ITEMS
+from holdfast.upkeep.sweeper import CHECKPOINTS, PRUNED_THREADS, Sweeper
 from holdfast.upkeep.sweeps import EXPIRED_THREADS
 from tests.hostile.estate import TABLES, Copy
 
@@ -82,7 +83,14 @@ async def swept(
     connection.execute(FORGET_ITEMS.encode())
     connection.execute(UNDO.encode(), {"some": some})
     await sweep(
-        *("runs' events", "undone runs' events", "finished runs", "webhook deliveries", "idempotency keys", ITEMS),
+        *(
+            "runs' events",
+            "undone runs' events",
+            "finished runs",
+            "webhook deliveries",
+            "idempotency keys",
+            EXPIRED_ITEMS.what,
+        ),
         **LOGS,
     )
     left("a finished run", FINISHED)

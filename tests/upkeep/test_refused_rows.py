@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 
@@ -23,7 +24,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.leader import Upkeep
-from holdfast.upkeep.sweeper import Sweeper
+from holdfast.upkeep.sweeper import FAILURES, Sweeper
 from tests.engine.scene import create, declare_lost, online_worker
 from tests.support.records import query
 from tests.support.smoke import EXAMPLES
@@ -45,16 +46,11 @@ REFUSE_ROW = """
 CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON {} FOR EACH ROW EXECUTE FUNCTION refuse('{}', '{}')
 """
 
-# Why one has no case: its rows are removed together, and a bad one stops it until the row is mended.
-ALONE = "it removes what nobody sees any more; it stops alone, and `upkeep.duty_failing` says so"
-SWEEPS_WITHOUT_CASE = {"idempotency keys": ALONE, "days of spending": ALONE, "stopped workers": ALONE}
-DUTIES_WITHOUT_CASE = {"items": ALONE}
-
 
 @dataclass(frozen=True)
 class Case:
     """`plant` puts two rows there, the bad one first, and returns what is in their `column`. `served` is a query that
-    finds the good one when it is done."""
+    finds the good one when it is done. `reported_as`: as what, if not as the duty."""
 
     duty: str
     table: str
@@ -62,6 +58,7 @@ class Case:
     plant: Callable[[Database], Awaitable[Sequence[Any]]]
     served: str
     event: str = "upkeep.row_set_aside"
+    reported_as: str | None = None
 
 
 def settings_of(database_url: str) -> Settings:
@@ -149,6 +146,15 @@ async def due_deliveries(database: Database) -> list[UUID]:
     return [(await query(database, insert, uuid4(), uuid4(), late))[0]["delivery_id"] for late in (9, 1)]
 
 
+async def expired_items(database: Database) -> list[str]:
+    await query(
+        database,
+        "INSERT INTO store (prefix, key, value, expires_at) "
+        "VALUES ('a', 'bad', '{}', now() - interval '9 s'), ('a', 'good', '{}', now() - interval '1 s') RETURNING 1",
+    )
+    return ["bad", "good"]
+
+
 RELEASED = "SELECT 1 FROM run WHERE run_id = %s AND status = 'pending' AND ready_at <= now()"
 
 CASES = [
@@ -204,6 +210,14 @@ CASES = [
         due_deliveries,
         "SELECT 1 FROM webhook_delivery WHERE delivery_id = %s AND state = 'failed'",
     ),
+    Case(
+        "items",
+        "store",
+        "key",
+        expired_items,
+        "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM store WHERE key = %s)",
+        reported_as="sweep of store items",
+    ),
 ]
 
 
@@ -225,7 +239,7 @@ async def test_a_duty_goes_round_a_row_that_is_refused(database: Database, datab
 
             async def served() -> bool:
                 reported = {line["duty"] for line in logs if line["event"] == case.event}
-                return bool(await query(database, case.served, good)) and reported == {case.duty}
+                return bool(await query(database, case.served, good)) and reported == {case.reported_as or case.duty}
 
             await until(served, "the good row is served, and the bad one is reported")
         finally:
@@ -239,7 +253,7 @@ def test_each_duty_has_a_case(database_url: str) -> None:
     duties = {duty.name for duty in Upkeep(database, PostgresSignals(database)).duties}
     # These two are not in the list: they have sessions and tasks of their own.
     duties |= {"takeover", "webhooks"}
-    assert duties - {"sweeps"} == {case.duty for case in CASES} | set(DUTIES_WITHOUT_CASE)
+    assert duties - {"sweeps"} == {case.duty for case in CASES}
 
 
 # --- sweeps: what makes the two threads, or their runs, due, and how to see that the good one is done ---------------
@@ -255,6 +269,18 @@ LATER = "SELECT 1 FROM thread WHERE thread_id = %s AND expires_at > now()"
 DELIVERED = f"""
 INSERT INTO webhook_delivery (delivery_id, run_id, thread_id, url, run, state, settled_at)
 SELECT thread_id, gen_random_uuid(), thread_id, '/', '{{}}', 'failed', {LONG_AGO} FROM thread RETURNING 1
+"""
+KEPT = f"""
+INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, created_at)
+SELECT '', thread_id, '', 'whole', 200, '{{}}', '', {LONG_AGO} FROM thread RETURNING 1
+"""
+SPENT = f"INSERT INTO tenant_spend (tenant_id, day, part) SELECT thread_id, {LONG_AGO}, 0 FROM thread RETURNING 1"
+STOPPED = f"""
+INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, lease_until, stopped_at)
+SELECT thread_id, 'offline', '', 0, '', 1, '{{}}', now(), {LONG_AGO} FROM thread RETURNING 1
+"""
+EXPIRED = f"""
+INSERT INTO store (prefix, key, value, expires_at) SELECT 'a', thread_id, '{{}}', {LONG_AGO} FROM thread RETURNING 1
 """
 
 
@@ -326,6 +352,10 @@ SWEEPS = {
         f"UPDATE thread SET created_at = {LONG_AGO} RETURNING 1",
         "SELECT 1 FROM thread WHERE thread_id = %s AND history_from IS NOT NULL",
     ),
+    "idempotency keys": SweepCase("idempotency_key", "key", KEPT, GONE.format("idempotency_key", "key::uuid")),
+    "days of spending": SweepCase("tenant_spend", "tenant_id", SPENT, GONE.format("tenant_spend", "tenant_id::uuid")),
+    "stopped workers": SweepCase("worker", "worker_id", STOPPED, GONE.format("worker", "worker_id")),
+    "store items": SweepCase("store", "key", EXPIRED, GONE.format("store", "key::uuid")),
 }
 
 
@@ -352,7 +382,7 @@ async def test_a_sweep_goes_round_a_row_that_is_refused(settings: Settings, data
     await sweeping.open()
     try:
         sweeper = Sweeper(sweeping)
-        [chore] = [chore for chore in sweeper._chores if chore.what == what]
+        [chore] = [chore for chore in (*sweeper._chores, sweeper._items) if chore.what == what]
         with capture_logs() as logs:
             # All of it is done, as `holdfast sweep` does.
             await sweeper._finish(chore)
@@ -365,5 +395,22 @@ async def test_a_sweep_goes_round_a_row_that_is_refused(settings: Settings, data
 
 
 def test_each_sweep_has_a_case(database_url: str) -> None:
-    chores = Sweeper(Database(settings_of(database_url), "test"))._chores
-    assert {chore.what for chore in chores} == set(SWEEPS) | set(SWEEPS_WITHOUT_CASE)
+    sweeper = Sweeper(Database(settings_of(database_url), "test"))
+    assert {chore.what for chore in (*sweeper._chores, sweeper._items)} == set(SWEEPS)
+
+
+REFUSED_KEYS = f"""
+INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, created_at)
+SELECT 'bad', n::text, '', 'whole', 200, '{{}}', '', now() - interval '99 days' FROM generate_series(0, {FAILURES}) n
+RETURNING 1
+"""
+
+
+async def test_a_sweep_that_fails_again_and_again_keeps_no_other_from_the_end(database: Database) -> None:
+    await query(database, REFUSED_KEYS)
+    await expired_items(database)
+    await refuse(database, "idempotency_key", "scope", "bad")
+    with capture_logs() as logs, pytest.raises(psycopg.DataError, match="this row is bad"):
+        await Sweeper(database).finish()
+    assert not await query(database, "SELECT FROM store")
+    assert [line["duty"] for line in logs if line["event"] == "upkeep.duty_failing"] == ["sweep of idempotency keys"]

@@ -84,6 +84,7 @@ class SetAside:
         log.error(
             "upkeep.row_set_aside",
             duty=self._duty,
+            row=str(row_id),
             run_id=_text(row.get("run_id")),
             thread_id=_text(row.get("thread_id")),
             delivery_id=_text(row.get("delivery_id")),

@@ -36,13 +36,15 @@ ON CONFLICT (scope, key) DO UPDATE SET
 
 OLD_KEYS = "created_at < now() - make_interval(secs => %(ttl)s)"
 
+OLDEST_KEYS = f"""
+SELECT ctid, run_id FROM idempotency_key WHERE {OLD_KEYS} AND ctid <> ALL(%(aside)s::tid[])
+ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+"""
+
 # Deleted by an array of places: a join with `doomed`, of which the planner does not know how few there are, would read
 # all keys.
 SWEEP_KEYS = f"""
-WITH doomed AS (
-    SELECT ctid FROM idempotency_key WHERE {OLD_KEYS}
-    ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
+WITH doomed AS ({OLDEST_KEYS})
 DELETE FROM idempotency_key WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 """
 

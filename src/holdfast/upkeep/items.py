@@ -5,34 +5,39 @@ from __future__ import annotations
 import structlog
 
 from holdfast.db.connect import Database
-from holdfast.upkeep.portions import LIMIT_TIMES, MOST, Portion, take
+from holdfast.upkeep.portions import LIMIT_TIMES, MOST, Portion
+from holdfast.upkeep.sweeping import Sweeping
+from holdfast.upkeep.sweeps import Sweep, oldest
 
 log = structlog.get_logger(__name__)
 
+EXPIRED = "expires_at < now()"
+
 # An item that is being put again at this moment is locked, and not expired when it is looked at next.
-SWEEP_ITEMS = """
-WITH doomed AS (
-    SELECT prefix, key FROM store WHERE expires_at < now()
-    ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
-DELETE FROM store USING doomed WHERE store.prefix = doomed.prefix AND store.key = doomed.key
+OLDEST_ITEMS = oldest("ctid", "store", EXPIRED, "expires_at")
+
+# By an array of places, as `SWEEP_KEYS`.
+SWEEP_ITEMS = f"""
+WITH doomed AS ({OLDEST_ITEMS})
+DELETE FROM store WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 """
 
-COUNT_ITEMS = "SELECT count(*) FROM store WHERE expires_at < now()"
+COUNT_ITEMS = f"SELECT count(*) FROM store WHERE {EXPIRED}"
+
+EXPIRED_ITEMS = Sweep("store items", SWEEP_ITEMS, COUNT_ITEMS, lambda _: 0.0, OLDEST_ITEMS, "ctid")
 
 
 class ItemSweeper:
     """Once an interval, or at once again while there is more."""
 
     def __init__(self, database: Database, interval: float) -> None:
-        self._database = database
         self._interval = interval
-        self._portion = Portion(first=MOST, most=MOST)
+        self._seconds = LIMIT_TIMES * database.settings.database_timeout
+        self._sweeping = Sweeping(database, EXPIRED_ITEMS, Portion(first=MOST, most=MOST))
 
     async def run(self) -> float:
         """Remove a portion. Returns the seconds until the next."""
-        seconds = LIMIT_TIMES * self._database.settings.database_timeout
-        swept, more = await take(self._database, SWEEP_ITEMS, {}, self._portion, seconds)
+        swept, more = await self._sweeping.take(self._seconds)
         if swept:
             log.debug("upkeep.items_swept", items=swept)
         return 0.0 if more else self._interval

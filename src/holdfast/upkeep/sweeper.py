@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
 import structlog
@@ -21,8 +20,9 @@ from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.resources.history import AT_ONCE, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
 from holdfast.telemetry.backoff import Backoff
-from holdfast.upkeep.items import COUNT_ITEMS, SWEEP_ITEMS
-from holdfast.upkeep.portions import LIMIT_TIMES, MOMENT, Portion, take
+from holdfast.upkeep.items import EXPIRED_ITEMS
+from holdfast.upkeep.portions import LIMIT_TIMES, MOMENT, Portion
+from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import (
     ACTIVE_THREADS,
     COUNT_HISTORIES,
@@ -48,7 +48,6 @@ FAILURES = 10
 
 CHECKPOINTS = "checkpoints"
 PRUNED_THREADS = "threads' past states"
-ITEMS = "store items"
 
 
 @dataclass
@@ -91,6 +90,8 @@ class Sweeper:
             *self._threads_with_ttl(),
             Chore(CHECKPOINTS, self._checkpoints),
         ]
+        # The leader has a duty for them.
+        self._items = Chore(EXPIRED_ITEMS.what, self._sweeping(EXPIRED_ITEMS))
 
     async def run(self) -> float:
         """A portion of everything that is due. What is not reached in time comes first when this is called again.
@@ -121,9 +122,22 @@ class Sweeper:
             chore.due = time.monotonic() + (0.0 if more else chore.interval)
 
     async def finish(self) -> Counter[str]:
-        """Do everything that is due, to the end, and say how much that was. What cannot be removed is set aside."""
-        for chore in [*self._chores, Chore(ITEMS, self._items())]:
-            await self._finish(chore)
+        """Do everything that is due, to the end, and say how much that was. What cannot be removed is set aside.
+
+        A chore that fails again and again keeps no other from being done. Raises the first error when all are done, or
+        at once when the database is away.
+        """
+        failed: Exception | None = None
+        for chore in [*self._chores, self._items]:
+            try:
+                await self._finish(chore)
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                chore.backoff.note(error)
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return self.removed
 
     async def _finish(self, chore: Chore) -> None:
@@ -146,11 +160,10 @@ class Sweeper:
                 row = await (await connection.execute(statement.encode(), parameters)).fetchone()
                 return 0 if row is None else int(row["count"])
 
-            for sweep in (*SWEEPS, EXPIRED_THREADS):
+            for sweep in (*SWEEPS, EXPIRED_THREADS, EXPIRED_ITEMS):
                 if (parameters := sweep.parameters(self._settings)) is not None:
                     counted[sweep.what] = await number(sweep.due, parameters)
             counted[PRUNED_THREADS] = await number(COUNT_HISTORIES, {})
-            counted[ITEMS] = await number(COUNT_ITEMS, {})
         if self._settings.checkpoint_ttl is not None:
             counted[CHECKPOINTS] = await count_old(self._database, self._settings.checkpoint_ttl)
         return counted
@@ -159,52 +172,15 @@ class Sweeper:
         self, sweep: Sweep, *, removes: bool = True, limit: int | None = None
     ) -> Callable[[float | None], Awaitable[bool]]:
         """`removes`: whether what it takes is gone then. `limit`: how much one look may take."""
-        portion = Portion()
-        aside = SetAside(f"sweep of {sweep.what}", sweep.key, self._database.metrics)
-        left = limit
+        sweeping = Sweeping(self._database, sweep, limit=limit)
 
-        async def sweeping(seconds: float | None) -> bool:
-            nonlocal left
-            parameters = sweep.parameters(self._settings)
-            if parameters is None:
-                return False
-            batch = portion.size if left is None else min(left, portion.size)
-            given = {**parameters, "batch": batch, "aside": aside.ids()}
-            try:
-                swept, more = await take(self._database, sweep.statement, given, portion, seconds)
-            except Exception as error:
-                if batch == 1 and not is_outage(error):
-                    await self._pass_over(sweep, given, aside, error)
-                raise
+        async def portion(seconds: float | None) -> bool:
+            swept, more = await sweeping.take(seconds)
             if removes:
                 self.removed[sweep.what] += swept
-            if left is not None:
-                left -= swept
-                more = more and left > 0
-            if not more:
-                left = limit
             return more
 
-        return sweeping
-
-    async def _pass_over(self, sweep: Sweep, given: Mapping[str, Any], aside: SetAside, error: Exception) -> None:
-        """Set aside the row that a sweep cannot remove: the first that it would take."""
-        if sweep.oldest is None:
-            return
-        async with self._database.connection() as connection:
-            row = await (await connection.execute(sweep.oldest.encode(), given)).fetchone()
-        if row is not None:
-            aside.put(row, error)
-
-    def _items(self) -> Callable[[float | None], Awaitable[bool]]:
-        portion = Portion()
-
-        async def items(seconds: float | None) -> bool:
-            swept, more = await take(self._database, SWEEP_ITEMS, {}, portion, seconds)
-            self.removed[ITEMS] += swept
-            return more
-
-        return items
+        return portion
 
     def _threads_with_ttl(self) -> list[Chore]:
         """Threads with a time to live of their own, as langgraph.json says how often and how many."""

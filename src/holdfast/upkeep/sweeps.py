@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.resources.dead_letters import EXPIRE_LETTERS, OLDEST_LETTERS, UNDECIDED
-from holdfast.resources.idempotency import OLD_KEYS, SWEEP_KEYS
+from holdfast.resources.idempotency import OLD_KEYS, OLDEST_KEYS, SWEEP_KEYS
 from holdfast.settings import Settings
 
 # Seconds between two looks. The latter for what comes one by one and is kept for long: an idle process should have
@@ -24,8 +24,7 @@ OFTEN, SELDOM = 60.0, 600.0
 class Sweep:
     """`statement` takes up to %(batch)s of what is due, of `what`; `due` counts all of it and changes nothing.
 
-    `oldest` is the first part of the statement: it selects what to take, and passes over the keys in %(aside)s. None:
-    the rows are small, and no single one can make the statement fail.
+    `oldest` is the first part of the statement: it selects what to take, and passes over the keys in %(aside)s.
     """
 
     what: str
@@ -33,8 +32,8 @@ class Sweep:
     due: str
     # Seconds that it is kept for; None: for ever, so there is nothing to sweep.
     ttl: Callable[[Settings], float | None]
-    oldest: str | None = None
-    # The column of %(aside)s.
+    oldest: str
+    # The column of %(aside)s. Rows without an id of one column are known by their place.
     key: str = "thread_id"
     # Seconds between two looks with nothing left to do.
     interval: float = OFTEN
@@ -46,8 +45,9 @@ class Sweep:
 
 def oldest(key: str, table: str, condition: str, order: str, *, lock: str = "UPDATE", also: str = "") -> str:
     """The rows that a sweep takes. `also`: more columns."""
+    aside = "%(aside)s::tid[]" if key == "ctid" else "%(aside)s"
     return f"""
-    SELECT {key}{also} FROM {table} WHERE {condition} AND {key} <> ALL(%(aside)s)
+    SELECT {key}{also} FROM {table} WHERE {condition} AND {key} <> ALL({aside})
     ORDER BY {order} LIMIT %(batch)s FOR {lock} SKIP LOCKED
 """
 
@@ -163,19 +163,21 @@ status IN ('offline', 'lost') AND stopped_at < {OLD}
 AND NOT EXISTS (SELECT 1 FROM run WHERE run.worker_id = worker.worker_id AND run.status = 'running')
 """
 
+OLDEST_WORKERS = oldest("worker_id", "worker", STOPPED, "stopped_at")
+
 FORGET_WORKERS = f"""
-WITH doomed AS (SELECT worker_id FROM worker WHERE {STOPPED} LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
+WITH doomed AS ({OLDEST_WORKERS})
 DELETE FROM worker WHERE worker_id = ANY(ARRAY(SELECT worker_id FROM doomed))
 """
 
 # Only today's is ever asked for.
 SPENT = f"day < ({OLD})::date"
 
+OLDEST_SPENDING = oldest("ctid", "tenant_spend", SPENT, "day")
+
 # By an array of places, as `SWEEP_KEYS`.
 SWEEP_SPENDING = f"""
-WITH doomed AS (
-    SELECT ctid FROM tenant_spend WHERE {SPENT} ORDER BY day LIMIT %(batch)s FOR UPDATE SKIP LOCKED
-)
+WITH doomed AS ({OLDEST_SPENDING})
 DELETE FROM tenant_spend WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 """
 
@@ -243,6 +245,8 @@ SWEEPS = (
         SWEEP_KEYS,
         f"SELECT count(*) FROM idempotency_key WHERE {OLD_KEYS}",
         lambda settings: settings.idempotency_ttl,
+        OLDEST_KEYS,
+        "ctid",
         interval=SELDOM,
     ),
     Sweep(
@@ -250,6 +254,8 @@ SWEEPS = (
         SWEEP_SPENDING,
         f"SELECT count(*) FROM tenant_spend WHERE {SPENT}",
         lambda _: 35 * DAY,
+        OLDEST_SPENDING,
+        "ctid",
         interval=SELDOM,
     ),
     Sweep(
@@ -257,6 +263,8 @@ SWEEPS = (
         FORGET_WORKERS,
         f"SELECT count(*) FROM worker WHERE {STOPPED}",
         lambda _: DAY,
+        OLDEST_WORKERS,
+        "worker_id",
         interval=SELDOM,
     ),
 )

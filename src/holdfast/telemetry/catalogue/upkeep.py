@@ -117,6 +117,7 @@ ENTRIES: tuple[Entry, ...] = (
         "A duty of the upkeep cannot process a row, or a worker cannot claim a run. The other rows are processed; this "
         "one is tried again later.",
         "duty run_id thread_id delivery_id cron_id interrupt_id error",
+        row="What the duty knows the row by: its id, or where there is none its place in the table (`ctid`).",
         seconds="Seconds until it is tried again.",
     ),
     *outage("upkeep", "The database cannot be reached for the upkeep."),
