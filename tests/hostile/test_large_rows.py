@@ -28,7 +28,7 @@ def with_input(kwargs: Any) -> str:
 
 
 def with_field(document: Any) -> str:
-    return json.dumps({**document, "large": LARGE})
+    return json.dumps({**(document or {}), "large": LARGE})
 
 
 def json_text(_: Any) -> bytes:
@@ -46,6 +46,12 @@ COLUMNS: dict[tuple[str, str], tuple[str, Callable[[Any], Any]]] = {
     ("event", "data"): ("bytea", json_text),
     ("checkpoint_blobs", "blob"): ("bytea", packed_text),
     ("store", "value"): ("jsonb", with_field),
+    ("webhook_delivery", "run"): ("json", with_field),
+    ("webhook_delivery", "values"): ("jsonb", with_field),
+    ("interrupt", "value"): ("jsonb", with_field),
+    ("child", "values"): ("jsonb", with_field),
+    ("cron", "template"): ("json", with_field),
+    ("thread", "values"): ("jsonb", with_field),
 }
 
 
