@@ -63,6 +63,8 @@ BUDGET = {"max_cost_usd": 1.0, "max_tokens": 1000, "max_seconds": 3600, "max_ste
 WORKER = "00000000-0000-4000-a000-00000000dead"
 STATES: dict[str, tuple[str, ...]] = {
     "ended": (),
+    # The thread has one state, and so none before it that says which run wrote it.
+    "single": (),
     "queued": ("UPDATE run SET ready_at = now() WHERE thread_id = ANY(%(ids)s) AND status = 'pending'",),
     # Of a worker that is gone.
     "orphaned": (
@@ -98,6 +100,7 @@ STATES: dict[str, tuple[str, ...]] = {
 # Of which original the copies for a state are made.
 ORIGINAL = {
     "ended": "second",
+    "single": "single",
     "queued": "second",
     "orphaned": "second",
     "poison": "second",
@@ -115,7 +118,7 @@ OF_TABLE = {
     "run": ("queued", "orphaned", "poison", "letter", "waiting"),
     "thread": ("queued", "poison", "due", "waiting"),
     "event": ("queued", "poison"),
-    "checkpoints": ("queued", "due"),
+    "checkpoints": ("queued", "due", "single"),
     "checkpoint_blobs": ("queued", "due"),
     "checkpoint_writes": ("queued", "due"),
     "interrupt": ("asking", "due"),
@@ -215,6 +218,8 @@ async def make_originals(client: httpx.AsyncClient, database_url: str, webhook: 
         assert answer.status_code == 200, answer.text
     family = (await post("/threads", {}))["thread_id"]
     parent = (await post(f"/threads/{family}/runs", {**ASK, **BUDGET, "assistant_id": "family"}))["run_id"]
+    single = (await post("/threads", {}))["thread_id"]
+    await post(f"/threads/{single}/runs/wait", {"assistant_id": "echo", "input": {"value": 1}, "durability": "exit"})
     assistant = await post(
         "/assistants",
         {"graph_id": "echo", "config": {"configurable": {"a": 1}, "tags": ["x"]}, "metadata": {"b": 1}, "name": "n"},
@@ -239,6 +244,7 @@ async def make_originals(client: httpx.AsyncClient, database_url: str, webhook: 
     originals = {
         "second": Original([second]),
         "asking": Original([asking]),
+        "single": Original([single]),
         "family": Original([family, child["thread_id"]]),
         "cron": Original([cron["cron_id"], assistant["assistant_id"]]),
         "kept": Original([key], request),

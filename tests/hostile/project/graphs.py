@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
@@ -38,7 +39,11 @@ async def spread(state: State) -> State:
     return {"value": await holdfast.gather(child)}
 
 
-echo = StateGraph(State).add_node(echo_value).add_edge(START, "echo_value").compile()
+def echo(config: RunnableConfig) -> StateGraph[Any, Any, Any, Any]:
+    """A factory: to open the state, the server reads what configured the run that wrote it."""
+    return StateGraph(State).add_node(echo_value).add_edge(START, "echo_value")
+
+
 question = StateGraph(State).add_node(ask_question).add_edge(START, "ask_question").compile()
 failing = StateGraph(State).add_node(fail).add_edge(START, "fail").compile()
 family = StateGraph(State).add_node(spread).add_edge(START, "spread").compile()
