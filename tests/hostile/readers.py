@@ -1,5 +1,5 @@
-"""Every read of the API, every request that is sent again, and every command that lists, shows or examines: over
-hostile rows."""
+"""Every read of the API, every request that is sent again or changes what is there, and every command that lists, shows
+or examines: over hostile rows."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ OF_ONE: list[tuple[str, Any]] = [
     ("/threads/{thread_id}/history", {"limit": 10}),
     ("/threads/{thread_id}/state/checkpoint", {"checkpoint": {}, "subgraphs": True}),
 ]
+# What is done to one thing, in this order.
+CHANGES: list[tuple[str, str, Any]] = [
+    ("POST", "/threads/{thread_id}/copy", None),
+    ("PATCH", "/threads/{thread_id}", {"metadata": {"new": 1}}),
+    ("PATCH", "/threads/{thread_id}/state", {"metadata": {"new": 1}}),
+    ("POST", "/threads/{thread_id}/state", {"values": {"value": 1}}),
+    ("PATCH", "/assistants/{assistant_id}", {"config": {"tags": ["new"]}, "metadata": {"new": 1}}),
+]
+# 409: the thread has a run that is not over.
+CHANGED = (200, 204, 409)
 # Not about rows, or not to be asked a thousand times.
 OTHERS = {"/ok", "/info", "/docs", "/openapi.json", "/", "/metrics"}
 LISTING = [
@@ -101,7 +111,13 @@ class Reader:
         return self._reads
 
     async def _ask(
-        self, method: str, path: str, body: Any = None, copy: Copy | None = None, key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        copy: Copy | None = None,
+        key: str | None = None,
+        usually: Collection[int] = (200, 400, 404),
     ) -> None:
         usual = copy is None or copy.neighbour
         async with self._turn:
@@ -116,7 +132,7 @@ class Reader:
             except httpx.TransportError as error:
                 self.complaints.append(f"{about}: {error!r}")
                 return
-            if answer.status_code >= 500 or (usual and answer.status_code not in (200, 400, 404)):
+            if answer.status_code >= 500 or (usual and answer.status_code not in usually):
                 said = "" if not answer.is_stream_consumed else answer.text[:300]
                 self.complaints.append(f"{about}: {answer.status_code} {said}")
             elif key is not None and answer.status_code == 200 and "idempotency-replayed" not in answer.headers:
@@ -134,6 +150,17 @@ class Reader:
                     for kind in REPEATABLE:
                         path, key = f"/runs/{kind}", f"{kind}-{names['run_id']}"
                         group.create_task(self._ask("POST", path, REPEATED, copy=copy, key=key))
+
+    async def change(self, copies: Sequence[Copy]) -> None:
+        """What a client may do to each copy."""
+        async with asyncio.TaskGroup() as group:
+            for copy in copies:
+                group.create_task(self._change(copy))
+
+    async def _change(self, copy: Copy) -> None:
+        for method, path, body in CHANGES:
+            if filled := _filled(path, copy.names):
+                await self._ask(method, filled, body, copy=copy, usually=CHANGED)
 
     async def command(self, copies: Sequence[Copy]) -> None:
         """What a person types."""

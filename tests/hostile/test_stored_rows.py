@@ -1,7 +1,8 @@
 """Hostile values in every stored field that others fill: each hurts its own row at most.
 
-For each table, hostile rows and usual ones lie side by side. Every read of the API, the commands and every duty pass
-over all of them. No answer is 500, no loop fails, and the usual rows are served as if they were alone.
+For each table, hostile rows and usual ones lie side by side. Every read of the API, requests that change a thread or an
+assistant, the commands and every duty pass over all of them. No answer is 500, no loop fails, and the usual rows are
+served as if they were alone.
 At the end the sweeps remove all of it, in two of three groups.
 """
 
@@ -100,6 +101,7 @@ async def test_hostile_rows_hurt_only_themselves(
                     await reader.read(
                         [*different[::READ_ONE_IN], *(copy for copy in different if copy.state == "single")]
                     )
+                    await reader.change(copies)
                     # There, runs may wait for a child that nobody finds any more, and pruning takes long.
                     if group != "threads":
                         await reader.repeat(different[::READ_ONE_IN], originals["kept"])
