@@ -192,6 +192,14 @@ async def test_another_input_needs_the_start(post: Post) -> None:
     assert (await post.client.get(f"/dead-letters/{letter['run_id']}")).json()["state"] == "open"
 
 
+@pytest.mark.parametrize("webhook", ["5", '"\\ud800"', '"\\u0000"'])
+async def test_a_letter_whose_webhook_is_no_url_is_retried(post: Post, webhook: str) -> None:
+    letter = await post.letter()
+    kwargs = "UPDATE run SET kwargs = (left(kwargs::text, -1) || %s)::json WHERE run_id = %s RETURNING 1"
+    await query(post.database, kwargs, f', "webhook": {webhook}}}', letter["run_id"])
+    await post.retried(letter)
+
+
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 async def test_a_retry_that_fails_is_a_letter_again(post: Post, durability: str) -> None:
     place = await thread(post.client)

@@ -32,7 +32,7 @@ from holdfast.engine.quota import Quota, measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.log import ACCEPTANCE, LogEvent
-from holdfast.streams.serialize import to_json
+from holdfast.streams.serialize import storable, to_json
 from holdfast.telemetry import tracing
 
 RUN_COLUMNS = (
@@ -433,11 +433,18 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "metadatas": texts([new.metadata_json for new in runs]),
         "assistant_metadatas": texts([to_json(new.assistant_metadata).decode() for new in runs]),
         "kwargs": texts([new.kwargs_json for new in runs]),
-        "webhooks": texts([new.kwargs.get("webhook") for new in runs]),
+        "webhooks": texts([_webhook(new) for new in runs]),
         "stamps": texts([_stamp(new) for new in runs]),
         "streamed": booleans([new.streamed for new in runs]),
         "acceptance": ACCEPTANCE,
     }
+
+
+def _webhook(new: NewRun) -> str | None:
+    """The URL to call when it has ended. That of a dead letter or a cron may be older than the checks of requests: what
+    is no text is none, and what Postgres does not take becomes U+FFFD."""
+    url = new.kwargs.get("webhook")
+    return storable(url) if isinstance(url, str) else None
 
 
 def _stamp(new: NewRun) -> str:
