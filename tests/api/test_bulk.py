@@ -84,7 +84,8 @@ async def test_letter_that_the_database_refuses_is_skipped_by_a_discard(
     assert shown["skipped"] == [{"run_id": bad, "detail": f"The database refuses it: {BAD}"}]
 
 
-async def test_locked_letter_is_skipped(settings: Settings, database: Database) -> None:
+@pytest.mark.parametrize("with_key", [False, True], ids=["", "with a key"])
+async def test_locked_letter_is_skipped(settings: Settings, database: Database, with_key: bool) -> None:
     """Before the wait for it is taken for an outage of the database."""
     quick = settings.model_copy(update={"database_timeout": 0.5})
     async with answering(quick, Frailty().catalog()) as web:
@@ -96,13 +97,26 @@ async def test_locked_letter_is_skipped(settings: Settings, database: Database) 
         async with database.transaction() as connection:
             rows = await connection.execute("SELECT run_id FROM run ORDER BY thread_id LIMIT 1 FOR UPDATE")
             [locked] = [str(row["run_id"]) for row in await rows.fetchall()]
-            answer = await web.post("/dead-letters/discard", json={"all": True})
+            headers = {"Idempotency-Key": str(uuid4())} if with_key else {}
+            answer = await web.post("/dead-letters/retry", json={"all": True}, headers=headers)
         assert answer.status_code == 200, answer.text
         shown = answer.json()
-        assert shown["runs"] == [one for one in ids if one != locked]
+        assert [one["run_id"] for one in shown["runs"]] == [one for one in ids if one != locked]
         [skipped] = shown["skipped"]
         assert skipped["run_id"] == locked
         assert "somebody has locked it" in skipped["detail"]
+
+
+async def test_outage_in_the_middle_is_answered_as_one(
+    web: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(*_: Any) -> None:
+        raise TimeoutError
+
+    await letters(web, database, 2)
+    monkeypatch.setattr("holdfast.api.bulk.time_limit", hang)
+    answer = await web.post("/dead-letters/discard", json={"all": True})
+    assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1"), answer.text
 
 
 @pytest.mark.parametrize("column", ["kwargs", "metadata"])

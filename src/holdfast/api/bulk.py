@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from uuid import UUID
 
+import psycopg
 import structlog
 
 from holdfast.db.connect import Database
@@ -51,6 +52,9 @@ async def process_each(
         except RequestError as refusal:
             processed.failed[row_id] = refusal
         except Exception as error:
+            if isinstance(error, TimeoutError):
+                # Of `time_limit`: the server does not answer either. As the API answers an outage.
+                raise psycopg.OperationalError("The database does not answer.") from error
             if is_outage(error):
                 raise
             log.warning("request.row_failed", row_id=str(row_id), exc_info=error)
