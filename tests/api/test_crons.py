@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -172,6 +173,18 @@ async def test_cron_with_a_stored_config_of_another_shape_can_be_changed(
     )
     shown = await patched(web, cron, schedule="0 10 * * *")
     assert shown["payload"]["config"]["configurable"] == {"cron_id": cron["cron_id"]}
+
+
+@pytest.mark.parametrize("stored", ["5", '"nobody"', '"\\ud800"'])
+async def test_cron_whose_payload_names_no_assistant_can_be_changed(
+    web: httpx.AsyncClient, database: Database, stored: str
+) -> None:
+    cron = await create(web)
+    payload = {**cron["payload"], "assistant_id": json.loads(stored)}
+    change = "UPDATE cron SET payload = %s WHERE cron_id = %s RETURNING 1"
+    await query(database, change, json.dumps(payload), cron["cron_id"])
+    shown = await patched(web, cron, schedule="0 10 * * *")
+    assert shown["payload"]["assistant_id"] == cron["assistant_id"]
 
 
 async def test_assistant_whose_metadata_are_no_object_can_be_run(web: httpx.AsyncClient, database: Database) -> None:

@@ -327,9 +327,10 @@ def _content(
 
 
 def _stored_payload(cron: DictRow) -> dict[str, Any]:
-    """The request that a cron was created with; of one that stored something else, what its columns say."""
+    """The request that a cron was created with; of one that stored something else, what its columns say. Its
+    assistant cannot be changed."""
     columns = {name: cron[name] for name in (*TIMING - {"metadata"}, "on_run_completed") if cron[name] is not None}
-    return as_object(cron["payload"]) or {"assistant_id": str(cron["assistant_id"]), **columns}
+    return {**(as_object(cron["payload"]) or columns), "assistant_id": str(cron["assistant_id"])}
 
 
 def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
