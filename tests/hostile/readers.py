@@ -44,6 +44,8 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("PATCH", "/threads/{thread_id}/state", {"metadata": {"new": 1}}),
     ("POST", "/threads/{thread_id}/state", {"values": {"value": 1}}),
     ("PATCH", "/assistants/{assistant_id}", {"config": {"tags": ["new"]}, "metadata": {"new": 1}}),
+    ("PATCH", "/runs/crons/{cron_id}", {"schedule": "0 0 2 1 *", "metadata": {"new": 1}}),
+    ("POST", "/dead-letters/{run_id}/retry", {}),
 ]
 # 409: the thread has a run that is not over.
 CHANGED = (200, 204, 409)
@@ -65,6 +67,8 @@ AT_ONCE = 16
 # What is answered when a run has ended, and the states of runs that do not.
 ENDLESS = ("/stream", "/join")
 UNFINISHED = ("waiting", "undelivered", "ended")
+# The states of runs that are dead letters by then. Those of neighbours are left for the sweep.
+LETTERS = ("poison", "letter")
 # Seconds, of a stream that does not end.
 STREAM_SECONDS = 0.3
 
@@ -159,6 +163,8 @@ class Reader:
 
     async def _change(self, copy: Copy) -> None:
         for method, path, body in CHANGES:
+            if path.startswith("/dead-letters") and (copy.neighbour or copy.state not in LETTERS):
+                continue
             if filled := _filled(path, copy.names):
                 await self._ask(method, filled, body, copy=copy, usually=CHANGED)
 

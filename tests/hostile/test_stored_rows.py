@@ -1,8 +1,8 @@
 """Hostile values in every stored field that others fill: each hurts its own row at most.
 
-For each table, hostile rows and usual ones lie side by side. Every read of the API, requests that change a thread or an
-assistant, the commands and every duty pass over all of them. No answer is 500, no loop fails, and the usual rows are
-served as if they were alone.
+For each table, hostile rows and usual ones lie side by side. Every read of the API, requests that change them, the
+commands and every duty pass over all of them. No answer is 500, no loop fails, and the usual rows are served as if they
+were alone.
 At the end the sweeps remove all of it, in two of three groups.
 """
 
