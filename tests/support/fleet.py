@@ -291,6 +291,14 @@ class Fleet:
             await holder.execute("SELECT FROM thread WHERE thread_id = %s FOR UPDATE", (thread_id,))
             yield
 
+    @asynccontextmanager
+    async def locking_table(self, table: LiteralString) -> AsyncIterator[None]:
+        """Keep everybody else from a table, as a careless migration or a long transaction does, for the length of the
+        block."""
+        async with await AsyncConnection.connect(self.database_url, options="-c search_path=holdfast,public") as holder:
+            await holder.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            yield
+
     async def workers(self) -> list[DictRow]:
         return await self.query("SELECT * FROM worker ORDER BY started_at")
 

@@ -10,6 +10,7 @@ import itertools
 import operator
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -44,6 +45,7 @@ class State(TypedDict, total=False):
     seconds: float
     hold: str
     events: int
+    note: str
     done: Annotated[list[str], operator.add]
 
 
@@ -153,6 +155,22 @@ async def block_loop(state: State, config: RunnableConfig) -> State:
     return {"done": ["block_loop"]}
 
 
+def hang_for_ever(state: State, config: RunnableConfig) -> State:
+    """A plain node: it occupies one of the worker's threads, whatever becomes of the run."""
+    with Connection.connect(URL, autocommit=True, application_name="step") as connection:
+        connection.execute(MARK, _mark("hang_for_ever", config))
+    threading.Event().wait()
+    return {}
+
+
+async def raise_surrogate(state: State, config: RunnableConfig) -> State:
+    """Raises what UTF-8 cannot hold."""
+    await mark_start("s1", config)
+    if state.get("hold") == "s1":
+        await pass_gate(config)
+    raise ValueError("a\ud800b")
+
+
 # Says what each answer has used, as a real one does.
 model = GenericFakeChatModel(
     messages=itertools.repeat(
@@ -182,4 +200,6 @@ stubborn = StateGraph(State).add_sequence([(name, stubborn_step(name)) for name 
 chatter = StateGraph(State).add_node(chat).add_edge(START, "chat")
 poison = StateGraph(State).add_node(kill_worker).add_edge(START, "kill_worker")
 stuck = StateGraph(State).add_node(block_loop).add_edge(START, "block_loop")
+hanging = StateGraph(State).add_node(hang_for_ever).add_edge(START, "hang_for_ever")
+raising = StateGraph(State).add_node("s1", raise_surrogate).add_edge(START, "s1")
 spending = StateGraph(State).add_sequence([(name, spending_step(name)) for name in NAMES]).add_edge(START, "s1")
