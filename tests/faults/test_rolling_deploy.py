@@ -16,16 +16,24 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from holdfast.db.migrate import migrations
+from holdfast.db.migrate import Migration, migrations
 from tests.support.fleet import Fleet, Member, until
 from tests.support.older_version import unpack_older_version
 
-# Whatever a version that is still running may use.
+# Whatever a version that is still running may use. Without an index it works, but may read a whole table each time.
 CONTRACTS = re.compile(
-    r"\b(DROP\s+(TABLE|COLUMN)|RENAME\s|ALTER\s+COLUMN\s+\w+\s+(TYPE|SET\s+NOT\s+NULL|DROP\s+DEFAULT))", re.I
+    r"\b(DROP\s+(TABLE|COLUMN|INDEX)|RENAME\s|ALTER\s+COLUMN\s+\w+\s+(TYPE|SET\s+NOT\s+NULL|DROP\s+DEFAULT))", re.I
 )
 # An event for Holdfast's own use, which web processes of the older version show to clients. SDKs pass over it.
 UNKNOWN = ("released",)
+# What migrations drop all the same, and why they may.
+DROPPED = {
+    # Long applied: it is part of every version that can be running.
+    "0012_retention": ["DROP INDEX"],
+    # No released version claims by it. The one that these tests deploy from stays right, and reads the whole queue for
+    # each claim meanwhile: 34 ms instead of 1 with 100,000 runs queued (2026-11-19).
+    "0027_run_turn": ["DROP INDEX"],
+}
 ADDS_REQUIRED = re.compile(r"ADD\s+COLUMN(?![^,;]*\bDEFAULT\b)[^,;]*\bNOT\s+NULL\b", re.I)
 
 
@@ -123,8 +131,8 @@ async def stop(*members: Member) -> None:
 
 
 @pytest.mark.parametrize("migration", migrations()[1:], ids=lambda migration: migration.name)
-def test_a_migration_takes_nothing_from_the_version_before(migration: object) -> None:
+def test_a_migration_takes_nothing_from_the_version_before(migration: Migration) -> None:
     """Contracting is for the release after the one that stopped using it; it is then listed here, with the reason."""
-    statements = getattr(migration, "statements")  # noqa: B009
+    statements = migration.statements
     found = [match.group() for pattern in (CONTRACTS, ADDS_REQUIRED) for match in pattern.finditer(statements)]
-    assert found == []
+    assert found == DROPPED.get(migration.name, [])
