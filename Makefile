@@ -79,7 +79,7 @@ bench-streams: $(DEV_STAMP) ## measure the figures of the streams (eight minutes
 bench-observability: $(DEV_STAMP) ## measure what logs and metrics cost (three minutes)
 	$(BIN)/python -m bench observability
 
-bench-scale: $(DEV_STAMP) ## measure what stays the same with more workers and more runs (half an hour)
+bench-scale: $(DEV_STAMP) ## measure what stays the same with more runs
 	$(BIN)/python -m bench scale
 
 figures: $(DEV_STAMP) ## measure what the documents publish and write it into them (some hours): make figures ONLY=takeover

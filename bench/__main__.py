@@ -59,7 +59,7 @@ def scale(
     only: Annotated[list[scale_figures.Figure] | None, ONLY] = None,
     quick: Annotated[bool, QUICK] = False,
 ) -> None:
-    """What stays the same with more workers, finished runs, and runs executed. Exits with 1 when it does not."""
+    """What stays the same with more finished runs, and runs executed. Exits with 1 when it does not."""
     sys.exit(0 if scale_figures.run(only or list(scale_figures.Figure), quick=quick) else 1)
 
 

@@ -60,7 +60,6 @@ FIGURES = [
     _figure("streams", "throughput"),
     _figure("streams", "first-event"),
     Figure("observability", "observability", ("-m", "bench", "observability")),
-    _figure("scale", "workers"),
     _figure("scale", "past"),
     _figure("scale", "memory"),
     Figure("torture", "torture", ("-m", "tests.torture", str(RESULTS / "torture.json"))),

@@ -54,7 +54,6 @@ LOOPS = frozenset(
         "holdfast.telemetry.loop_delay.watch_loop",
         "holdfast.upkeep.duty.Duty.run",
         "holdfast.worker.condition.Condition.watch",
-        "holdfast.worker.dozing.Dozing.run",
         "holdfast.worker.main.Worker._report",
         "holdfast.worker.main.Worker._watch_lease",
         "uvicorn.server.Server.main_loop",

@@ -1,4 +1,4 @@
-"""What stays as it is when there is more of it: workers, finished runs, runs that a worker has executed."""
+"""What stays as it is when there is more of it: finished runs, runs that a worker has executed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from bench.programme import run as run_programme
 class Figure(StrEnum):
     """Each is a module with a function `measure`."""
 
-    WORKERS = "workers"
     PAST = "past"
     MEMORY = "memory"
 

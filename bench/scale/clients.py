@@ -1,7 +1,7 @@
 """The clients of one round, in a process of their own, over aiohttp: `python -m bench.scale.clients --url …`.
 
-Each of them makes a thread and a run on it, one after the other. With `wait` it stays until the run's result has come,
-with `enqueue` only until the run is accepted. What came, and how long it took, is written to a file as JSON.
+Each of them makes a thread and a run on it, waits for the run's result, and begins again. How long each took is written
+to a file as JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def _round(url: str, kind: str, graph: str, durability: str, runs: int, at_once: int) -> dict[str, Any]:
+async def _round(url: str, graph: str, durability: str, runs: int, at_once: int) -> dict[str, Any]:
     body = {"assistant_id": graph, "input": INPUTS[graph], "durability": durability}
     numbers = iter(range(runs))
-    run_ids: list[str] = []
     took: list[float] = []
 
     async def post(session: aiohttp.ClientSession, path: str, given: Any) -> Any:
@@ -41,13 +40,10 @@ async def _round(url: str, kind: str, graph: str, durability: str, runs: int, at
         for _ in numbers:
             began = time.perf_counter()
             thread_id = (await post(session, "/threads", {}))["thread_id"]
-            answer = await post(session, f"/threads/{thread_id}/runs" + ("/wait" if kind == "wait" else ""), body)
+            answer = await post(session, f"/threads/{thread_id}/runs/wait", body)
             took.append(time.perf_counter() - began)
-            if kind == "wait":
-                if "__error__" in answer:
-                    raise RuntimeError(f"a run failed: {answer}")
-            else:
-                run_ids.append(answer["run_id"])
+            if "__error__" in answer:
+                raise RuntimeError(f"a run failed: {answer}")
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=at_once)) as session:
         # Nobody's first request is to pay for the connection.
@@ -60,13 +56,12 @@ async def _round(url: str, kind: str, graph: str, durability: str, runs: int, at
         seconds = time.perf_counter() - started
         after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds": seconds, "runs": len(took), "cpu": cpu, "took": sorted(took), "run_ids": run_ids}
+    return {"seconds": seconds, "runs": len(took), "cpu": cpu, "took": sorted(took)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
-    parser.add_argument("--kind", choices=["wait", "enqueue"], required=True)
     parser.add_argument("--graph", choices=list(INPUTS), required=True)
     parser.add_argument("--durability", default="async")
     parser.add_argument("--runs", type=int, required=True)
@@ -75,7 +70,7 @@ def main() -> None:
     parser.add_argument("--lifeline-fd", type=int, required=True)
     given = parser.parse_args()
     watch_supervisor(given.lifeline_fd, grace=1)
-    found = uvloop.run(_round(given.url, given.kind, given.graph, given.durability, given.runs, given.at_once))
+    found = uvloop.run(_round(given.url, given.graph, given.durability, given.runs, given.at_once))
     given.result.write_text(json.dumps(found))
 
 

@@ -1,4 +1,4 @@
-"""A web process and some workers on a database of their own, and rounds of runs through HTTP."""
+"""A web process and a worker on a database of their own, and rounds of runs through HTTP."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ from statistics import median
 from typing import Any, Literal, Self
 
 import psutil
-from psycopg.rows import DictRow
 
 from bench.stage import PROJECT, Stage, wait_for
 
-Kind = Literal["wait", "enqueue"]
 Graph = Literal["five", "one"]
 PATIENCE = 600.0
 
 UNFINISHED = "SELECT count(*) AS runs FROM run WHERE status IN ('pending', 'running')"
-# By the database's clock. In the year 9999 is what waits for its children, which nothing here does.
-DRAINED = """
-SELECT count(*) FILTER (WHERE status = 'success') AS succeeded, max(traceback) AS traceback,
-       extract(epoch FROM max(finished_at) - min(created_at))::float8 AS seconds
-FROM run WHERE run_id = ANY(%s::uuid[])
-"""
 
 
 @dataclass(frozen=True)
@@ -44,11 +36,10 @@ class Round:
 class Fleet:
     """Use as a context manager: the processes run for the length of the block."""
 
-    def __init__(self, stage: Stage, name: str, *, workers: int, jobs: int, **settings: Any) -> None:
+    def __init__(self, stage: Stage, name: str, *, jobs: int, **settings: Any) -> None:
         self.stage = stage
         self.name = name
         self.rounds: list[Round] = []
-        self._count = workers
         self._settings = {"jobs": jobs, **settings}
         self._exit = ExitStack()
 
@@ -57,9 +48,8 @@ class Fleet:
         self.connection = self._exit.enter_context(self.stage.connect(self.settings.database_url))
         self.web, self.url = self.stage.start_web(self.settings, PROJECT)
         self._exit.callback(self.web.stop)
-        self.workers = [self.stage.start_worker(self.settings, PROJECT) for _ in range(self._count)]
-        for worker in self.workers:
-            self._exit.callback(worker.stop)
+        self.worker = self.stage.start_worker(self.settings, PROJECT)
+        self._exit.callback(self.worker.stop)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,14 +60,14 @@ class Fleet:
         """Seconds that each part has used so far. Postgres is all of the server, whoever it works for."""
         return {
             "web": self.web.cpu_seconds(),
-            "workers": sum(worker.cpu_seconds() for worker in self.workers),
+            "worker": self.worker.cpu_seconds(),
             "postgres": postgres_cpu(self.stage),
         }
 
-    def run(self, kind: Kind, graph: Graph, runs: int, at_once: int, durability: str = "async") -> Round:
+    def run(self, graph: Graph, runs: int, at_once: int, durability: str = "async") -> Round:
         """A round, when its last run has ended."""
         result = self.stage.directory / f"{self.name}-round.json"
-        command = ["bench.scale.clients", "--url", self.url, "--kind", kind, "--graph", graph]
+        command = ["bench.scale.clients", "--url", self.url, "--graph", graph]
         command += ["--durability", durability]
         command += ["--runs", str(runs), "--at-once", str(at_once), "--result", str(result)]
         result.unlink(missing_ok=True)
@@ -91,7 +81,7 @@ class Fleet:
         spent = {name: used - before[name] for name, used in self.cpu().items()} | {"clients": found["cpu"]}
         took = found["took"]
         return Round(
-            rate=runs / (found["seconds"] if kind == "wait" else self._drained(found["run_ids"])),
+            rate=runs / found["seconds"],
             cpu_ms={name: 1000 * used / runs for name, used in spent.items()},
             p50_ms=1000 * took[len(took) // 2],
             p99_ms=1000 * took[len(took) * 99 // 100],
@@ -103,17 +93,10 @@ class Fleet:
         self.connection.execute("CHECKPOINT")
 
     def _idle(self) -> bool:
-        for process in (self.web, *self.workers):
+        for process in (self.web, self.worker):
             process.check()
         row = self.connection.execute(UNFINISHED).fetchone()
         return row is not None and row["runs"] == 0
-
-    def _drained(self, run_ids: list[str]) -> float:
-        row: DictRow | None = self.connection.execute(DRAINED, (run_ids,)).fetchone()
-        assert row is not None
-        if row["succeeded"] != len(run_ids):
-            raise RuntimeError(f"{row['succeeded']} of {len(run_ids)} runs succeeded, {row['traceback']}")
-        return float(row["seconds"])
 
 
 def postgres_cpu(stage: Stage) -> float:
@@ -134,5 +117,5 @@ def parts(pairs: list[tuple[Round, Round]]) -> str:
     return ", ".join(
         f"{part} {median(one.cpu_ms[part] for one, _ in pairs):.2f} "
         f"({median(two.cpu_ms[part] for _, two in pairs):.2f})"
-        for part in ("web", "workers", "postgres", "clients")
+        for part in ("web", "worker", "postgres", "clients")
     )

@@ -81,7 +81,7 @@ class Past:
         self._client = httpx.Client(base_url=fleet.url, timeout=120)
 
     def fill(self) -> None:
-        self.fleet.run("wait", "one", 60, 10)
+        self.fleet.run("one", 60, 10)
         fill(self.fleet.connection, self.finished)
         row = self.fleet.connection.execute(ANY_RUN).fetchone()
         assert row is not None
@@ -134,7 +134,7 @@ def _count(stage: Stage, past: Past, runs: int) -> tuple[float, float]:
     time.sleep(STATISTICS_DELAY)
     pages, since = past.pages(), stage.postgres_log.stat().st_size
     # Every step waits for its commit: how much of a run is in one does not depend on how fast it is then.
-    past.fleet.run("wait", "five", runs, 1, durability="sync")
+    past.fleet.run("five", runs, 1, durability="sync")
     until = stage.postgres_log.stat().st_size
     time.sleep(STATISTICS_DELAY)
     with stage.postgres_log.open("rb") as log:
@@ -159,16 +159,16 @@ def measure(stage: Stage, *, quick: bool = False) -> Finding:
     size, repetitions, runs = (50_000, 2, 100) if quick else (LARGE, REPETITIONS, RUNS)
     with ExitStack() as exits:
         small, large = (
-            Past(exits.enter_context(Fleet(stage, name, workers=1, jobs=AT_ONCE, event_ttl=MONTH)), finished)
+            Past(exits.enter_context(Fleet(stage, name, jobs=AT_ONCE, event_ttl=MONTH)), finished)
             for name, finished in (("bench_past_small", SMALL), ("bench_past_large", size))
         )
         for past in (small, large):
             stage.say(f"past: making {past.finished:,} finished runs")
             past.fill()
-            past.fleet.run("wait", "five", runs, AT_ONCE)  # Warms up.
+            past.fleet.run("five", runs, AT_ONCE)  # Warms up.
         for number in range(1, repetitions + 1):
             for past in (small, large) if number % 2 else (large, small):
-                past.fleet.rounds.append(past.fleet.run("wait", "five", runs, AT_ONCE))
+                past.fleet.rounds.append(past.fleet.run("five", runs, AT_ONCE))
             ours, base = large.fleet.rounds[-1], small.fleet.rounds[-1]
             stage.say(f"past: {number}/{repetitions}: {ours.servers_ms:.2f} against {base.servers_ms:.2f} ms a run")
         ratios = _compare_looks(small, large, 8 if quick else LOOKS)

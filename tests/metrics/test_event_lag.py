@@ -11,7 +11,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.cancelling import cancel_all
-from tests.streams.test_hub import Deaf
+from tests.streams.test_hub import SilentSignals
 from tests.support.records import query
 from tests.support.waiting import until_true
 
@@ -25,7 +25,7 @@ VALUES (%s, %s, %s, 'custom', '1', now() - make_interval(secs => %s)) RETURNING 
 class Scene:
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.signals = Deaf()
+        self.signals = SilentSignals()
         self.hub = Hub(database, self.signals)
         self.thread_id = uuid4()
         self.seen: list[int] = []

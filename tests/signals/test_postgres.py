@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.signals.postgres import PostgresSignals
-from tests.signals.rig import Process, hears_itself, process, signal_settings
+from tests.signals.rig import process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
-from tests.support.waiting import until, until_true
+from tests.support.waiting import until_true
 
 TERMINATE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -116,41 +116,6 @@ async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> N
         pool = one.signals._database  # type: ignore[attr-defined]
         async with pool.connection() as connection:
             await connection.execute("SELECT 1")
-
-
-UNLISTENED = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND application_name ~ '^holdfast signals' AND query ~ '^UNLISTEN' AND state = 'idle'
-"""
-
-
-async def fall_asleep(one: Process, database: Database) -> None:
-    """It notices that it is deaf when the next hint comes."""
-    one.signals.deaf = True
-
-    async def asleep() -> bool:
-        one.signals.publish("work", "not heard")
-        return bool(await query(database, UNLISTENED))
-
-    await until(asleep, "it listens no more")
-    cursor = await one.signals._session.execute("SELECT pg_listening_channels()")  # type: ignore[attr-defined]
-    assert await cursor.fetchall() == []
-
-
-async def test_who_is_deaf_does_not_listen(database: Database, database_url: str) -> None:
-    """Or its session would be woken for every hint of anybody."""
-    async with process(signal_settings(database_url)) as one:
-        await fall_asleep(one, database)
-        one.signals.deaf = False
-        await hears_itself(one)
-
-
-async def test_a_session_that_ends_while_nobody_listens_is_replaced(database: Database, database_url: str) -> None:
-    async with process(signal_settings(database_url, signal_ping=0.1)) as one:
-        await fall_asleep(one, database)
-        assert len(await query(database, TERMINATE)) == 1
-        one.signals.deaf = False
-        await hears_itself(one)
 
 
 async def test_a_process_listens_with_one_session_and_to_its_own_schema(database: Database, database_url: str) -> None:

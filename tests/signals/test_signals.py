@@ -12,10 +12,9 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.signals.carrier import LOOP_PATIENCE, PING, Hint
 from holdfast.signals.choose import signals_for
 from holdfast.telemetry.cancelling import cancel_all
-from tests.signals.rig import PATIENCE, Process, hears_itself, process, signal_settings
+from tests.signals.rig import Process, hears_itself, process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisProxy, RedisServer
@@ -85,51 +84,6 @@ async def test_hint_that_a_listener_cannot_use_is_lost_and_no_other(settings: Se
         finally:
             await cancel_all([running])
             await database.close()
-
-
-async def test_who_is_deaf_hears_nothing_and_is_not_cut_off(settings: Settings) -> None:
-    quick = settings.model_copy(update={"signal_ping": 0.1})
-    async with process(quick) as one, process(quick) as other:
-        one.signals._patience = 0.1  # type: ignore[attr-defined]
-        one.signals.deaf = True
-        assert one.missed == 1, "it is told to look for itself"
-        for number in range(30):
-            other.signals.publish("work", f"{number}")
-            await until_true(lambda: other.hints("work")[-1:] == [f"{number}"], "the other hears it")  # noqa: B023
-            await asyncio.sleep(0.02)
-        assert one.hints("work") == []
-        assert not one.signals.degraded, "it waits for no echo"
-        one.signals._patience = PATIENCE  # type: ignore[attr-defined]
-        one.signals.deaf = False
-        assert one.missed == 2, "and once more"
-        await hears_itself(one)
-        # And for its echo it waits again.
-        one.signals._echo.clear()  # type: ignore[attr-defined]
-        await until_true(one.signals._echo.is_set, "the echo comes")  # type: ignore[attr-defined]
-
-
-async def test_who_is_deaf_neither_asks_nor_waits_for_its_echo(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with process(settings.model_copy(update={"signal_ping": 0.1})) as one:
-        signals: Any = one.signals
-        send, pings = signals._send, 0
-
-        async def counted(hints: list[Hint]) -> None:
-            nonlocal pings
-            if PING in hints:
-                pings += 1
-                signals.deaf = True
-            await send(hints)
-
-        monkeypatch.setattr(signals, "_send", counted)
-        # An echo that is under way when it goes deaf does not arrive.
-        monkeypatch.setattr(signals, "_received", lambda topic, payload: None)
-        signals._patience = 0.3
-        await until_true(lambda: pings > 0, "it asks")
-        await asyncio.sleep(3 * (signals._patience + LOOP_PATIENCE))
-        assert pings == 1
-        assert not signals.degraded
 
 
 async def test_whoever_follows_a_thread_has_its_hints(settings: Settings) -> None:

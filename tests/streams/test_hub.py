@@ -28,14 +28,13 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WRITE = "INSERT INTO event (thread_id, seq, run_id, kind, data) VALUES (%s, %s, %s, 'custom', '1') RETURNING seq"
 
 
-class Deaf:
+class SilentSignals:
     """Signals that carry nothing."""
 
     max_payload = 1000
 
     def __init__(self) -> None:
         self.degraded = False
-        self.deaf = False
         self.listeners: list[Listener] = []
         self.followed: Counter[UUID] = Counter()
 
@@ -106,7 +105,7 @@ async def write(database: Database, threads: list[UUID], number: int) -> None:
 async def test_while_hints_do_not_come_one_statement_asks_for_all_threads(
     database: Database, asked: Counter[str]
 ) -> None:
-    signals = Deaf()
+    signals = SilentSignals()
     hub = Hub(database, signals)
     polling = asyncio.create_task(hub.run())
     watching = Watching(hub)
@@ -126,7 +125,7 @@ async def test_while_hints_do_not_come_one_statement_asks_for_all_threads(
 
 
 async def test_when_hints_may_have_been_missed_it_looks_at_once(database: Database, asked: Counter[str]) -> None:
-    signals = Deaf()
+    signals = SilentSignals()
     hub = Hub(database, signals)
     polling = asyncio.create_task(hub.run())
     watching = Watching(hub)
@@ -160,7 +159,7 @@ class Expecting:
 
 @pytest.fixture
 async def expecting(database: Database) -> Expecting:
-    scene = Expecting(database, Hub(database, Deaf()))
+    scene = Expecting(database, Hub(database, SilentSignals()))
     await scene.write(scene.old, 1, 2)
     await scene.write(scene.old, 3, kind="end")
     scene.hub.expect(scene.thread_id)

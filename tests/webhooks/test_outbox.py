@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -198,25 +198,6 @@ async def test_a_lost_hint_costs_time_and_no_more(
 ) -> None:
     monkeypatch.setattr(duty, "LOOK_INTERVAL", 0.05)
     async with sending(database):
-        await owe(database, receiver.url)
-        await all_are(database, "delivered")
-
-
-async def test_who_does_not_listen_looks_often(
-    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if it goes deaf while it waits for a hint."""
-    monkeypatch.setattr(duty, "LOOK_INTERVAL", 600.0)
-    looked = asyncio.Event()
-
-    async def looked_for(connection: Any, kind: UrlKind, aside: Sequence[UUID]) -> float | None:
-        looked.set()
-        return await next_due(connection, kind, aside)
-
-    monkeypatch.setattr(duty, "next_due", looked_for)
-    async with sending(database) as (signals,):
-        await looked.wait()
-        signals.deaf = True
         await owe(database, receiver.url)
         await all_are(database, "delivered")
 

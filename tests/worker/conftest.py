@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +8,6 @@ import pytest
 
 from holdfast.db.connect import open_session
 from holdfast.worker import journal_session
-from tests.worker.reserve_rig import Clock
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
-    yield clock
-    clock.close()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_blocking_session
 from holdfast.engine import lease
-from holdfast.engine.lease import Peer, Registration
+from holdfast.engine.lease import Registration
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -250,18 +250,13 @@ async def test_a_registration_whose_answer_was_lost_is_repeated_under_its_id(
     assert rows[-1]["backend_pid"] != first["backend_pid"]
 
 
-async def test_workers_hear_of_each_other_what_they_need_to_know(settings: Settings, database: Database) -> None:
-    first = Registration(uuid4(), "here", 1, "0", 10, ("a", "b"), cores=2, cpus="3")
-    second = Registration(uuid4(), "there", 1, "0", 10, ("b",), cores=1, cpus="1")
-    older = Registration(uuid4(), "here", 1, "0", 10, ("a",))
-    gone = Registration(uuid4(), "here", 1, "0", 10, ("a",), cores=2)
-    known = {
-        first.worker_id: Peer(frozenset(["a", "b"]), "here", 2, "3"),
-        second.worker_id: Peer(frozenset(["b"]), "there", 1, "1"),
-        older.worker_id: Peer(frozenset(["a"]), "here", None),
-    }
+async def test_workers_learn_which_others_are_online_and_their_graphs(settings: Settings, database: Database) -> None:
+    first = Registration(uuid4(), "here", 1, "0", 10, ("a", "b"))
+    second = Registration(uuid4(), "there", 1, "0", 10, ("b",))
+    gone = Registration(uuid4(), "here", 1, "0", 10, ("a",))
+    known = {first.worker_id: frozenset(["a", "b"]), second.worker_id: frozenset(["b"])}
     with open_blocking_session(settings, "heartbeat") as session:
-        for registration in (gone, older, second):
+        for registration in (gone, second):
             lease.register(session, registration, settings.lease, session=True)
         lease.resign(session, gone.worker_id)
         registered = lease.register(session, first, settings.lease, session=True)
@@ -281,7 +276,7 @@ async def test_workers_that_are_started_together_hear_of_each_other_soon(
     async with running_worker(rare, catalog_of()) as first:
         await until(lambda: online(database), "the first is online")
         async with running_worker(rare, catalog_of()):
-            await until_true(lambda: len(first._wakes._company.others) == 1, "the first knows the second")
+            await until_true(lambda: len(first._wakes._others) == 1, "the first knows the second")
 
 
 async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:

@@ -27,8 +27,6 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals import Signals
 from holdfast.signals.choose import signals_for
 from holdfast.telemetry.cancelling import cancel_all
-from holdfast.worker import registration
-from holdfast.worker.cores import Cores
 from holdfast.worker.main import Worker
 from tests.support.redis_server import RedisServer
 from tests.support.smoke import EXAMPLES, ended
@@ -110,7 +108,7 @@ class IdleFleet:
             await asyncio.gather(*tasks)
 
     def _have_met(self) -> bool:
-        return all(len(worker._wakes._company.others) == WORKERS - 1 for worker in self.workers)
+        return all(len(worker._wakes._others) == WORKERS - 1 for worker in self.workers)
 
     async def at_rest(self) -> None:
         """Wait until everybody waits for a reason to look."""
@@ -154,8 +152,6 @@ async def idle_fleet(settings: Settings, step: float) -> AsyncIterator[IdleFleet
 
 
 async def test_one_new_run_costs_a_handful_of_statements(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As if each had a core: all of them take turns, none is a reserve.
-    monkeypatch.setattr(registration, "usable_cores", lambda: Cores(WORKERS, "all"))
     async with idle_fleet(settings, PATIENT) as fleet:
         await fleet.execute()
         statements = Statements(monkeypatch)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.engine.lease import Peer
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.cancelling import cancel_all
-from holdfast.worker.wakes import Wakes, run_ids_of
+from holdfast.worker.main import TAKEN_PATIENCE
+from holdfast.worker.wakes import STEP_SECONDS, Wakes, run_ids_of
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
@@ -24,11 +23,8 @@ from tests.support.records import post_run, query, run_ended
 from tests.support.waiting import until_true
 
 WORKERS = 50
-# On a host with room for all of them: nobody is a reserve.
-HERE = Peer(frozenset(["graph"]), "here", WORKERS)
-# Seconds: the turn of a reserve does not come while the test runs, however slow the machine is.
-PATIENT = 300.0
-OTHERS = Peer(frozenset(["another"]), "here", WORKERS)
+GRAPH = frozenset(["graph"])
+OTHER = frozenset(["another"])
 
 
 class Idler:
@@ -40,15 +36,7 @@ class Idler:
         self.looks = 0
         self._fleet = fleet
         self._wake = asyncio.Event()
-        self.wakes = Wakes(
-            graphs,
-            self._wake.set,
-            lambda: None,
-            step=fleet.step,
-            patience=fleet.patience,
-            longest=PATIENT,
-            spare=lambda: True,  # However busy the machine is that tests it.
-        )
+        self.wakes = Wakes(graphs, self._wake.set, lambda: None, step=fleet.step)
         self.signals = fleet.signals
         self.signals.listen("work", self.wakes.hint)
 
@@ -78,13 +66,11 @@ class Idler:
 
 
 class IdleFleet:
-    """Fifty of them over real signals. Those beyond the cores of their host are its reserve."""
+    """Fifty of them over real signals."""
 
-    def __init__(self, database: Database, step: float, *, cores: int = WORKERS, patience: float = PATIENT) -> None:
+    def __init__(self, database: Database, step: float) -> None:
         self.database = database
         self.step = step
-        self.cores = cores
-        self.patience = patience
         # One listening session serves all, as if each had its own.
         self.signals = PostgresSignals(database)
         self.queue: list[str] = []
@@ -109,7 +95,7 @@ class IdleFleet:
         self.idlers = idlers
         heard: list[str | None] = []
         for idler in idlers:
-            idler.wakes.meet(idler.worker_id, {other.worker_id: replace(HERE, cores=self.cores) for other in idlers})
+            idler.wakes.meet(idler.worker_id, {other.worker_id: GRAPH for other in idlers})
         ear = self.signals
         ear.listen("events", heard.append)
         tasks = [asyncio.create_task(ear.run()), *(asyncio.create_task(idler.run()) for idler in idlers)]
@@ -164,44 +150,21 @@ async def test_an_occasion_is_settled_by_whoever_finds_the_queue_empty(database:
         assert fleet.looks - before <= 2
 
 
-async def test_the_reserve_of_a_host_rests_while_the_others_take(database: Database) -> None:
-    fleet = IdleFleet(database, step=30, cores=2)
-    async with fleet.running() as signals:
-        ordinary = sorted(fleet.idlers, key=lambda idler: idler.worker_id)[:2]
-        before = [idler.looks for idler in fleet.idlers if idler not in ordinary]
-        for number in range(1, 11):
-            run_id = uuid4()
-            fleet.queue.append(str(run_id))
-            announce_ready(signals, [ReadyRun(run_id, "graph")])
-            await until_true(lambda number=number: len(fleet.taken) == number, "it is taken")  # type: ignore[misc]
-            await fleet.at_rest()
-        assert [idler.looks for idler in fleet.idlers if idler not in ordinary] == before
-
-
-async def test_the_reserve_of_a_host_takes_what_the_others_leave_standing(database: Database) -> None:
-    fleet = IdleFleet(database, step=30, cores=2, patience=0.05)
-    async with fleet.running() as signals:
-        ordinary = sorted(fleet.idlers, key=lambda idler: idler.worker_id)[:2]
-        for idler in ordinary:
-            idler.busy = True
-        before, run_id = fleet.looks, uuid4()
-        fleet.queue.append(str(run_id))
-        announce_ready(signals, [ReadyRun(run_id, "graph")])
-        await until_true(lambda: fleet.taken == [str(run_id)], "somebody takes it")
-        await fleet.at_rest()
-        assert 1 <= fleet.looks - before <= 2
-
-
 # --- one worker alone, without a carrier ------------------------------------------------------------------------------
 
 
 class Alone:
-    def __init__(self, peers: int = 0) -> None:
+    def __init__(self, peers: int = 0, graphs: frozenset[str] = GRAPH) -> None:
         self.woken = 0
         self.asked = 0
-        self.wakes = Wakes(["graph"], self._wake, self._ask)
+        self.wakes = Wakes(graphs, self._wake, self._ask)
         self.me = UUID(int=7)
-        self.wakes.meet(self.me, {UUID(int=100 + number): HERE for number in range(peers)} | {self.me: HERE})
+        self.meet(*[GRAPH] * peers)
+
+    def meet(self, *graphs: frozenset[str]) -> None:
+        """Other workers that have these graphs."""
+        peers = {UUID(int=100 + number): of_peer for number, of_peer in enumerate(graphs)}
+        self.wakes.meet(self.me, peers | {self.me: self.wakes._graphs})
 
     def _wake(self) -> None:
         self.woken += 1
@@ -224,7 +187,6 @@ async def test_alone_it_looks_at_once() -> None:
     alone = Alone()
     alone.hear(ReadyRun(uuid4(), "graph"))
     assert alone.woken == 1
-    assert not alone.wakes.in_company
 
 
 async def test_a_run_of_a_graph_it_does_not_have_is_none_of_its_business() -> None:
@@ -235,8 +197,50 @@ async def test_a_run_of_a_graph_it_does_not_have_is_none_of_its_business() -> No
 
 async def test_workers_without_the_graph_are_not_waited_for() -> None:
     alone = Alone()
-    alone.wakes.meet(alone.me, {UUID(int=100 + number): OTHERS for number in range(50)} | {alone.me: HERE})
+    alone.meet(*[OTHER] * 50)
     assert {alone.wakes.delay(str(uuid4()), "graph") for _ in range(100)} == {0}
+
+
+async def test_run_of_unknown_graph_is_left_to_workers_that_share_a_graph() -> None:
+    alone = Alone(graphs=GRAPH | {"rare"})
+    alone.meet(*[OTHER] * 50)
+    assert {alone.wakes.delay(str(uuid4())) for _ in range(100)} == {0}
+    alone.meet(*[GRAPH] * 50)
+    assert len({alone.wakes.delay(str(uuid4())) for _ in range(100)}) > 1
+    assert {alone.wakes.delay(str(uuid4()), "rare") for _ in range(100)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("others", "published"),
+    [
+        ([], False),
+        ([GRAPH], False),
+        ([GRAPH, GRAPH], True),
+        ([GRAPH, OTHER], False),
+        ([GRAPH, OTHER, GRAPH | OTHER], True),
+    ],
+)
+async def test_claims_are_published_only_if_others_may_wait_for_them(
+    others: list[frozenset[str]], published: bool
+) -> None:
+    """Two workers look at once, so among two none waits."""
+    alone = Alone()
+    alone.meet(*others)
+    assert alone.wakes.others_wait == published
+
+
+def test_claims_are_published_before_the_next_group_looks() -> None:
+    assert 2 * TAKEN_PATIENCE < STEP_SECONDS
+
+
+async def test_workers_look_in_groups_of_two_two_four_and_eight() -> None:
+    peers = {UUID(int=1000 + number): GRAPH for number in range(16)}
+    fleet = [Wakes(GRAPH, lambda: None, lambda: None, step=1) for _ in peers]
+    for wakes, worker_id in zip(fleet, peers, strict=True):
+        wakes.meet(worker_id, peers)
+    for name in (str(uuid4()) for _ in range(10)):
+        turns = sorted(wakes.delay(name, "graph") for wakes in fleet)
+        assert turns == [0] * 2 + [1] * 2 + [2] * 4 + [3] * 8
 
 
 async def test_hints_it_may_have_missed_or_does_not_understand_make_it_look_and_ask() -> None:

@@ -14,9 +14,7 @@ from psycopg.rows import DictRow
 from holdfast.engine.states import CancelAction
 
 _PEERS = """
-    SELECT jsonb_object_agg(peer.worker_id, jsonb_build_object(
-        'graphs', peer.graphs, 'host', peer.host, 'cores', peer.cores, 'cpus', peer.cpus
-    )) FROM worker peer
+    SELECT jsonb_object_agg(peer.worker_id, peer.graphs) FROM worker peer
     WHERE peer.status = 'online' AND peer.lease_until > now()
 """
 
@@ -92,20 +90,11 @@ class Registration:
     capacity: int
     graphs: tuple[str, ...]
     cores: int | None = None
+    """How many cores its process may use. None: not known."""
     cpus: str | None = None
+    """Which cores. Workers on one host for which it is the same share them."""
     process: str | None = None
     """The token of its process, which the names of all its sessions contain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A worker that is online, as the others know it. `cores` is how many its process may use, None: not known. Workers
-    on one host for which `cpus` is the same share them."""
-
-    graphs: frozenset[str]
-    host: str
-    cores: int | None
-    cpus: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,11 +107,11 @@ class CancelOrder:
 @dataclass(frozen=True)
 class Renewal:
     """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop; `peers`
-    are the workers online, this one among them."""
+    are the graphs of each worker that is online, this one among them."""
 
     status: str
     cancels: list[CancelOrder]
-    peers: dict[UUID, Peer]
+    peers: dict[UUID, frozenset[str]]
 
 
 def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal | None:
@@ -147,15 +136,11 @@ def register(connection: Connection[DictRow], worker: Registration, lease: float
     if row is None:
         return None
     # A statement does not see the row it inserts.
-    itself = Peer(frozenset(worker.graphs), worker.host, worker.cores, worker.cpus)
-    return Renewal("online", [], {**_peers(row), worker.worker_id: itself})
+    return Renewal("online", [], {**_peers(row), worker.worker_id: frozenset(worker.graphs)})
 
 
-def _peers(row: DictRow) -> dict[UUID, Peer]:
-    return {
-        UUID(worker_id): Peer(frozenset(peer["graphs"]), peer["host"], peer["cores"], peer["cpus"])
-        for worker_id, peer in (row["peers"] or {}).items()
-    }
+def _peers(row: DictRow) -> dict[UUID, frozenset[str]]:
+    return {UUID(worker_id): frozenset(graphs) for worker_id, graphs in (row["peers"] or {}).items()}
 
 
 def renew(

@@ -1,9 +1,6 @@
-"""What is at the front of the queue, and what is due next. For deciding when to look; claims decide by themselves."""
+"""What is due next. For deciding when to look; claims decide by themselves."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
-from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
@@ -34,31 +31,8 @@ FROM level CROSS JOIN LATERAL (
 ORDER BY first.ready_at LIMIT 1
 """
 
-# The run that has been ready longest, of the highest priority at which one is.
-FRONT = f"""
-WITH RECURSIVE level(priority) AS ({_ALL_LEVELS})
-SELECT first.run_id, first.seconds FROM level CROSS JOIN LATERAL (
-    SELECT run.run_id, extract(epoch FROM now() - run.ready_at)::float8 AS seconds FROM run
-    WHERE {QUEUED} AND run.priority = level.priority AND run.ready_at <= now() ORDER BY run.ready_at LIMIT 1
-) AS first
-ORDER BY level.priority DESC LIMIT 1
-"""
-
-
-class Front(NamedTuple):
-    """The run at the front of the queue, and for how many seconds it has been ready."""
-
-    run_id: UUID
-    seconds: float
-
 
 async def next_due(connection: AsyncConnection[DictRow]) -> ReadyRun | None:
     """The scheduled run that is due next, or None."""
     row = await (await connection.execute(NEXT_DUE)).fetchone()
     return None if row is None else ReadyRun(row["run_id"], row["graph_id"], max(0.0, row["seconds"]))
-
-
-async def front(connection: AsyncConnection[DictRow]) -> Front | None:
-    """Approximate: it may be one that nobody may take, being of a tenant at its limit, or of a graph nobody has."""
-    row = await (await connection.execute(FRONT)).fetchone()
-    return None if row is None else Front(**row)

@@ -17,10 +17,6 @@ Listener = Callable[[str | None], None]
 class Signals(Protocol):
     """One small interface, whatever carries the hints. They may be lost, come twice and overtake each other."""
 
-    # Hints do not come: nobody here needs them, and to be woken for each costs more than it says. Listeners are called
-    # with None when this begins, and when it ends.
-    deaf: bool
-
     @property
     def max_payload(self) -> int:
         """The bytes a hint may have. A larger one is lost."""

@@ -69,27 +69,12 @@ class Carrier(ABC):
         self._ping_due = False
         self._ping_sent = asyncio.Event()
         self._degraded_since: float | None = None
-        self._hears = asyncio.Event()
-        self._hears.set()
 
     # --- the interface ----------------------------------------------------------------------------
 
     @property
     def degraded(self) -> bool:
         return self._degraded_since is not None
-
-    @property
-    def deaf(self) -> bool:
-        return not self._hears.is_set()
-
-    @deaf.setter
-    def deaf(self, deaf: bool) -> None:
-        if deaf != self.deaf:
-            if deaf:
-                self._hears.clear()
-            else:
-                self._hears.set()
-            self._missed()
 
     def listen(self, topic: Topic, listener: Listener) -> None:
         self._listeners[topic].append(listener)
@@ -161,8 +146,6 @@ class Carrier(ABC):
             self._echo.set()
             self._stirred.set()
             return
-        if self.deaf:
-            return
         try:
             hint = payload.decode() if isinstance(payload, bytes) else payload
             for listener in self._listeners[topic]:
@@ -216,8 +199,6 @@ class Carrier(ABC):
 
     async def _ping(self) -> None:
         while True:
-            # Who is deaf hears no echo.
-            await self._hears.wait()
             self._joining.clear()
             self._echo.clear()
             self._stirred.clear()
@@ -231,7 +212,7 @@ class Carrier(ABC):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._ping_interval):
                         await self._ping_early.wait()
-            elif not self._joining.is_set() and not self.deaf:
+            elif not self._joining.is_set():
                 self._degrade(TimeoutError("no echo of the process's own ping"))
                 self._hang_up()
 

@@ -23,14 +23,6 @@ class HeldSignals:
     def degraded(self) -> bool:
         return self._carrier.degraded
 
-    @property
-    def deaf(self) -> bool:
-        return self._carrier.deaf
-
-    @deaf.setter
-    def deaf(self, deaf: bool) -> None:
-        self._carrier.deaf = deaf
-
     def listen(self, topic: Topic, listener: Listener) -> None:
         self._carrier.listen(topic, listener)
 

@@ -82,19 +82,15 @@ class PostgresSignals(Carrier):
             # What comes together with the answer to a statement.
             connection.add_notify_handler(lambda notify: self._received(topics[notify.channel], notify.payload))
             try:
-                while True:
-                    for channel in topics:
-                        await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                    self._joined()
-                    await self._hear(connection, topics)
-                    # Postgres wakes whoever listens for every hint, and not only for those of its channels.
-                    await connection.execute("UNLISTEN *")
-                    await self._hears.wait()
+                for channel in topics:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                self._joined()
+                await self._hear(connection, topics)
             finally:
                 self._session = None
 
     async def _hear(self, connection: AsyncConnection[DictRow], topics: dict[str, Topic | None]) -> None:
-        """Take in what comes until there is a hint that finds nobody who hears.
+        """Take in what comes until the connection breaks.
 
         The connection is watched all the time. psycopg's `notifies` begins to watch it for each hint and ends it
         afterwards, which costs several times as much as the hint, and looks ten times a second whether it should go on.
@@ -112,9 +108,6 @@ class PostgresSignals(Carrier):
                     self._received(topics[hint.relname.decode()], hint.extra)
             except Exception as error:
                 over.set_exception(error)
-            else:
-                if self.deaf:
-                    over.set_result(None)
 
         # libpq closes its descriptor as soon as the server is gone, and the process may give the number to another
         # socket before this task runs again. The duplicate is closed here alone.

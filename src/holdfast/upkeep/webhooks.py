@@ -53,8 +53,6 @@ EACH = 25
 WALKS = 20
 # Seconds between two looks without a hint: for a hint that was lost with the process that should have sent it.
 LOOK_INTERVAL = 15.0
-# The same while this process does not listen to hints.
-DEAF_INTERVAL = 1.0
 # Seconds until another look when none of the deliveries that are due can be claimed.
 BUSY_INTERVAL = 1.0
 # Pauses between tries, in units of WEBHOOK_RETRY_BASE_SECONDS: with its default 5 s, 30 s, 2 min, 10 min, 1 h, and from
@@ -121,8 +119,6 @@ class Webhooks:
 
     @property
     def _interval(self) -> float:
-        if self._signals.deaf:
-            return DEAF_INTERVAL
         told = self._settings.session_url is not None and not self._signals.degraded
         return LOOK_INTERVAL if told else self._settings.poll_interval
 

@@ -11,7 +11,6 @@ import math
 import socket
 import time
 from contextlib import suppress
-from functools import partial
 from uuid import UUID
 
 import orjson
@@ -47,7 +46,6 @@ from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.abandon import abandon
 from holdfast.worker.claim_size import ClaimSize
 from holdfast.worker.condition import WATCH_SECONDS, Condition
-from holdfast.worker.dozing import Dozing, ask_front
 from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
 from holdfast.worker.graph_stream import Claimed
@@ -105,9 +103,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
         self._wake = asyncio.Event()
-        self._wakes = Wakes(
-            catalog.graph_ids, self._wake.set, self._ask_database, degraded=lambda: self.signals.degraded
-        )
+        self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
         # Whether the process ends because it cannot work, and another one should be started.
         self.replaced = False
@@ -159,8 +155,6 @@ class Worker:
         watchdog = LoopWatchdog(self._settings.blocked_loop, lambda: bool(self._attempts), self._replacement.look)
         journal = asyncio.create_task(self.journal.run(self._wake.set), name="journal")
         self.condition.watchdog, self.condition.journal_task = watchdog, journal
-        front = partial(ask_front, self.database)
-        dozing = Dozing(self.signals, self._wakes, lambda: bool(self._attempts), self._wake.set, front)
         work = {
             "signals": self.signals.run(),
             "lease": self._watch_lease(),
@@ -168,7 +162,6 @@ class Worker:
             "stats": self._report(),
             "loop_delay": watch_loop(self.database.metrics),
             "journal_watch": outlive(journal),
-            "dozing": dozing.run(),
             "serving": self._serve(journal),
         }
         if self._upkeep is not None:
@@ -311,9 +304,9 @@ class Worker:
             run = Claimed.of(row)
             self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
             self._start(worker_id, run)
-        if self._wakes.in_company:
+        if self._wakes.others_wait:
             taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
-            announce_taken(self.signals, self._wakes.telling(taken), patience=TAKEN_PATIENCE)
+            announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
         if walking or (wanted < free and not drained):
             return WALK_PAUSE
         return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
@@ -328,7 +321,6 @@ class Worker:
             lane.on_progress = self._wake.set
             asyncio.get_running_loop().call_later(SUSPECT_SECONDS, self._wake.set)
         self._attempts[run.run_id] = attempt
-        self.signals.deaf = False
         if worker_id != self._worker_id:
             attempt.stop(LeaseLost("the worker was declared lost while it claimed"))
         count_claim(self.database.metrics, run)
@@ -367,10 +359,8 @@ class Worker:
             # as good as another.
             if run.tenant_id:
                 self._freed.add(run.tenant_id)
-            if run.tenant_id or run.suspect or self.signals.degraded:
+            if run.tenant_id or run.suspect or self.signals.degraded or self._more:
                 self._wake.set()
-            elif self._more:
-                self._wakes.more()
         count_end(self.database.metrics, run, outcome, time.monotonic() - started)
         match outcome:
             case Ended(status=status):
