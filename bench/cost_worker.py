@@ -15,10 +15,10 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 
 from holdfast.cli.lifeline import join_supervisor
 from holdfast.db.connect import Database
+from holdfast.execution.executor import Executor
 from holdfast.graphs.config import load_config
+from holdfast.journal.journal import Lane
 from holdfast.settings import load_settings
-from holdfast.worker.executor import Executor
-from holdfast.worker.journal import Lane
 from holdfast.worker.process import run_worker
 
 

@@ -12,7 +12,19 @@ from holdfast.engine.states import MOVES, TERMINAL, RunStatus
 
 SOURCE = Path(holdfast.__file__).parent
 # The packages that may speak SQL; `cli/demo.py` looks into the database as an operator would.
-SPEAKS_SQL = ("engine", "resources", "streams", "upkeep", "worker", "db", "signals", "diagnosis")
+SPEAKS_SQL = (
+    "engine",
+    "resources",
+    "streams",
+    "upkeep",
+    "journal",
+    "insight",
+    "webhooks",
+    "worker",
+    "execution",
+    "db",
+    "signals",
+)
 STATEMENT = re.compile(r"\b(SELECT\s.+\sFROM|INSERT INTO|UPDATE\s\w+\sSET|DELETE FROM)\b", re.DOTALL)
 
 BEGINS = re.compile(r"\s*(--[^\n]*\n\s*)*(WITH|SELECT|INSERT|UPDATE|DELETE|MERGE)\b")
@@ -28,11 +40,11 @@ OWN_STATEMENTS = {
     "db/migrate.py:_apply": "once for each migration",
     "db/migrate.py:_apply_stock": "once for each migration",
     "db/visibility.py:is_visible": "reads one row by its primary key",
-    "diagnosis/database.py:check_migrations": "asked by a person, with `holdfast doctor`",
+    "insight/doctor/database.py:check_migrations": "asked by a person, with `holdfast doctor`",
     "engine/claim.py:_fairly": "makes two constants, which are measured",
     "resources/store.py:_make_tables": "once for each start of a process",
-    "resources/threads.py:search_threads": "measured in tests/resources/test_list_plans.py",
-    "resources/threads.py:count_threads": "measured in tests/resources/test_list_plans.py",
+    "engine/threads.py:search_threads": "measured in tests/resources/test_list_plans.py",
+    "engine/threads.py:count_threads": "measured in tests/resources/test_list_plans.py",
     "upkeep/sweeps.py:oldest": "makes constants, which are measured",
 }
 

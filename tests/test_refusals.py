@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import RunTimeout
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
+from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
 
 
 @pytest.mark.parametrize(

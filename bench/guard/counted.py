@@ -35,8 +35,8 @@ from starlette.types import Message, Send
 import holdfast
 from holdfast.api import streaming
 from holdfast.cli.main import app
+from holdfast.journal import run_writer as lane
 from holdfast.streams import sse
-from holdfast.worker import lane
 
 LIBRARIES = [Path(sysconfig.get_path(name)).as_posix() + "/" for name in ("purelib", "platlib")]
 OURS = Path(holdfast.__file__).parent.as_posix() + "/"
@@ -50,7 +50,7 @@ StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]
 LOOPS = frozenset(
     {
         "holdfast.api.bounds.UnsentBytes.run",
-        "holdfast.auth.roster.Roster.run",
+        "holdfast.auth.known_keys.Roster.run",
         "holdfast.telemetry.loop_delay.watch_loop",
         "holdfast.upkeep.duty.Duty.run",
         "holdfast.worker.condition.Condition.watch",
@@ -72,7 +72,7 @@ UNAWAITED = {
     "holdfast.upkeep.webhooks.Webhooks.run": 10.0,
     "holdfast.worker.main.Worker._claim_loop": 10.0,
     # The guard sets this delay itself (`first_write_delay`). What it is where nothing is counted is among `delays`.
-    "holdfast.worker.lane.Lane._add": 0.1,
+    "holdfast.journal.run_writer.Lane._add": 0.1,
     # Looks ten times a second whether a statement is to be interrupted: how often depends on how fast Postgres is.
     "psycopg.waiting.wait_async": 0.1,
 }

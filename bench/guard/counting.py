@@ -28,8 +28,9 @@ import httpx
 from bench.guard.cases import CASES, CLIENTS
 from bench.stage import PROJECT, Process, Stage, wait_for
 from holdfast.cli.readiness import answers
+from holdfast.journal import journal
+from holdfast.journal import run_writer as lane
 from holdfast.settings import Settings
-from holdfast.worker import journal, lane
 from holdfast.worker import main as worker
 
 DATABASE = "bench_guard"

@@ -22,8 +22,9 @@ from bench.report import Finding, Measure
 from bench.scale.copies import fill
 from bench.scale.fleet import Fleet, parts
 from bench.stage import Stage
-from holdfast.resources import activity, history
-from holdfast.resources.fleet import QUEUE
+from holdfast.insight import activity
+from holdfast.insight.fleet import QUEUE
+from holdfast.resources import history
 from holdfast.upkeep import sweeps
 
 SMALL, LARGE = 1_000, 1_000_000

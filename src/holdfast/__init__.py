@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from holdfast.errors import ChildFailed, ChildRefused, Retry
 
 if TYPE_CHECKING:
-    from holdfast.runtime.children import Child, gather, gather_sync, spawn, spawn_sync
-    from holdfast.runtime.questions import ask
-    from holdfast.runtime.usage import budget_left, record_usage
+    from holdfast.sdk.children import Child, gather, gather_sync, spawn, spawn_sync
+    from holdfast.sdk.interrupts import ask
+    from holdfast.sdk.usage import budget_left, record_usage
 
 __version__ = _version("holdfast")
 
@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Child": "holdfast.runtime.children",
-    "ask": "holdfast.runtime.questions",
-    "budget_left": "holdfast.runtime.usage",
-    "gather": "holdfast.runtime.children",
-    "gather_sync": "holdfast.runtime.children",
-    "record_usage": "holdfast.runtime.usage",
-    "spawn": "holdfast.runtime.children",
-    "spawn_sync": "holdfast.runtime.children",
+    "Child": "holdfast.sdk.children",
+    "ask": "holdfast.sdk.interrupts",
+    "budget_left": "holdfast.sdk.usage",
+    "gather": "holdfast.sdk.children",
+    "gather_sync": "holdfast.sdk.children",
+    "record_usage": "holdfast.sdk.usage",
+    "spawn": "holdfast.sdk.children",
+    "spawn_sync": "holdfast.sdk.children",
 }
 
 

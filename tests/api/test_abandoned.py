@@ -19,8 +19,8 @@ from holdfast.api.abandoned import AbandonedRuns, Cancel
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
-from holdfast.telemetry.cancelling import cancel_all
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
 from tests.support.serving import answering

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from holdfast.auth.custom import CustomAuth
+from holdfast.cli.check_project import main as check
 from holdfast.db.connect import Database
 from holdfast.errors import ConfigError, Denied
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
-from holdfast.graphs.check import main as check
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.loading import load_object
 from holdfast.settings import Settings

@@ -20,7 +20,7 @@ from holdfast.api import runs
 from holdfast.api.app import build_app
 from holdfast.api.express import Express
 from holdfast.auth.keys import KeyAuth
-from holdfast.auth.roster import Roster
+from holdfast.auth.known_keys import Roster
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.graphs.http import HttpSection

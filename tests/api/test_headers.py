@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from holdfast.api.request_context import RequestContext, baggage, forward, joined
 from holdfast.db.connect import Database
+from holdfast.engine.crons import fire, upcoming_crons
 from holdfast.graphs.http import HeaderPatterns
-from holdfast.resources.crons import fire, upcoming_crons
 from holdfast.settings import Settings
 from tests.support.http_project import calling, project, serving, working
 

@@ -19,8 +19,8 @@ from typing_extensions import TypedDict
 
 from holdfast.db.bounded import NoAnswer
 from holdfast.db.connect import Database, open_session
+from holdfast.engine.thread_state import read_state
 from holdfast.graphs.catalog import GraphCatalog
-from holdfast.resources.state import read_state
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.serving import serving

@@ -16,7 +16,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.resources.timeline import run_timeline
+from holdfast.insight.timeline import run_timeline
 from holdfast.settings import Settings
 from holdfast.upkeep.sweeper import Sweeper
 from tests.api.test_auth import PROJECT as AUTH_PROJECT

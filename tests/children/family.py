@@ -11,8 +11,8 @@ from psycopg.rows import DictRow
 
 import holdfast
 from holdfast.db.connect import Database
+from holdfast.engine.children.spawn import ADOPT_THREAD, COUNT, INSERT
 from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
-from holdfast.resources.children import ADOPT_THREAD, COUNT, INSERT
 from tests.engine.scene import GRAPH
 from tests.support.nodes import Words, line
 from tests.support.records import query

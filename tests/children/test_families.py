@@ -13,7 +13,7 @@ import holdfast
 from holdfast.db.connect import Database
 from holdfast.engine.create import Created
 from holdfast.errors import NotInRun
-from holdfast.resources.timeline import run_timeline
+from holdfast.insight.timeline import run_timeline
 from holdfast.settings import Settings
 from tests.children.family import child, children_of, fan, told, waits, word
 from tests.support.catalogs import catalog_of

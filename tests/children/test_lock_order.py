@@ -18,13 +18,13 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import put_aside
 from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
+from holdfast.engine.threads import delete_thread
 from holdfast.errors import NotFound
-from holdfast.resources.threads import delete_thread
+from holdfast.journal.batch import Ties, write_portions
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.batch import Ties, write_portions
 from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of, somebody_waits
 from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock
 from tests.support.records import query

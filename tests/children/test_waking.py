@@ -15,17 +15,17 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.children import HAS_FAMILY_WORK, OVERDUE, release_overdue
+from holdfast.engine.children.families import HAS_FAMILY_WORK, OVERDUE, release_overdue
+from holdfast.engine.children.spawn import ChildRequest, Parent, spawn_child
 from holdfast.engine.outcome import Ended, Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import RunStatus
+from holdfast.engine.threads import delete_thread
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, LeaseLost
-from holdfast.resources.children import ChildRequest, Parent, spawn_child
-from holdfast.resources.fleet import queue_figures, waits_for
-from holdfast.resources.threads import delete_thread
+from holdfast.insight.fleet import queue_figures, waits_for
+from holdfast.journal.batch import Portion, Ties, write_portions
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.batch import Portion, Ties, write_portions
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (
     GRAPH,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.auth.exposure import refuse_open_server
-from holdfast.auth.roster import Roster
+from holdfast.auth.known_keys import Roster
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.connect import Database
 from holdfast.errors import SettingsError

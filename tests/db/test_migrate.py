@@ -36,8 +36,8 @@ from holdfast.db.migrate import (
 )
 from holdfast.db.patient import PatientConnection
 from holdfast.errors import DatabaseError, DatabaseUnavailable
+from holdfast.execution.checkpoints import PooledSaver
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.checkpoints import PooledSaver
 from tests.engine.scene import create
 from tests.support.next_migration import applied_to, with_next
 from tests.support.older_version import unpack_older_version

@@ -17,7 +17,7 @@ UNSHARE = "unshare"
 CODE = """
 import asyncio
 
-from holdfast.event_loop import run_in_event_loop
+from holdfast.lifecycle.event_loop import run_in_event_loop
 
 async def main():
     loop = asyncio.get_running_loop()

@@ -22,20 +22,21 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database, open_blocking_session
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine import lease, reap, strays
+from holdfast.engine import lease, reap
+from holdfast.engine import unexecuted as strays
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.claim import claim
 from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.outcome import Outcome
 from holdfast.engine.states import CancelAction
+from holdfast.engine.threads import delete_thread
 from holdfast.errors import RunSignal
-from holdfast.resources.threads import delete_thread
+from holdfast.execution.starting_point import CHECKPOINT
+from holdfast.journal.batch import CheckpointEntry
+from holdfast.journal.journal import Journal, Lane
 from holdfast.settings import load_settings
 from holdfast.upkeep.sweeps import SWEEP_EVENTS
-from holdfast.worker.batch import CheckpointEntry
-from holdfast.worker.journal import Journal, Lane
-from holdfast.worker.resume import CHECKPOINT
 
 T = TypeVar("T")
 

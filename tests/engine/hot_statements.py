@@ -9,26 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from holdfast.engine import (
-    cancel,
-    claim,
-    create,
-    failed_answers,
-    gates,
-    lease,
-    outbox,
-    outcome,
-    queue,
-    quota,
-    reap,
-    rollback,
-    strays,
-    upcoming,
-    usage,
-)
-from holdfast.resources import interrupts, webhooks
+from holdfast.engine import cancel, claim, create, lease, outbox, outcome, queue, quota, reap, rollback, upcoming, usage
+from holdfast.engine import unexecuted as strays
+from holdfast.engine.interrupts import answering as gates
+from holdfast.engine.interrupts import failed_resumes as failed_answers
+from holdfast.engine.interrupts import inbox as interrupts
+from holdfast.journal import batch
 from holdfast.streams import log
-from holdfast.worker import batch
+from holdfast.webhooks import deliveries as webhooks
 from tests.engine import plans
 from tests.engine.plans import (
     GRAPH,

@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg.rows import DictRow
 
 from holdfast.engine.states import MOVES, TERMINAL, RunStatus
-from holdfast.worker.resume import CHECKPOINT
+from holdfast.execution.starting_point import CHECKPOINT
 from tests.engine.driver import Snapshot
 
 # Upkeep forgets where a finished run's events began when it deletes them. Nothing else of it may change.

@@ -17,9 +17,9 @@ from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.outcome import Ended, Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
+from holdfast.journal.batch import EventEntry, Portion, write_portions
+from holdfast.journal.journal import Journal, Lane
 from holdfast.settings import Settings
-from holdfast.worker.batch import EventEntry, Portion, write_portions
-from holdfast.worker.journal import Journal, Lane
 from tests.engine.driver import checkpoint_entry, new_checkpoint_id
 from tests.support.records import query
 from tests.support.waiting import until

@@ -16,10 +16,10 @@ from holdfast.engine.claim import claim
 from holdfast.engine.create import LOCK_LATER_HEADS, LOCK_OPEN_THREADS
 from holdfast.engine.outcome import RolledBack
 from holdfast.engine.states import CancelAction
+from holdfast.engine.threads import delete_thread
 from holdfast.errors import Cancelled, NotFound, RunSignal
-from holdfast.resources.threads import delete_thread
+from holdfast.journal.journal import Journal, Lane
 from holdfast.settings import Settings
-from holdfast.worker.journal import Journal, Lane
 from tests.engine.scene import (
     BROKEN_QUEUES,
     GRAPH,

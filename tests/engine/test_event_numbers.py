@@ -11,9 +11,9 @@ from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.reap import release_orphans
+from holdfast.journal.journal import Lane
 from holdfast.settings import Settings
 from holdfast.upkeep.sweeps import SWEEP_EVENTS
-from holdfast.worker.journal import Lane
 from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, lane_of, online_worker, open_journal
 from tests.support.records import query
 

@@ -18,7 +18,7 @@ import pytest
 from psycopg import Connection
 from psycopg.rows import DictRow
 
-from holdfast.resources import figures
+from holdfast.insight import figures
 from tests.engine import hot_statements, plans
 from tests.engine.plans import GRAPH, filled_database, measure, run_at, thread_at, undone
 from tests.engine.statements import every_statement
@@ -57,19 +57,19 @@ EXEMPT = {
     "engine.claim.SUSPECTED_TENANTS": CLAIMS,
     "engine.lease.PEERS": "a part of `RENEW`",
     "engine.outcome.UNFINISHED": "a part of other statements",
-    "resources.dead_letters.LINEAGE": "a part of other statements",
-    "resources.dead_letters.LAST_CHECKPOINT": "a part of other statements",
+    "engine.dead_letters.letters.LINEAGE": "a part of other statements",
+    "engine.dead_letters.letters.LAST_CHECKPOINT": "a part of other statements",
     "resources.assistants.COUNT": "counts what a client asks for, all assistants by default",
-    "resources.crons.COUNT": "counts what a client asks for, all crons by default",
+    "engine.crons.COUNT": "counts what a client asks for, all crons by default",
     "resources.assistants.CHANGE": "the pattern of two statements that are measured",
     "resources.checkpoints.STATES_WITHIN": "its condition is LangGraph's, by the primary key",
     "resources.checkpoints.RUNS_OF_STATES": "its condition is LangGraph's, by the primary key",
-    "resources.runs.LIST_ALL": "measured for each state in tests/resources/test_list_plans.py",
-    "resources.interrupts.SEARCH": "measured for each state in tests/resources/test_list_plans.py",
-    "worker.batch.INSERT_WRITES": "the pattern of two statements that are measured",
+    "engine.runs.LIST_ALL": "measured for each state in tests/resources/test_list_plans.py",
+    "engine.interrupts.inbox.SEARCH": "measured for each state in tests/resources/test_list_plans.py",
+    "journal.batch.INSERT_WRITES": "the pattern of two statements that are measured",
     "engine.lease.REGISTER": "once for each worker, in a small table",
-    "resources.webhooks.NEXT_DUE": "the pattern of statements that are measured",
-    "resources.webhooks.RECEIVERS": "a part of `FIND_DUE`",
+    "webhooks.deliveries.NEXT_DUE": "the pattern of statements that are measured",
+    "webhooks.deliveries.RECEIVERS": "a part of `FIND_DUE`",
     "resources.history.LIST_DUE": "counts for `holdfast sweep --dry-run`",
     "resources.store.LOCK": NO_TABLE,
     "resources.store.HAS_TABLES": CATALOGUE,
@@ -86,7 +86,7 @@ EXEMPT = {
     "upkeep.sweeps.FORGET_WORKERS": "the table of workers is small",
 }
 # Asked by a person, with `holdfast doctor`.
-EXEMPT_PACKAGE = "diagnosis."
+EXEMPT_PACKAGE = "insight.doctor."
 # How a pattern is completed.
 COMPLETED = {
     "{visible}": "true",
@@ -99,12 +99,12 @@ COMPLETED = {
 PARAMETER = re.compile(r"%\((\w+)\)[sb]")
 # Those that read what is due, or what runs, as a whole: once a minute, or because a person asks.
 READ_THE_QUEUE = {
-    "engine.graph_gone.NOTE_MISSING": plans.DUE,
-    "resources.activity.RUNNING": plans.RUNNING,
-    "resources.fleet.WORKERS": plans.RUNNING,
-    "resources.fleet.QUEUE": 3 * (plans.RUNNING + plans.DUE + plans.BACKLOG + plans.TOMORROW),
-    "resources.fleet.UNSERVED": plans.DUE,
-    "resources.runs.UNFINISHED": 2 * (plans.RUNNING + plans.DUE + plans.BACKLOG + plans.TOMORROW),
+    "engine.dead_letters.graph_gone.NOTE_MISSING": plans.DUE,
+    "insight.activity.RUNNING": plans.RUNNING,
+    "insight.fleet.WORKERS": plans.RUNNING,
+    "insight.fleet.QUEUE": 3 * (plans.RUNNING + plans.DUE + plans.BACKLOG + plans.TOMORROW),
+    "insight.fleet.UNSERVED": plans.DUE,
+    "engine.runs.UNFINISHED": 2 * (plans.RUNNING + plans.DUE + plans.BACKLOG + plans.TOMORROW),
 }
 # Rows that a statement without a bound of its own may read: a page of a hundred, and what belongs to it.
 MOST = 400
@@ -223,11 +223,11 @@ VALUES: dict[str, Any] = {
 }
 # Where the ordinary value does not do.
 OWN: dict[str, dict[str, Any]] = {
-    "resources.state.SET_STATE": {"status": "idle"},
-    "resources.runs.UNFINISHED": {"status": "all"},
-    "resources.webhooks.MARK_DELIVERED": {"status": 200},
+    "engine.thread_state.SET_STATE": {"status": "idle"},
+    "engine.runs.UNFINISHED": {"status": "all"},
+    "webhooks.deliveries.MARK_DELIVERED": {"status": 200},
     "resources.idempotency.KEEP": {"status": 200, "body": b"", "fingerprint": b"", "headers": "{}", "kind": "whole"},
-    "resources.letter_retries.SITUATION": {"held": False, "named": None},
+    "engine.dead_letters.retry.SITUATION": {"held": False, "named": None},
 }
 TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'holdfast'::regnamespace"
 NOT_FILLED = {"store": "LangGraph's, and searched by LangGraph"}

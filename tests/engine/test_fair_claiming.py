@@ -13,9 +13,9 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import MAX_WEIGHT, MOST_VISITED, NO_TURN, Claims, Turn, claim
+from holdfast.engine.claim import MOST_VISITED, NO_TURN, Claims, Turn, claim
 from holdfast.errors import InvalidRequest
-from holdfast.resources.tenants import set_limits
+from holdfast.resources.tenants import MAX_WEIGHT, set_limits
 from tests.engine.scene import GRAPH, create, online_worker
 from tests.support.records import query
 

@@ -27,11 +27,11 @@ from holdfast.engine.outcome import Outcome, Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import CancelAction, MultitaskStrategy
-from holdfast.engine.strays import find_strays, return_strays
+from holdfast.engine.threads import delete_thread
+from holdfast.engine.unexecuted import find_strays, return_strays
 from holdfast.errors import Conflict, NotFound
-from holdfast.resources.threads import delete_thread
+from holdfast.journal.batch import INSPECT, Portion, write_portions
 from holdfast.settings import Settings
-from holdfast.worker.batch import INSPECT, Portion, write_portions
 from tests.engine.scene import BROKEN_QUEUES, GRAPH, INTERRUPTED, SUCCESS, create, portion_of
 from tests.support.records import query
 

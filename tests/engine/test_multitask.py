@@ -12,10 +12,10 @@ from holdfast.engine.create import NewRun, create_run
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import Cancelled, Conflict, NotFound
+from holdfast.execution.starting_point import COMMAND_WRITES, NULL_TASK_ID
+from holdfast.journal.batch import WritesEntry
+from holdfast.journal.journal import Lane
 from holdfast.settings import Settings
-from holdfast.worker.batch import WritesEntry
-from holdfast.worker.journal import Lane
-from holdfast.worker.resume import COMMAND_WRITES, NULL_TASK_ID
 from tests.engine.scene import (
     INTERRUPTED,
     SUCCESS,

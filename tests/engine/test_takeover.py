@@ -13,9 +13,9 @@ from holdfast.engine.lease import RENEW
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import MARK_LOST, RELEASE, mark_lost, release_orphans, watch_workers
-from holdfast.engine.strays import return_strays
+from holdfast.engine.threads import delete_thread
+from holdfast.engine.unexecuted import return_strays
 from holdfast.errors import LeaseLost
-from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings
 from tests.engine.scene import (
     INTERRUPTED,

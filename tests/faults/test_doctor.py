@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.diagnosis.findings import Verdict
-from holdfast.diagnosis.installation import Installation
-from holdfast.diagnosis.work import check_leases
+from holdfast.insight.doctor.findings import Verdict
+from holdfast.insight.doctor.installation import Installation
+from holdfast.insight.doctor.work import check_leases
 from holdfast.settings import load_settings
 from tests.cli.processes import holdfast
 from tests.support.fleet import INTERVALS, Fleet, until

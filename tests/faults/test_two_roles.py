@@ -11,11 +11,11 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from holdfast.diagnosis.connections import check_connections
-from holdfast.diagnosis.database import check_migrations, check_rights
-from holdfast.diagnosis.findings import Verdict
-from holdfast.diagnosis.installation import Installation
-from holdfast.diagnosis.work import check_leases, check_workers
+from holdfast.insight.doctor.connections import check_connections
+from holdfast.insight.doctor.database import check_migrations, check_rights
+from holdfast.insight.doctor.findings import Verdict
+from holdfast.insight.doctor.installation import Installation
+from holdfast.insight.doctor.work import check_leases, check_workers
 from holdfast.settings import load_settings
 from tests.support.fleet import INTERVALS, Fleet, until
 from tests.support.roles import create_role

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.graphs.check import main
+from holdfast.cli.check_project import main
 
 from .conftest import EXAMPLES, Project
 
@@ -32,7 +32,7 @@ def test_graphs_of_the_environment_are_checked(
 
 
 def test_as_a_command() -> None:
-    command = [sys.executable, "-m", "holdfast.graphs.check", str(EXAMPLES / "langgraph.json")]
+    command = [sys.executable, "-m", "holdfast.cli.check_project", str(EXAMPLES / "langgraph.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -47,7 +47,7 @@ def test_the_command_ends_though_user_code_left_a_thread_running(project: Projec
         """
     )
     project.path.write_text(json.dumps({"graphs": {"a": "./agent.py:target"}}))
-    command = [sys.executable, "-m", "holdfast.graphs.check", str(project.path)]
+    command = [sys.executable, "-m", "holdfast.cli.check_project", str(project.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 78
     assert done.stdout == "unfinished line"

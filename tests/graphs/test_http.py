@@ -273,7 +273,7 @@ class TestTheApp:
 
     def test_is_tried_before_a_server_starts(self) -> None:
         environ = {**os.environ, "LANGGRAPH_HTTP": '{"app": "./broken.py:app"}'}
-        command = [sys.executable, "-m", "holdfast.graphs.check", str(http_project.PROJECT)]
+        command = [sys.executable, "-m", "holdfast.cli.check_project", str(http_project.PROJECT)]
         checked = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
         assert checked.returncode == 78
         assert checked.stderr.startswith("LANGGRAPH_HTTP: http.app: importing ./broken.py:app failed")

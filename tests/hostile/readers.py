@@ -12,7 +12,7 @@ import httpx
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.diagnosis.examination import CHECKS
+from holdfast.insight.doctor.examination import CHECKS
 from tests.hostile.estate import REPEATABLE, REPEATED, Copy, Original
 from tests.support.intruder import operations
 

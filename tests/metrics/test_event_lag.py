@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.streams.hub import Hub
-from holdfast.telemetry.cancelling import cancel_all
 from tests.streams.test_hub import SilentSignals
 from tests.support.records import query
 from tests.support.waiting import until_true

@@ -15,9 +15,9 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.resources import figures
-from holdfast.resources.figures import FleetFigures
-from holdfast.resources.fleet import queue_figures
+from holdfast.insight import figures
+from holdfast.insight.figures import FleetFigures
+from holdfast.insight.fleet import queue_figures
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import metrics as declared
 from tests.metrics.scrape import Scrape, scrape
@@ -75,7 +75,7 @@ async def test_the_database_is_asked_seldom(database: Database, monkeypatch: pyt
         asked += 1
         return await queue_figures(connection)
 
-    monkeypatch.setattr("holdfast.resources.figures.queue_figures", counting)
+    monkeypatch.setattr("holdfast.insight.figures.queue_figures", counting)
     fleet = FleetFigures()
     first = await asyncio.gather(*(fleet.readings(database) for _ in range(50)))
     assert asked == 1
@@ -90,14 +90,14 @@ async def test_the_database_is_asked_seldom(database: Database, monkeypatch: pyt
 async def test_a_count_that_takes_long_is_not_made_often(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     clock = Mock(time=time.time, monotonic=lambda: now)
-    monkeypatch.setattr("holdfast.resources.figures.time", clock)
+    monkeypatch.setattr("holdfast.insight.figures.time", clock)
 
     async def slow(connection: AsyncConnection[DictRow]) -> dict[str, Any]:
         nonlocal now
         now += 3.0
         return await queue_figures(connection)
 
-    monkeypatch.setattr("holdfast.resources.figures.queue_figures", slow)
+    monkeypatch.setattr("holdfast.insight.figures.queue_figures", slow)
     fleet = FleetFigures()
     await fleet.readings(database)
     assert fleet._until == now + 20 * 3

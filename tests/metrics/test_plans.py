@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from holdfast.db.connect import open_blocking_session
-from holdfast.resources import figures
+from holdfast.insight import figures
 from holdfast.settings import load_settings
 from tests.engine.plans import fill, readings
 

@@ -13,11 +13,11 @@ from holdfast.db.connect import Database
 from holdfast.db.pool_readings import pool_readings
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.choose import mode_of
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import metrics as declared
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.metrics import OUTCOMES, Metrics
 from holdfast.upkeep.leader import Upkeep

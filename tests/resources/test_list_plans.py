@@ -9,8 +9,9 @@ import pytest
 from psycopg import Connection
 from psycopg.rows import DictRow
 
-from holdfast.resources import interrupts, runs, threads
-from holdfast.resources.interrupts import QuestionState
+from holdfast.engine import runs, threads
+from holdfast.engine.interrupts import inbox as interrupts
+from holdfast.engine.interrupts.inbox import QuestionState
 from tests.engine.plans import filled_database, readings, undone
 
 LIMIT = 10

@@ -23,9 +23,9 @@ from holdfast.db.connect import Database
 from holdfast.errors import ConfigError, DatabaseError
 from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.graphs.store import load_embeddings, store_section
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources.store import EmbeddingFailed, PooledStore
 from holdfast.settings import Settings, load_settings
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep import items
 from holdfast.upkeep.items import ItemSweeper
 from tests.support.roles import create_role, drop_role

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals import Signals, Topic
 from holdfast.signals.choose import signals_for
-from holdfast.telemetry.cancelling import cancel_all
 from tests.support.waiting import until_true
 
 # Seconds an echo may take: pings are frequent here, and yet a carrier that is busy is not one that is away.

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
-from holdfast.telemetry.cancelling import cancel_all
 from tests.signals.rig import Process, hears_itself, process, signal_settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.proxy import Proxy

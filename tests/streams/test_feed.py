@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.db.connect import Database
+from holdfast.journal.batch import EventEntry
 from holdfast.streams import hub
 from holdfast.streams.hints import MOST_UNPACKED, EventHint, Flush, tell, tell_to_look, understand
 from holdfast.streams.hub import Feed
 from holdfast.streams.log import LogEvent, Portion
-from holdfast.worker.batch import EventEntry
 
 THREAD, RUN = UUID(int=1), UUID(int=2)
 START = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)

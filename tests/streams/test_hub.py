@@ -13,13 +13,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals import Listener, Topic
 from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
 from holdfast.streams.log import PORTION_BYTES, LogEvent
 from holdfast.streams.recent import RECENT
-from holdfast.telemetry.cancelling import cancel_all
 from tests.support.records import query
 from tests.support.waiting import until_true
 

@@ -18,13 +18,13 @@ from holdfast.engine.outcome import Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import LeaseLost
+from holdfast.execution.executor import Attempt, Executor
+from holdfast.execution.graph_stream import Claimed
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.journal.batch import Entry
+from holdfast.journal.journal import Group, Journal, Lane
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
-from holdfast.worker.batch import Entry
-from holdfast.worker.executor import Attempt, Executor
-from holdfast.worker.graph_stream import Claimed
-from holdfast.worker.journal import Group, Journal, Lane
 from tests.support.records import query
 
 REGISTER = """

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.auth.roster import Roster
+from holdfast.auth.known_keys import Roster
 from holdfast.db.connect import Database
 from holdfast.resources.api_keys import create_key
 from holdfast.settings import Settings

@@ -12,7 +12,7 @@ import time
 from uuid import UUID
 
 from holdfast.cli.main import main
-from holdfast.worker import batch, journal
+from holdfast.journal import batch, journal
 from holdfast.worker.main import Worker
 
 # Takes what the real one takes, and is content with everything.

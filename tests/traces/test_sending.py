@@ -25,13 +25,13 @@ from structlog.testing import capture_logs
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.connect import Database
 from holdfast.errors import SettingsError
+from holdfast.execution.traces import trace_crash, trace_end
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import tracing
 from holdfast.telemetry.otlp import CountedExporter, Losses, Outbox
 from holdfast.telemetry.steps import StepProvider
 from holdfast.telemetry.tracing import Subject
 from holdfast.upkeep.traces import send_traced
-from holdfast.worker.traces import trace_crash, trace_end
 from tests.cli.processes import Program, wait_for
 from tests.support.catalogs import catalog_of
 from tests.support.collector import Collector

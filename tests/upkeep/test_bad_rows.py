@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
-from holdfast.engine.children import cancel_abandoned
-from holdfast.engine.graph_gone import put_aside
+from holdfast.engine.children.families import cancel_abandoned
+from holdfast.engine.children.parents import NEVER
+from holdfast.engine.dead_letters.graph_gone import put_aside
 from holdfast.engine.reap import release_orphans
-from holdfast.engine.waking import NEVER
 from holdfast.resources.history import prune_next
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import tracing

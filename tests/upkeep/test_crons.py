@@ -17,17 +17,17 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
+from holdfast.engine import crons
 from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
+from holdfast.engine.crons import CronContent, create_cron, fire, new_cron_id, upcoming_crons
+from holdfast.engine.threads import delete_thread
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.resources import crons
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources.assistants import ensure_system_assistants
-from holdfast.resources.crons import CronContent, create_cron, fire, new_cron_id, upcoming_crons
-from holdfast.resources.threads import delete_thread
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.duty import LOOK_INTERVAL
 from holdfast.upkeep.leader import Upkeep

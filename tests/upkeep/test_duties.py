@@ -13,9 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.duty import LONGEST_PAUSE_SECONDS, OUTAGE_PAUSE_SECONDS, Duty
 from holdfast.upkeep.leader import Upkeep
 from tests.engine.scene import create, online_worker, somebody_waits

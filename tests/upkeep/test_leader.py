@@ -10,9 +10,9 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep import leader
 from holdfast.upkeep.leader import Upkeep
 

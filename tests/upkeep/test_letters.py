@@ -9,10 +9,10 @@ import orjson
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.graph_gone import note_missing_graphs, put_aside
+from holdfast.engine.dead_letters.graph_gone import note_missing_graphs, put_aside
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.upkeep.letters import Letters
+from holdfast.upkeep.dead_letters import Letters
 from holdfast.upkeep.sweeper import Sweeper
 from tests.support.catalogs import catalog_of
 from tests.support.nodes import GO, first, line

@@ -16,13 +16,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.engine.waking import NEVER
+from holdfast.engine.children.parents import NEVER
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.upkeep.leader import Upkeep
 from holdfast.upkeep.sweeper import FAILURES, Sweeper
 from tests.engine.scene import create, declare_lost, online_worker

@@ -15,8 +15,8 @@ from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.db.outages import is_outage
 from holdfast.db.time_limit import TooSlow
-from holdfast.engine.children import cancel_abandoned
-from holdfast.engine.graph_gone import put_aside
+from holdfast.engine.children.families import cancel_abandoned
+from holdfast.engine.dead_letters.graph_gone import put_aside
 from holdfast.engine.reap import release_orphans
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals

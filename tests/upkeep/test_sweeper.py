@@ -14,13 +14,13 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.db.pages import Part
 from holdfast.engine.create import NewThread, create_thread
+from holdfast.engine.runs import delete_run, get_run, list_runs
+from holdfast.engine.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.errors import NotFound
 from holdfast.graphs.checkpointer import CheckpointerSection
-from holdfast.resources.runs import delete_run, get_run, list_runs
-from holdfast.resources.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
-from holdfast.upkeep.portions import Portion
+from holdfast.upkeep.batch_size import Portion
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.sweeps import SWEEP_EXPIRED, SWEEP_RESTING
 from tests.support.ageing import age_thread

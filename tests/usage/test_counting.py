@@ -20,9 +20,9 @@ from langgraph.pregel import Pregel
 import holdfast
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
+from holdfast.engine.runs import delete_run
 from holdfast.engine.usage import usage_by_model, usage_totals
 from holdfast.errors import Cancelled, Retry
-from holdfast.resources.runs import delete_run
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings

@@ -18,10 +18,10 @@ from holdfast.engine.outcome import Ended, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.engine.usage import Tally, usage_totals
 from holdfast.errors import LeaseLost
+from holdfast.execution.executor import Attempt
 from holdfast.graphs.assistants import assistant_id
+from holdfast.journal.journal import Lane
 from holdfast.settings import Settings
-from holdfast.worker.executor import Attempt
-from holdfast.worker.journal import Lane
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings
 from tests.support.nodes import GO, Words, line

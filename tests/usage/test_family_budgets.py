@@ -13,7 +13,7 @@ from psycopg.rows import DictRow
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.resources.letter_retries import Retry, retry_letter
+from holdfast.engine.dead_letters.retry import Retry, retry_letter
 from holdfast.settings import Settings
 from tests.conformance.server import own_database
 from tests.support.catalogs import catalog_of

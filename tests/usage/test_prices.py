@@ -10,7 +10,7 @@ import pytest
 from genai_prices import Usage, calc_price
 from structlog.testing import capture_logs
 
-from holdfast.worker.prices import count_tokens, find_model, price_of
+from holdfast.execution.prices import count_tokens, find_model, price_of
 
 
 def listed(model: str, provider: str, **counts: int) -> Decimal:

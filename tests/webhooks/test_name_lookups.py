@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from holdfast.upkeep.name_lookups import NameLookups
+from holdfast.webhooks.name_lookups import NameLookups
 from tests.webhooks.test_sending import delivery, sender
 
 ADDRESS = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]

@@ -19,7 +19,14 @@ from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Cancelled, JournalFailed
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import (
+from holdfast.journal import batch
+from holdfast.lifecycle.cancelling import cancel_all
+from holdfast.settings import Settings
+from holdfast.signals.postgres import PostgresSignals
+from holdfast.upkeep import webhooks as duty
+from holdfast.upkeep.sweeper import Sweeper
+from holdfast.upkeep.webhooks import Webhooks
+from holdfast.webhooks.deliveries import (
     FIRST_TURN,
     Delivery,
     UrlKind,
@@ -29,13 +36,6 @@ from holdfast.resources.webhooks import (
     mark_failed,
     next_due,
 )
-from holdfast.settings import Settings
-from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
-from holdfast.upkeep import webhooks as duty
-from holdfast.upkeep.sweeper import Sweeper
-from holdfast.upkeep.webhooks import Webhooks
-from holdfast.worker import batch
 from tests.support.catalogs import catalog_of
 from tests.support.nodes import GO, Flaky, Gate, first, line
 from tests.support.receiver import Receiver

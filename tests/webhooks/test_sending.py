@@ -12,11 +12,11 @@ from uuid import UUID
 import pytest
 
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhook_urls import Target
-from holdfast.resources.webhooks import Delivery
 from holdfast.settings import load_settings
-from holdfast.upkeep.webhook_sender import WebhookSender
 from holdfast.upkeep.webhooks import CONCURRENT, PAUSES, pause_after
+from holdfast.webhooks.deliveries import Delivery
+from holdfast.webhooks.sender import WebhookSender
+from holdfast.webhooks.urls import Target
 from tests.support.receiver import Receiver, receiving
 
 RUN: dict[str, Any] = {

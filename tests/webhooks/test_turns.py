@@ -15,13 +15,13 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import Delivery, DueDelivery, claim_deliveries
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import webhooks as duty
-from holdfast.upkeep.webhook_sender import Answer
-from holdfast.upkeep.webhook_slots import WebhookSlots
 from holdfast.upkeep.webhooks import CONCURRENT, Webhooks
+from holdfast.webhooks.deliveries import Delivery, DueDelivery, claim_deliveries
+from holdfast.webhooks.sender import Answer
+from holdfast.webhooks.slots import WebhookSlots
 from tests.support.receiver import Receiver, receiving
 from tests.support.records import query
 from tests.support.waiting import until, until_true

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy, is_public
+from holdfast.webhooks.urls import RefusedUrl, UrlPolicy, is_public
 
 PUBLIC = UrlPolicy(WebhooksSection(), allow_private=False)
 ANYWHERE = UrlPolicy(WebhooksSection(), allow_private=True)

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from holdfast.db.connect import open_session
-from holdfast.worker import journal_session
+from holdfast.journal import session as journal_session
 
 
 @dataclass

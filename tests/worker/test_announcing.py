@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hints import EventHint, understand
 from holdfast.streams.log import LogEvent
-from holdfast.telemetry.cancelling import cancel_all
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line

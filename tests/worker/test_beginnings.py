@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast.db.connect import Database
+from holdfast.execution.meter import UsageMeter
 from holdfast.settings import Settings
-from holdfast.worker.meter import UsageMeter
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
@@ -89,7 +89,7 @@ async def test_attempt_that_cannot_begin_ends_its_run_alone(
                 raise ArithmeticError("no number")
             super().__init__(run, *more)
 
-    monkeypatch.setattr("holdfast.worker.executor.UsageMeter", Failing)
+    monkeypatch.setattr("holdfast.execution.executor.UsageMeter", Failing)
     failing = await post_run(database, "failing", input=GO)
     usual = await post_run(database, "graph", input=GO)
     async with running_worker(settings, catalog_of(graph=line(work), failing=line(work))):

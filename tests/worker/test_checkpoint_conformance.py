@@ -24,8 +24,8 @@ from typing_extensions import TypedDict
 
 from holdfast.db.connect import Database, connection_parameters
 from holdfast.errors import LeaseLost
+from holdfast.execution.checkpoints import JournalSaver, PooledSaver
 from holdfast.settings import Settings
-from holdfast.worker.checkpoints import JournalSaver, PooledSaver
 from tests.support.catalogs import catalog_of
 from tests.support.records import post_run
 from tests.support.station import Station, open_station
@@ -157,7 +157,7 @@ async def described(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -
 
 
 # One difference is meant: an answer is kept for the next question of the node that has used it, and for nothing else
-# (see test_resume and tests/gates/test_failed_answers.py).
+# (see test_resume and tests/interrupts/test_failed_answers.py).
 STORED = {
     "checkpoints": """SELECT checkpoint -> 'channel_values' AS inline, metadata ->> 'source' AS source
                       FROM checkpoints WHERE thread_id = %s ORDER BY checkpoint_id""",

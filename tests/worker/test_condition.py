@@ -20,13 +20,13 @@ from structlog.testing import capture_logs
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
+from holdfast.journal.journal import Journal
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.run_context import RUN_FIELDS, logging_run
 from holdfast.worker import main
 from holdfast.worker.condition import Condition, Problem
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.journal import Journal
 from holdfast.worker.main import Worker
 from holdfast.worker.threads import NodeThreads
 from holdfast.worker.watchdog import LoopWatchdog

@@ -17,11 +17,11 @@ from typing_extensions import TypedDict
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.errors import Cancelled, Drained, LeaseLost, Retry, RunTimeout
+from holdfast.execution import executor
+from holdfast.execution.executor import Executor
+from holdfast.execution.transient import is_transient, pause_before_retry
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import LONGEST, message_of, run_traceback
-from holdfast.worker import executor
-from holdfast.worker.executor import Executor
-from holdfast.worker.transient import is_transient, pause_before_retry
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line

@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.worker.endings import LONGEST_CLASS_NAME_CHARACTERS, describe
+from holdfast.execution.endings import LONGEST_CLASS_NAME_CHARACTERS, describe
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, first, line

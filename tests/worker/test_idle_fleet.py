@@ -23,10 +23,10 @@ from holdfast.engine.create import NewRun, create_run
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals import Signals
 from holdfast.signals.choose import signals_for
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.worker.main import Worker
 from tests.support.redis_server import RedisServer
 from tests.support.smoke import EXAMPLES, ended

@@ -18,9 +18,9 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost
+from holdfast.journal.batch import CheckpointEntry
+from holdfast.journal.journal import Lane
 from holdfast.settings import Settings, load_settings
-from holdfast.worker.batch import CheckpointEntry
-from holdfast.worker.journal import Lane
 from tests.support.catalogs import catalog_of
 from tests.support.records import payloads, post_run, query, run_row, thread_events, thread_row
 from tests.support.station import Station, open_station
@@ -102,7 +102,7 @@ async def test_what_a_run_says_first_is_written_although_nobody_waits(station: S
 async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.lane.BREATH", 3600)
+    monkeypatch.setattr("holdfast.journal.run_writer.BREATH", 3600)
     lane, other = await open_lanes(station, 2)
     say(lane, "first")
     say(other, "awaited")
@@ -120,7 +120,7 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
 ) -> None:
     """Of one run it does not: there is nobody to wait for, and somebody may wait for the run's next step."""
     longest = 0.0123
-    monkeypatch.setattr("holdfast.worker.journal.LONGEST_REST", longest)
+    monkeypatch.setattr("holdfast.journal.journal.LONGEST_REST", longest)
     rested: list[float] = []
     rest = station.journal._rest
 

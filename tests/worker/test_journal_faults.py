@@ -15,9 +15,9 @@ from holdfast.db.connect import Database, open_blocking_session
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import LeaseLost
+from holdfast.journal.batch import CheckpointEntry, WritesEntry
+from holdfast.journal.journal import Lane
 from holdfast.settings import Settings
-from holdfast.worker.batch import CheckpointEntry, WritesEntry
-from holdfast.worker.journal import Lane
 from tests.support.catalogs import catalog_of
 from tests.support.records import payloads, post_run, query, run_row, thread_events
 from tests.support.station import Station, open_station

@@ -18,8 +18,8 @@ from holdfast.db.connect import Database, connection_parameters
 from holdfast.engine.outcome import Ended
 from holdfast.engine.states import RunStatus
 from holdfast.errors import JournalFailed, LeaseLost
+from holdfast.journal.batch import WritesEntry
 from holdfast.settings import Settings
-from holdfast.worker.batch import WritesEntry
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings
 from tests.support.records import payloads, query, run_row, thread_events
@@ -66,7 +66,7 @@ async def hasty_station(
 ) -> AsyncIterator[Station]:
     """A commit that waits is given up: it may take nearly as long as the lease. One of a run that is well takes less,
     also on a busy machine. A wait for a lock does not end sooner, as behind PgBouncer."""
-    monkeypatch.setattr("holdfast.worker.journal_session.LIMIT_GROUPS_LOCKS", "SET lock_timeout = '1min'")
+    monkeypatch.setattr("holdfast.journal.session.LIMIT_GROUPS_LOCKS", "SET lock_timeout = '1min'")
     hasty = settings.model_copy(update={"lease": 4.0})
     async with open_station(hasty, database, catalog_of(steps=steps([]))) as opened:
         yield opened
@@ -239,7 +239,7 @@ async def test_a_locked_table_fails_nobody(hasty_station: Station, database: Dat
 
 async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commits happen, and their answers come too late."""
-    monkeypatch.setattr("holdfast.worker.journal.LARGE_WRITE_BYTES", 0)
+    monkeypatch.setattr("holdfast.journal.journal.LARGE_WRITE_BYTES", 0)
     [lane] = await open_lanes(station, 1)
     lane.event("custom", b"1")
     broken = breaking(monkeypatch, before=False, times=3, error=lambda: NoAnswer("too late"))

@@ -72,7 +72,7 @@ async def test_a_run_that_cannot_be_claimed_delays_no_other(
 async def test_a_run_that_was_refused_is_tried_again(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.refused_runs.LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.claiming.refused_runs.LONGEST_PAUSE_SECONDS", 0.1)
     run_id = (await post_run(database, "graph", input=GO)).run["run_id"]
     await refuse_changes(database, run_id)
     with capture_logs() as logs:

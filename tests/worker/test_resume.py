@@ -21,10 +21,10 @@ from psycopg import sql
 
 from holdfast.db.connect import Database
 from holdfast.engine.outcome import Outcome
+from holdfast.execution.checkpoints import PooledSaver
+from holdfast.execution.starting_point import NULL_TASK_ID
+from holdfast.journal.batch import CheckpointEntry, Entry, WritesEntry
 from holdfast.settings import Settings
-from holdfast.worker.batch import CheckpointEntry, Entry, WritesEntry
-from holdfast.worker.checkpoints import PooledSaver
-from holdfast.worker.resume import NULL_TASK_ID
 from tests.support.catalogs import catalog_of
 from tests.support.records import attempts_told, post_run, run_events, run_row, thread_row
 from tests.support.station import open_station

@@ -12,12 +12,14 @@ import psycopg
 import pytest
 from langgraph.pregel import Pregel
 
+from holdfast.claiming import unexecuted as strays
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended
 from holdfast.errors import Cancelled
+from holdfast.execution import executor
 from holdfast.settings import Settings
-from holdfast.worker import executor, main, strays
+from holdfast.worker import main
 from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker

@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
+from holdfast.claiming.unexecuted import Strays
 from holdfast.db.connect import Database
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.worker.strays import Strays
 from tests.engine.scene import claim_runs, create, online_worker
 from tests.support.records import run_row
 from tests.upkeep.test_bad_rows import refuse_changes

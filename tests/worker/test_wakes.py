@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from holdfast.claiming.wakes import STEP_SECONDS, Wakes, run_ids_of
 from holdfast.db.connect import Database
 from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.worker.main import TAKEN_PATIENCE
-from holdfast.worker.wakes import STEP_SECONDS, Wakes, run_ids_of
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line

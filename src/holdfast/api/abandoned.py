@@ -17,8 +17,8 @@ import psycopg
 import structlog
 
 from holdfast.db.outages import is_outage
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import run_together
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import run_together
 from holdfast.telemetry.exceptions import in_words
 
 log = structlog.get_logger(__name__)

@@ -48,7 +48,7 @@ from holdfast.api.traces import SILENT, traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
 from holdfast.graphs.loading import summary_of
-from holdfast.telemetry.cancelling import cancel_all
+from holdfast.lifecycle.cancelling import cancel_all
 
 log = structlog.get_logger(__name__)
 

@@ -38,6 +38,8 @@ from holdfast.api.shapes import (
     refusals,
 )
 from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
+from holdfast.engine.runs import unfinished_by_thread
+from holdfast.engine.threads import present
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
 from holdfast.graphs import assistants as system
 from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
@@ -58,8 +60,6 @@ from holdfast.resources.assistants import (
     threads_of_assistant,
 )
 from holdfast.resources.known_assistants import LargeAssistant
-from holdfast.resources.runs import unfinished_by_thread
-from holdfast.resources.threads import present
 from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log = structlog.get_logger(__name__)

@@ -14,9 +14,9 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
 from holdfast.api.shapes import Failure, pages
-from holdfast.resources.children import list_children
-from holdfast.resources.runs import get_run
-from holdfast.resources.threads import present
+from holdfast.engine.children.spawn import list_children
+from holdfast.engine.runs import get_run
+from holdfast.engine.threads import present
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 

@@ -23,9 +23,9 @@ from holdfast.api.listing import Page
 from holdfast.api.runs import create_from
 from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.engine.budget import LIMITS
+from holdfast.engine.runs import get_run, list_runs
+from holdfast.engine.threads import Brief, get_brief
 from holdfast.errors import AlreadyAnswered, NotFound, RequestError
-from holdfast.resources.runs import get_run, list_runs
-from holdfast.resources.threads import Brief, get_brief
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
 from holdfast.streams.tree import tree_of
 

@@ -21,32 +21,32 @@ from holdfast.api.connections import WhileConnected
 from holdfast.api.limited_body import LimitedBody
 from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
-from holdfast.auth.roster import Roster
+from holdfast.auth.known_keys import Roster
 from holdfast.db.connect import Database
 from holdfast.db.time_limit import TooSlow
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
-from holdfast.engine.children import cancel_children
+from holdfast.engine.children.families import cancel_children
 from holdfast.engine.intake import Intake
-from holdfast.engine.quota import Quota
 from holdfast.engine.states import CancelAction
+from holdfast.engine.threads import delete_thread
 from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
-from holdfast.resources.activity import recent_activity
-from holdfast.resources.figures import FleetFigures
-from holdfast.resources.fleet import queue_figures
-from holdfast.resources.gauge import Gauge
+from holdfast.insight.activity import recent_activity
+from holdfast.insight.cached_figures import Gauge
+from holdfast.insight.figures import FleetFigures
+from holdfast.insight.fleet import queue_figures
 from holdfast.resources.known_assistants import KnownAssistants
 from holdfast.resources.tenant_store import TenantStore
-from holdfast.resources.threads import delete_thread
-from holdfast.resources.webhook_urls import RefusedUrl, UrlPolicy
+from holdfast.resources.tenants import Quota
 from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_touched
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.exceptions import in_words
+from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
 
 log = structlog.get_logger(__name__)
 

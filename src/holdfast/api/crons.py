@@ -24,11 +24,7 @@ from holdfast.api.request_context import forward
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.db.stored_json import as_object
-from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.graphs.assistants import assistant_named
-from holdfast.graphs.checkpointer import ThreadTtl
-from holdfast.graphs.client_config import client_config
-from holdfast.resources.crons import (
+from holdfast.engine.crons import (
     CronContent,
     Filters,
     SortBy,
@@ -41,7 +37,11 @@ from holdfast.resources.crons import (
     new_cron_id,
     search_crons,
 )
-from holdfast.resources.threads import get_thread, present
+from holdfast.engine.threads import get_thread, present
+from holdfast.errors import BadRequest, InvalidRequest, NotFound
+from holdfast.graphs.assistants import assistant_named
+from holdfast.graphs.checkpointer import ThreadTtl
+from holdfast.graphs.client_config import client_config
 from holdfast.streams.serialize import to_json
 
 router = APIRouter(tags=["crons"], route_class=JsonRoute)

@@ -29,10 +29,7 @@ from holdfast.api.runs import announce_created
 from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
 from holdfast.db.stored_json import as_object
-from holdfast.engine.states import DeadLetter
-from holdfast.errors import InvalidRequest, NotFound
-from holdfast.graphs.assistants import assistant_named
-from holdfast.resources.dead_letters import (
+from holdfast.engine.dead_letters.letters import (
     Filters,
     LetterState,
     discard,
@@ -41,8 +38,11 @@ from holdfast.resources.dead_letters import (
     oldest_letters,
     present_letter,
 )
-from holdfast.resources.letter_retries import Retry, RetryFrom, retry_letter
-from holdfast.resources.runs import present_run
+from holdfast.engine.dead_letters.retry import Retry, RetryFrom, retry_letter
+from holdfast.engine.runs import present_run
+from holdfast.engine.states import DeadLetter
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.graphs.assistants import assistant_named
 
 router = APIRouter(tags=["dead letters"], route_class=JsonRoute)
 

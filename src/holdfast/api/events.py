@@ -20,12 +20,12 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
 from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, resumed_at
 from holdfast.errors import BadRequest, Denied, RequestError
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.streams.envelopes import CHANNELS, Filter, envelope
 from holdfast.streams.hub import Expired, HubClosed
 from holdfast.streams.log import LogEvent, heads, place_in_log
 from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
 from holdfast.streams.sse import HEARTBEAT
-from holdfast.telemetry.cancelling import cancel_all
 
 router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
 

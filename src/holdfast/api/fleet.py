@@ -14,9 +14,9 @@ from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
 from holdfast.api.shapes import answers, pages, refusals
+from holdfast.engine.threads import present
 from holdfast.errors import Denied
-from holdfast.resources.fleet import drain_worker, list_workers
-from holdfast.resources.threads import present
+from holdfast.insight.fleet import drain_worker, list_workers
 
 router = APIRouter(tags=["fleet"], route_class=JsonRoute)
 

@@ -27,9 +27,9 @@ from holdfast.auth.custom import Resource
 from holdfast.db.one_transaction import OneTransaction
 from holdfast.db.stored_json import load_json
 from holdfast.db.visibility import EVERYTHING, Table, is_visible
+from holdfast.engine.runs import get_run, present_run
 from holdfast.errors import Gone, InvalidRequest, NotFound
 from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, keep_answer
-from holdfast.resources.runs import get_run, present_run
 from holdfast.signals.held import HeldSignals
 
 HEADER = "idempotency-key"

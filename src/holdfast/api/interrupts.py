@@ -19,12 +19,12 @@ from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.runs import create_from, run_of
 from holdfast.api.shapes import PLACE, Run, answers, pages
 from holdfast.api.streaming import locations
-from holdfast.engine.answers import names_interrupts
+from holdfast.engine.interrupts.inbox import Filters, questions_of_run, search_questions
+from holdfast.engine.interrupts.resume import names_interrupts
+from holdfast.engine.runs import present_run
+from holdfast.engine.threads import present
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.graphs.assistants import assistant_named
-from holdfast.resources.interrupts import Filters, questions_of_run, search_questions
-from holdfast.resources.runs import present_run
-from holdfast.resources.threads import present
 
 router = APIRouter(tags=["interrupts"], route_class=JsonRoute)
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from holdfast.api.bodies import Checkpoint, RunCreate
 from holdfast.api.listing import clean_configurable
+from holdfast.engine.runs import PROJECT
 from holdfast.errors import BadRequest, InvalidRequest
-from holdfast.resources.runs import PROJECT
 
 EXAMPLE = "__langsmith_example_id__"
 

@@ -18,8 +18,8 @@ from holdfast.api.errors import Json
 from holdfast.api.runs import announce_created, described_run
 from holdfast.api.shapes import Run, answers, refusals
 from holdfast.engine.create import NewRun, create_runs_within
+from holdfast.engine.runs import delete_run, present_run, unfinished_by_thread
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.resources.runs import delete_run, present_run, unfinished_by_thread
 
 # Bodies of the largest size that the runs of one batch may be as large as together. Each has a copy of its assistant's
 # config and context, so a small request can ask for a great deal.

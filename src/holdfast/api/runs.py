@@ -30,12 +30,12 @@ from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.runs import get_run, list_runs, present_run, thread_of_run
+from holdfast.engine.threads import get_thread, note_lone_checkpoints
 from holdfast.errors import Denied, InvalidRequest, NotFound
+from holdfast.insight.fleet import waits_for
 from holdfast.resources.assistants import inherit
-from holdfast.resources.fleet import waits_for
 from holdfast.resources.known_assistants import LargeAssistant
-from holdfast.resources.runs import get_run, list_runs, present_run, thread_of_run
-from holdfast.resources.threads import get_thread, note_lone_checkpoints
 from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
 

@@ -18,8 +18,7 @@ from holdfast.api.listing import clean_metadata, only
 from holdfast.api.shapes import EARLIER, State, Storage, Updated, answers, refusals
 from holdfast.api.thread_bodies import HistoryRead, StatePatch, StateRead, StateUpdateBody
 from holdfast.db.stored_json import as_object
-from holdfast.errors import InvalidRequest
-from holdfast.resources.state import (
+from holdfast.engine.thread_state import (
     checkpoint_of,
     patch_metadata,
     present_interrupts,
@@ -28,6 +27,7 @@ from holdfast.resources.state import (
     storage_of,
     update_state,
 )
+from holdfast.errors import InvalidRequest
 
 router = APIRouter(tags=["threads"], route_class=JsonRoute)
 

@@ -16,15 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.api.connections import WhileConnected, line_of
 from holdfast.api.context import WebContext
+from holdfast.engine.following import Chain
+from holdfast.engine.runs import get_run
+from holdfast.engine.threads import get_thread
 from holdfast.errors import Gone, NotFound, RequestError
-from holdfast.resources.runs import get_run
-from holdfast.resources.threads import get_thread
-from holdfast.streams.following import Chain
+from holdfast.lifecycle.backoff import Backoff
 from holdfast.streams.hub import Expired, HubClosed
 from holdfast.streams.log import LogEvent, last_output, place_in_log
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
-from holdfast.telemetry.backoff import Backoff
 
 # White space before JSON means nothing, and shows that somebody is there.
 WAITING = b"\n"

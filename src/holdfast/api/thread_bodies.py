@@ -23,7 +23,7 @@ from holdfast.api.bodies import (
 from holdfast.api.destructive import Destructive
 from holdfast.api.listing import Search
 from holdfast.engine.create import THREAD_COLUMNS
-from holdfast.resources.threads import Filters, TtlStrategy
+from holdfast.engine.threads import Filters, TtlStrategy
 
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 ThreadField = Literal[

@@ -21,9 +21,9 @@ from holdfast.api.runs import event_cursor, split_list
 from holdfast.api.shapes import streamed_thread
 from holdfast.api.state import present_state
 from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, resumed_at
+from holdfast.engine.thread_state import read_state
+from holdfast.engine.threads import state_moments
 from holdfast.errors import InvalidRequest, NotFound, RequestError
-from holdfast.resources.state import read_state
-from holdfast.resources.threads import state_moments
 from holdfast.streams.log import LogEvent, heads, read_after
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import BEGINNINGS, HEARTBEAT, frame

@@ -31,10 +31,8 @@ from holdfast.api.thread_bodies import (
     Update,
 )
 from holdfast.engine.create import THREAD_COLUMNS, NewThread, create_thread
-from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
-from holdfast.resources.pruning import keep_latest
-from holdfast.resources.state import update_state
-from holdfast.resources.threads import (
+from holdfast.engine.thread_state import update_state
+from holdfast.engine.threads import (
     Filters,
     change_thread,
     copy_thread,
@@ -45,6 +43,8 @@ from holdfast.resources.threads import (
     present,
     search_threads,
 )
+from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
+from holdfast.resources.pruning import keep_latest
 
 router = APIRouter(tags=["threads"], route_class=JsonRoute)
 

@@ -14,8 +14,8 @@ from holdfast.api.errors import Json
 from holdfast.api.fleet import may_fleet
 from holdfast.api.runs import run_of
 from holdfast.api.shapes import RunStatus, answers
-from holdfast.resources.threads import present
-from holdfast.resources.timeline import SpanKind, run_timeline
+from holdfast.engine.threads import present
+from holdfast.insight.timeline import SpanKind, run_timeline
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 activity_router = APIRouter(tags=["fleet"], route_class=JsonRoute)

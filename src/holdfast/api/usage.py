@@ -16,7 +16,7 @@ from holdfast.api.shapes import ModelUsage, Usage, answers
 from holdfast.db.stored_json import as_object
 from holdfast.engine.budget import limits_of, remaining
 from holdfast.engine.usage import NOTHING_USED, SHARED, read_shared, usage_by_model, usage_totals
-from holdfast.resources.usage import run_usage, thread_usage
+from holdfast.insight.usage import run_usage, thread_usage
 
 router = APIRouter(route_class=JsonRoute)
 

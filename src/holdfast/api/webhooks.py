@@ -15,8 +15,8 @@ from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
 from holdfast.api.shapes import pages, refusals
 from holdfast.engine.outbox import announce_webhooks
-from holdfast.resources.threads import present
-from holdfast.resources.webhooks import get_delivery, list_deliveries, redeliver
+from holdfast.engine.threads import present
+from holdfast.webhooks.deliveries import get_delivery, list_deliveries, redeliver
 
 router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 

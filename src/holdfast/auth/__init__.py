@@ -1,1 +1,1 @@
-"""Who may do what: the custom auth of langgraph.json (`langgraph_sdk.Auth`)."""
+"""Who calls, and what the caller may do: custom auth of langgraph.json, or API keys."""

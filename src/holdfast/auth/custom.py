@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException as BadStatus
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from holdfast.auth.bounded_json import read_bounded
-from holdfast.auth.remembering import Remembered
+from holdfast.auth.cached_users import Remembered
 from holdfast.auth.users import User, as_user, configurable_of, tenant_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied, RequestError

@@ -10,8 +10,8 @@ from langgraph_sdk.auth.types import StudioUser
 from starlette.requests import HTTPConnection
 
 from holdfast.auth.custom import ANYONE, FLEET, Caller, Credential, Resource
+from holdfast.auth.known_keys import Roster
 from holdfast.auth.open_connections import OpenConnections
-from holdfast.auth.roster import Roster
 from holdfast.auth.users import User
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied

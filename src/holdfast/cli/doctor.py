@@ -22,8 +22,8 @@ from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
 from holdfast.errors import ConfigError, DatabaseError, OperatorError
 
 if TYPE_CHECKING:
-    from holdfast.diagnosis.findings import Finding
-    from holdfast.diagnosis.installation import Installation
+    from holdfast.insight.doctor.findings import Finding
+    from holdfast.insight.doctor.installation import Installation
 
 EPILOG = examples(
     "holdfast doctor",
@@ -53,7 +53,7 @@ def doctor(
             installation = _installation(config, timeout, stack)
         except OperatorError as error:
             # Settings that contradict each other: there is nothing that could be examined by them.
-            from holdfast.diagnosis.findings import Finding, Verdict
+            from holdfast.insight.doctor.findings import Finding, Verdict
 
             findings = [
                 Finding("settings", Verdict.FAIL, str(error), "Correct the variable; see docs/configuration.md.")
@@ -69,7 +69,7 @@ def doctor(
 
 
 async def _examine(installation: Installation, *, as_json: bool) -> list[Finding]:
-    from holdfast.diagnosis.examination import examine
+    from holdfast.insight.doctor.examination import examine
 
     findings = []
     async for finding in examine(installation):
@@ -80,8 +80,8 @@ async def _examine(installation: Installation, *, as_json: bool) -> list[Finding
 
 def _installation(config: Path, timeout: float, stack: ExitStack) -> Installation:
     """What is here to be examined. Raises SettingsError."""
-    from holdfast.diagnosis.installation import Installation
     from holdfast.graphs.config import load_config
+    from holdfast.insight.doctor.installation import Installation
     from holdfast.settings import load_settings
 
     environ = dict(os.environ)

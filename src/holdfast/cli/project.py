@@ -130,7 +130,7 @@ def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[]
     knows what is too long, and the processes that serve would have to import the same. That it waits is logged.
     `outdated` says whether the answer is of no use any more; then the process is ended.
     """
-    command = [sys.executable, "-m", "holdfast.graphs.check", str(config)]
+    command = [sys.executable, "-m", "holdfast.cli.check_project", str(config)]
     started = time.monotonic()
     report_after = FIRST_IMPORT_REPORT_SECONDS
     # Files and not pipes: a program that a module starts in the background keeps a pipe open when the check has ended.

@@ -19,7 +19,7 @@ import time
 import structlog
 
 from holdfast.cli.supervisor import ChildState, Supervisor
-from holdfast.descriptors import readable
+from holdfast.lifecycle.descriptors import readable
 from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)

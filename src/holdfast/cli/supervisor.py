@@ -29,8 +29,8 @@ import structlog
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.session_names import new_process_token
-from holdfast.descriptors import readable
 from holdfast.errors import DatabaseError
+from holdfast.lifecycle.descriptors import readable
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from holdfast.cli.console import out, say, show_table
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
-from holdfast.diagnosis.findings import counted
+from holdfast.insight.doctor.findings import counted
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -163,7 +163,7 @@ def adopt_checkpoints(
 
 
 def _limit(name: str, given: str | None) -> float:
-    from holdfast.engine.quota import UNLIMITED
+    from holdfast.resources.tenants import UNLIMITED
 
     whole = name in ("max_queued", "max_running")
     flag = f"--{name.replace('_', '-')} {given}"
@@ -180,7 +180,7 @@ def _limit(name: str, given: str | None) -> float:
 
 
 def _weight(given: str) -> int:
-    from holdfast.engine.claim import MAX_WEIGHT
+    from holdfast.resources.tenants import MAX_WEIGHT
 
     if given == DEFAULT:
         return 1
@@ -192,7 +192,7 @@ def _weight(given: str) -> int:
 
 
 def _shown(limit: float | None) -> str:
-    from holdfast.engine.quota import UNLIMITED
+    from holdfast.resources.tenants import UNLIMITED
 
     if limit is None:
         return "-"

@@ -21,7 +21,7 @@ from holdfast.cli.client import Client
 from holdfast.cli.console import open_console, out, to_json
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.options import DEFAULT_URL, AsJson, Url, examples
-from holdfast.descriptors import readable
+from holdfast.lifecycle.descriptors import readable
 
 EPILOG = examples("holdfast top", "holdfast top --every 5 --url https://runs.example.org", "holdfast top --once --json")
 

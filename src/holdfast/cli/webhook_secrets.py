@@ -32,8 +32,8 @@ def secret(
     They are computed from HOLDFAST_WEBHOOK_SECRETS, which must be set as it is for the server, and from what the
     database keeps for the tenant.
     """
-    from holdfast.resources.webhook_secrets import read_salts, retire_salt, rotate_salt
     from holdfast.settings.signing_secrets import secrets_of_tenant
+    from holdfast.webhooks.secrets import read_salts, retire_salt, rotate_salt
 
     if rotate and retire:
         raise CommandError(

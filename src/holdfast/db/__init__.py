@@ -1,0 +1,1 @@
+"""Connections to Postgres: opening, pooling, time limits, migrations, the embedded server."""

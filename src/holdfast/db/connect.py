@@ -41,9 +41,9 @@ from holdfast.db.session_options import BEGIN, session_statement, startup_option
 from holdfast.db.time_limit import stopped_clock
 from holdfast.db.unanswered import hang_up_unanswered
 from holdfast.errors import DatabaseError, DatabaseUnavailable
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import cancel_all
 from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)

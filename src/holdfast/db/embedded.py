@@ -35,8 +35,8 @@ import structlog
 
 from holdfast.db.embedded_files import make_private, open_private
 from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
-from holdfast.descriptors import readable
 from holdfast.errors import DatabaseError, DataDirectoryInUse
+from holdfast.lifecycle.descriptors import readable
 
 log = structlog.get_logger(__name__)
 

@@ -16,13 +16,13 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.engine.children.parents import LOCK_FAMILY, woken
+from holdfast.engine.interrupts.without_worker import end_without_worker
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
-from holdfast.engine.stored_questions import end_without_worker
-from holdfast.engine.waking import LOCK_FAMILY, woken
 from holdfast.signals import Signals
 from holdfast.streams.hints import tell_ended, tell_to_look
 

@@ -27,8 +27,6 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# The largest weight that a tenant may have.
-MAX_WEIGHT = 1_000
 # So many runs in a row end any turn; more are not counted. Small, because psycopg gives numbers beyond 32,767 another
 # type, and Postgres would prepare the statement once for each.
 TURN_OVER = 10_000
@@ -48,7 +46,7 @@ _BEFORE_ALL, _AFTER_ALL = "(-9223372036854775807)::bigint", "9223372036854775807
 # What is queued and no suspect; and the suspects, by the index `run_suspect`, which nearly always is empty.
 _TRUSTED = f"{QUEUED} AND run.crashes_in_a_row = 0"
 _SUSPECT = f"{QUEUED} AND run.crashes_in_a_row > 0"
-# Runs that this worker cannot claim, and passes over for a while (`worker/refused_runs.py`). Nearly always none.
+# Runs that this worker cannot claim, and passes over for a while (`claiming/refused_runs.py`). Nearly always none.
 _NOT_ASIDE = "run.run_id <> ALL((SELECT %(aside)s::uuid[])::uuid[])"
 _SUSPECT_DUE = f"""
     {_SUSPECT} AND run.ready_at <= now() AND run.graph_id = ANY((SELECT %(graphs)s::text[])::text[]) AND {_NOT_ASIDE}

@@ -24,13 +24,14 @@ from uuid_utils.compat import uuid7
 from holdfast.db.arrays import booleans, floats, integers, texts, uuids
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.answers import answer_of
 from holdfast.engine.budget import share_askers_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
-from holdfast.engine.gates import repeat_answers, take_questions
-from holdfast.engine.quota import Quota, measure, refuse_over_limit
+from holdfast.engine.interrupts.answering import repeat_answers, take_questions
+from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.quota import measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
+from holdfast.resources.tenants import Quota
 from holdfast.streams.log import ACCEPTANCE, LogEvent
 from holdfast.streams.serialize import storable, to_json
 from holdfast.telemetry import tracing

@@ -6,15 +6,13 @@ Runs of tenants without limits, and all runs where there are no tenants, are cre
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.errors import OverLimit
+from holdfast.resources.tenants import Quota
 
-# Of a limit: none at all. What NULL means is for the settings to say.
-UNLIMITED = 2**31 - 1
 # Seconds until a queue is worth another try.
 QUEUE_PAUSE = 5
 
@@ -44,14 +42,6 @@ CROSS JOIN LATERAL (
            coalesce(tenant.spend_per_day_usd, %(spend_per_day_usd)s::float8) AS spend_per_day_usd
 ) AS own
 """
-
-
-@dataclass(frozen=True)
-class Quota:
-    """The limits of a tenant that has none of its own. None is no limit."""
-
-    max_queued: int | None = None
-    spend_per_day_usd: float | None = None
 
 
 async def measure(connection: AsyncConnection[DictRow], tenant_id: str, quota: Quota) -> AsyncCursor[DictRow]:

@@ -16,11 +16,11 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.engine.children.parents import lock_with_parents
+from holdfast.engine.interrupts.without_worker import end_without_worker
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
-from holdfast.engine.stored_questions import end_without_worker
-from holdfast.engine.waking import lock_with_parents
 
 # The part of the grace for a missing session that a worker has when all its sessions are missing. By default 0.2
 # seconds: a living process reconnects its heartbeat in less, if it can connect at all.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.engine.children.parents import NEVER
 from holdfast.engine.claim import QUEUED
 from holdfast.engine.ready import ReadyRun
-from holdfast.engine.waking import NEVER
 
 # The priorities at which anybody has something queued, highest first, by `run_ready`. Not for claiming.
 _ALL_LEVELS = f"""

@@ -1,0 +1,1 @@
+"""The project's langgraph.json and its graphs: reading, loading, opening."""

@@ -1,0 +1,1 @@
+"""Data that is not a run: assistants, the store, checkpoints, tenants, API keys."""

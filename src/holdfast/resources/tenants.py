@@ -12,12 +12,14 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from holdfast.engine.claim import MAX_WEIGHT
-from holdfast.engine.quota import UNLIMITED, Quota
 from holdfast.errors import InvalidRequest
 from holdfast.resources.tenant_store import ROOT
 from holdfast.settings import Settings
 
+# The largest weight that a tenant may have.
+MAX_WEIGHT = 1_000
+# A stored limit with this value means "no limit". NULL means the default of the settings.
+UNLIMITED = 2**31 - 1
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LIMITS = ("max_queued", "max_running", "requests_per_second", "spend_per_day_usd")
 COLUMNS = f"tenant_id, weight, {', '.join(LIMITS)}, created_at"
@@ -92,6 +94,14 @@ ON CONFLICT DO NOTHING
 """
 FORGET_UNOWNED_ITEMS = f"DELETE FROM store WHERE {_UNOWNED_ITEMS}"
 HAS_VECTORS = "SELECT to_regclass('store_vectors') IS NOT NULL AS kept"
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The limits that are checked when a run is created, for a tenant without limits of its own. None: no limit."""
+
+    max_queued: int | None = None
+    spend_per_day_usd: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from holdfast.errors import SettingsError
 from holdfast.settings.budgets import BudgetSettings
 from holdfast.settings.children import ChildSettings
 from holdfast.settings.database import DatabaseSettings
+from holdfast.settings.dead_letters import LetterSettings
 from holdfast.settings.fields import Section
-from holdfast.settings.letters import LetterSettings
 from holdfast.settings.metrics import MetricsSettings
 from holdfast.settings.retention import RetentionSettings
 from holdfast.settings.secrets import NOT_SHOWN

@@ -19,10 +19,10 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import run_together
 from holdfast.settings import Settings
 from holdfast.signals import Listener, Topic
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import run_together
 from holdfast.telemetry.exceptions import in_words, kind_and_place
 
 log = structlog.get_logger(__name__)

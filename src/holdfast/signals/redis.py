@@ -20,12 +20,12 @@ from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import RedisError, ResponseError
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import run_together
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 from holdfast.signals.redis_nodes import open_connection
 from holdfast.signals.redis_url import RedisPlace
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import run_together
 
 # The database itself, whatever name it is reached by. Two installations may share a Redis, and if one was made from a
 # dump of the other, their threads have the same ids.

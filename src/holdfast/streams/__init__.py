@@ -1,0 +1,1 @@
+"""The event log and its way to clients: reading, following, framing."""

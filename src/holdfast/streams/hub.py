@@ -20,13 +20,13 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
 from holdfast.streams.changes import Alarms, Change
 from holdfast.streams.hints import EventHint, Touched, understand
 from holdfast.streams.log import PORTION_BYTES, LogEvent, ended_runs, has_event, heads, read_after
 from holdfast.streams.pulse import Pulse
 from holdfast.streams.recent import RECENT, AllRecent, Recent
-from holdfast.telemetry.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 

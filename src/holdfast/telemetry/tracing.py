@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -212,6 +212,11 @@ def stored_trace(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_time(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 2**63
+
+
+def harmless() -> AbstractContextManager[None]:
+    """Count an exception of the code inside as a lost span instead of raising it."""
+    return nullcontext() if recorder is None else recorder.harmless()
 
 
 def outgoing_headers() -> dict[str, str]:

@@ -6,7 +6,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside
-from holdfast.engine.children import cancel_abandoned, has_family_work, release_overdue
+from holdfast.engine.children.families import cancel_abandoned, has_family_work, release_overdue
 from holdfast.engine.ready import announce_ready
 from holdfast.signals import Signals
 from holdfast.upkeep.duty import LOOK_INTERVAL

@@ -10,8 +10,8 @@ from holdfast.db.one_by_one import SetAside, best_effort
 from holdfast.db.outages import is_outage
 from holdfast.engine.cancel import announce_cancelled
 from holdfast.engine.created import say_created
+from holdfast.engine.crons import fire, next_cron_due, postpone, upcoming_crons
 from holdfast.engine.ready import ReadyRun, announce_ready
-from holdfast.resources.crons import fire, next_cron_due, postpone, upcoming_crons
 from holdfast.signals import Signals
 from holdfast.upkeep.duty import LOOK_INTERVAL
 

@@ -9,9 +9,9 @@ from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, best_effort
 from holdfast.db.outages import is_outage
 from holdfast.engine.created import say_created
+from holdfast.engine.interrupts.inbox import next_deadline, postpone_deadline, serve_deadline, upcoming_deadlines
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_ready
-from holdfast.resources.interrupts import next_deadline, postpone_deadline, serve_deadline, upcoming_deadlines
 from holdfast.signals import Signals
 from holdfast.upkeep.duty import LOOK_INTERVAL
 

@@ -11,7 +11,7 @@ import psycopg
 import structlog
 
 from holdfast.db.outages import is_outage
-from holdfast.telemetry.backoff import Backoff
+from holdfast.lifecycle.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from holdfast.db.connect import Database
-from holdfast.upkeep.portions import LIMIT_TIMES, MOST, Portion
+from holdfast.upkeep.batch_size import LIMIT_TIMES, MOST, Portion
 from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import Sweep, oldest
 

@@ -22,15 +22,15 @@ from holdfast.db.connect import Database
 from holdfast.db.on_session import OnSession
 from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.graphs.webhooks import WebhooksSection
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import run_together
 from holdfast.signals import Signals
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import run_together
 from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep.dead_letters import Letters
 from holdfast.upkeep.deadlines import Deadlines
 from holdfast.upkeep.duty import FORESEEN, Duty
 from holdfast.upkeep.items import ItemSweeper
-from holdfast.upkeep.letters import Letters
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.webhooks import Webhooks

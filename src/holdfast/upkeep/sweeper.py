@@ -17,11 +17,11 @@ from holdfast.db.outages import is_outage
 from holdfast.db.time_limit import TooSlow, time_limit
 from holdfast.errors import RequestError
 from holdfast.graphs.checkpointer import CheckpointerSection
+from holdfast.lifecycle.backoff import Backoff
 from holdfast.resources.history import AT_ONCE, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
-from holdfast.telemetry.backoff import Backoff
+from holdfast.upkeep.batch_size import LIMIT_TIMES, MOMENT, Portion
 from holdfast.upkeep.items import EXPIRED_ITEMS
-from holdfast.upkeep.portions import LIMIT_TIMES, MOMENT, Portion
 from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import (
     ACTIVE_THREADS,

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
-from holdfast.upkeep.portions import Portion, take
+from holdfast.upkeep.batch_size import Portion, take
 from holdfast.upkeep.sweeps import Sweep
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.resources.dead_letters import EXPIRE_LETTERS, OLDEST_LETTERS, UNDECIDED
+from holdfast.engine.dead_letters.letters import EXPIRE_LETTERS, OLDEST_LETTERS, UNDECIDED
 from holdfast.resources.idempotency import OLD_KEYS, OLDEST_KEYS, SWEEP_KEYS
 from holdfast.settings import Settings
 

@@ -15,10 +15,10 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
-from holdfast.resources.webhooks import Delivery
 from holdfast.telemetry import tracing
 from holdfast.telemetry.exceptions import in_words
-from holdfast.upkeep.webhook_sender import Answer, WebhookSender
+from holdfast.webhooks.deliveries import Delivery
+from holdfast.webhooks.sender import Answer, WebhookSender
 
 if TYPE_CHECKING:
     from holdfast.telemetry.recorder import Delivering, Recorder

@@ -18,7 +18,13 @@ from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.db.outages import is_outage
 from holdfast.graphs.webhooks import WebhooksSection
-from holdfast.resources.webhooks import (
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.signals import Signals
+from holdfast.telemetry.exceptions import in_words
+from holdfast.upkeep.batch_size import Portion
+from holdfast.upkeep.duty import FORESEEN
+from holdfast.upkeep.traces import send_traced
+from holdfast.webhooks.deliveries import (
     FIRST_TURN,
     Delivery,
     DueDelivery,
@@ -30,15 +36,9 @@ from holdfast.resources.webhooks import (
     mark_failed,
     next_due,
 )
-from holdfast.signals import Signals
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.exceptions import in_words
-from holdfast.upkeep.duty import FORESEEN
-from holdfast.upkeep.name_lookups import lookups_begun
-from holdfast.upkeep.portions import Portion
-from holdfast.upkeep.traces import send_traced
-from holdfast.upkeep.webhook_sender import Answer, CallOwnRoute, WebhookSender, unreadable
-from holdfast.upkeep.webhook_slots import WebhookSlots
+from holdfast.webhooks.name_lookups import lookups_begun
+from holdfast.webhooks.sender import Answer, CallOwnRoute, WebhookSender, unreadable
+from holdfast.webhooks.slots import WebhookSlots
 
 log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.journal.journal import Journal
 from holdfast.settings import Settings
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.journal import Journal
 from holdfast.worker.threads import Attempted, NodeThreads
 from holdfast.worker.watchdog import LoopWatchdog
 

@@ -10,12 +10,12 @@ import holdfast
 from holdfast.db.connect import Database
 from holdfast.db.pool_readings import pool_readings
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
+from holdfast.execution.graph_stream import Claimed
 from holdfast.signals import Signals
 from holdfast.signals.choose import mode_of
 from holdfast.telemetry import metrics
 from holdfast.telemetry.exposition import as_json, as_text
 from holdfast.telemetry.metrics import Metrics
-from holdfast.worker.graph_stream import Claimed
 
 
 def count_claim(counted: Metrics, run: Claimed) -> None:

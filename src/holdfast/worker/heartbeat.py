@@ -26,11 +26,11 @@ from psycopg.rows import DictRow
 
 from holdfast.db.bounded import NoAnswer
 from holdfast.db.connect import open_blocking_session, scoped
-from holdfast.descriptors import Waitable, readable
 from holdfast.engine import lease
 from holdfast.engine.lease import Registration, Renewal
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.descriptors import Waitable, readable
 from holdfast.settings import Settings
-from holdfast.telemetry.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 

@@ -17,6 +17,10 @@ import orjson
 import psycopg
 import structlog
 
+from holdfast.claiming.claim_size import ClaimSize
+from holdfast.claiming.refused_runs import RefusedRuns
+from holdfast.claiming.unexecuted import Strays
+from holdfast.claiming.wakes import Wakes, run_ids_of
 from holdfast.db.connect import Database
 from holdfast.db.kept import KeptConnection
 from holdfast.engine.claim import NO_TURN, SUSPECT_SECONDS, claim
@@ -27,38 +31,34 @@ from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_t
 from holdfast.engine.states import CANCEL_ACTIONS
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
+from holdfast.execution.abandon import abandon
+from holdfast.execution.executor import Attempt, Executor
+from holdfast.execution.graph_stream import Claimed
+from holdfast.execution.traces import trace_attempt, trace_crash, trace_end
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.exits import contain_exits
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
+from holdfast.journal.journal import Journal, Lane, outlive
+from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.cancelling import cancel_all, run_together
 from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, tell
-from holdfast.telemetry.backoff import Backoff
-from holdfast.telemetry.cancelling import cancel_all, run_together
 from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.telemetry.loop_delay import watch_loop
-from holdfast.telemetry.rates import Rate
 from holdfast.telemetry.run_context import logging_run
 from holdfast.upkeep.leader import Upkeep
-from holdfast.worker.abandon import abandon
-from holdfast.worker.claim_size import ClaimSize
 from holdfast.worker.condition import WATCH_SECONDS, Condition
-from holdfast.worker.executor import Attempt, Executor
 from holdfast.worker.figures import WorkerFigures, count_claim, count_end
-from holdfast.worker.graph_stream import Claimed
 from holdfast.worker.health import Verdict, health_server
 from holdfast.worker.heartbeat import Heartbeat
-from holdfast.worker.journal import Journal, Lane, outlive
-from holdfast.worker.refused_runs import RefusedRuns
+from holdfast.worker.recent_rate import Rate
 from holdfast.worker.registration import registration
 from holdfast.worker.replacement import Replacement
-from holdfast.worker.strays import Strays
 from holdfast.worker.threads import Attempted, NodeThreads
-from holdfast.worker.traces import trace_attempt, trace_crash, trace_end
-from holdfast.worker.wakes import Wakes, run_ids_of
 from holdfast.worker.watchdog import LoopWatchdog
 
 log = structlog.get_logger(__name__)

@@ -11,11 +11,11 @@ from types import FrameType
 import structlog
 
 from holdfast.errors import OperatorError
-from holdfast.event_loop import run_in_event_loop
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
+from holdfast.lifecycle.event_loop import run_in_event_loop
+from holdfast.lifecycle.garbage_collection import collect_seldom
 from holdfast.settings import Settings
-from holdfast.telemetry.garbage import collect_seldom
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.worker.main import Worker

@@ -1,0 +1,1 @@
+"""When and how a worker claims runs."""

@@ -1,1 +1,0 @@
-"""What `holdfast doctor` looks at: one small function for each check, none of which changes anything."""

@@ -1,0 +1,1 @@
+"""Runs that other runs have spawned."""

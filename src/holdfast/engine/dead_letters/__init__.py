@@ -1,0 +1,1 @@
+"""Runs that Holdfast has given up, and their retries."""

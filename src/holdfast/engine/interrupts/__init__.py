@@ -1,0 +1,1 @@
+"""Interrupts and their resumes: what a graph asks, and the one answer that counts."""

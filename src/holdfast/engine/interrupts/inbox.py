@@ -1,0 +1,269 @@
+"""The inbox: what runs have asked, as people read it, and what is done when nobody answers in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.db.one_by_one import TRY_SHARE
+from holdfast.db.pages import Found, Part
+from holdfast.db.visibility import EVERYTHING, Visibility
+from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
+from holdfast.engine.outbox import RUN_FIELDS
+from holdfast.engine.runs import get_run
+from holdfast.errors import NotFound, RequestError
+from holdfast.resources.searching import search_rows
+
+QuestionState = Literal["waiting", "answered", "closed"]
+
+COLUMNS = """
+interrupt.interrupt_id, interrupt.thread_id, interrupt.run_id, interrupt.assistant_id, interrupt.graph_id,
+CASE WHEN settled_at IS NOT NULL AND (answered_by IS NULL OR closed_by IS NOT NULL) THEN 'closed'
+     WHEN answered_by IS NOT NULL THEN 'answered' ELSE 'waiting' END AS state,
+value, form, asked_at, deadline_at, escalated_at, escalation ->> 'to' AS escalated_to,
+CASE WHEN closed_by IS NULL THEN answered_at END AS answered_at,
+CASE WHEN closed_by IS NULL THEN answered_by END AS answered_by,
+defaulted, thread.metadata
+"""
+
+WIDE = ("value", "form", "metadata")
+
+# What the thread does not ask any more does not wait, even if a process of an earlier version ended the run.
+WAITING = """
+answered_by IS NULL AND settled_at IS NULL
+AND jsonb_path_exists(thread.interrupts, '$.*[*] ? (@.id == $id)', jsonb_build_object('id', interrupt_id))
+"""
+
+SEARCH = f"""
+SELECT {COLUMNS} FROM interrupt JOIN thread USING (thread_id) WHERE {{where}}
+ORDER BY {{sort_by}} {{order}}, interrupt.interrupt_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
+"""
+
+OF_RUN = """
+SELECT interrupt_id, answered_by IS NULL AND settled_at IS NULL AS waits FROM interrupt
+WHERE thread_id = %(thread_id)s AND %(run_id)s IN (run_id, left_by) AND asked_at IS NOT NULL
+ORDER BY asked_at, interrupt_id
+"""
+
+# What identifies a due time of a question. One that was postponed is due at another time.
+DUE_TIME = "concat_ws(' ', thread_id, interrupt_id, run_id, due_at)"
+
+# Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
+UPCOMING = f"""
+SELECT {DUE_TIME} AS due_time, thread_id, interrupt_id, run_id, extract(epoch FROM due_at - now())::float8 AS due_in
+FROM interrupt
+WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
+ORDER BY due_at LIMIT %(limit)s
+"""
+
+NEXT_DEADLINE = f"""
+SELECT extract(epoch FROM due_at - now())::float8 AS due_in FROM interrupt
+WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::text[])
+ORDER BY due_at LIMIT 1
+"""
+
+# The guard: of all that saw the question due, one finds it as it was.
+DUE = """
+SELECT interrupt.*, default_answer IS NOT NULL AS has_default FROM interrupt
+WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
+  AND answered_by IS NULL AND settled_at IS NULL AND due_at <= now()
+FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+SET_DUE = """
+UPDATE interrupt SET due_at = now() + make_interval(secs => %(seconds)s::float8)
+WHERE (thread_id, interrupt_id, run_id) = (
+    SELECT thread_id, interrupt_id, run_id FROM interrupt
+    WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
+    FOR NO KEY UPDATE SKIP LOCKED)
+"""
+
+# A second deadline, if there is one, takes the place of the first.
+ESCALATE = """
+UPDATE interrupt SET escalated_at = now(), due_at = further.at, deadline_at = coalesce(further.at, deadline_at)
+FROM (SELECT now() + make_interval(secs => %(seconds)s::float8) AS at) AS further
+WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
+"""
+
+# To the sender it is a delivery like any other: about the run that asked, as it was when it ended.
+QUEUE_ESCALATION = f"""
+INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, "values")
+SELECT run.run_id, run.thread_id, run.tenant_id, %(url)s,
+       json_build_object(
+           'event', 'interrupt.escalated',
+           'interrupt', json_build_object(
+               'interrupt_id', i.interrupt_id, 'value', i.value, 'form', i.form, 'asked_at', i.asked_at,
+               'deadline_at', i.deadline_at, 'escalated_at', i.escalated_at, 'escalated_to', i.escalation ->> 'to'),
+           {RUN_FIELDS}),
+       thread.values
+FROM interrupt i JOIN run USING (run_id) JOIN thread ON thread.thread_id = run.thread_id
+WHERE i.thread_id = %(thread_id)s AND i.interrupt_id = %(interrupt_id)s AND i.run_id = %(run_id)s
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a question must be like to be found. Each that is left out lets all pass."""
+
+    state: QuestionState | None = "waiting"
+    interrupt_id: str | None = None
+    thread_id: UUID | None = None
+    run_id: UUID | None = None
+    assistant_id: UUID | None = None
+    graph_id: str | None = None
+    # Seconds since it was asked.
+    older_than: float | None = None
+    newer_than: float | None = None
+    escalated: bool | None = None
+    # Of the thread.
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    visible: Visibility = EVERYTHING
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes."""
+        conditions, parameters = ["asked_at IS NOT NULL", "thread.hidden_at IS NULL"], dict[str, Any]()
+        match self.state:
+            case "waiting":
+                conditions.append(WAITING)
+            case "answered":
+                conditions.append("answered_by IS NOT NULL AND closed_by IS NULL")
+            case "closed":
+                conditions.append("settled_at IS NOT NULL AND (answered_by IS NULL OR closed_by IS NOT NULL)")
+        for column in ("interrupt_id", "thread_id", "run_id", "assistant_id", "graph_id"):
+            if (value := getattr(self, column)) is not None:
+                conditions.append(f"interrupt.{column} = %({column})s")
+                parameters[column] = value
+        for name, sign in (("older_than", "<="), ("newer_than", ">")):
+            if (value := getattr(self, name)) is not None:
+                conditions.append(f"asked_at {sign} now() - make_interval(secs => %({name})s)")
+                parameters[name] = value
+        if self.escalated is not None:
+            conditions.append(f"escalated_at IS {'NOT ' if self.escalated else ''}NULL")
+        if self.metadata:
+            conditions.append("thread.metadata @> %(metadata)s::jsonb")
+            parameters["metadata"] = orjson.dumps(self.metadata).decode()
+        condition, more = self.visible.condition("thread.metadata")
+        return " AND ".join([*conditions, condition]), {**parameters, **more}
+
+
+async def search_questions(
+    connection: AsyncConnection[DictRow], filters: Filters, *, ascending: bool, part: Part
+) -> Found:
+    """Questions, by the time they were asked."""
+    return await search_rows(connection, SEARCH, filters, sort_by="asked_at", ascending=ascending, part=part, wide=WIDE)
+
+
+async def questions_of_run(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> list[DictRow]:
+    """What a run asked or left waiting, and whether it `waits`."""
+    return await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchall()
+
+
+async def next_deadline(connection: AsyncConnection[DictRow], aside: Sequence[str] = ()) -> float | None:
+    """Seconds until a question is due, not above zero if one is; None when none will be. `aside`: the `due_time` of
+    questions to pass over."""
+    row = await (await connection.execute(NEXT_DEADLINE, {"aside": list(aside)})).fetchone()
+    return None if row is None else float(row["due_in"])
+
+
+async def upcoming_deadlines(
+    connection: AsyncConnection[DictRow], limit: int, aside: Sequence[str] = ()
+) -> list[DictRow]:
+    """The questions that are due first; `due_in` is in seconds, and not above zero for those that are due. `aside`: the
+    `due_time` of questions to pass over."""
+    return await (await connection.execute(UPCOMING, {"limit": limit, "aside": list(aside)})).fetchall()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What was done about a deadline: escalated, answered by default (`created`), or neither, for a reason."""
+
+    escalated: bool = False
+    # A webhook was queued.
+    told: bool = False
+    new: NewRun | None = None
+    created: Created | None = None
+    skipped: str = ""
+
+
+async def serve_deadline(database: Database, due: DictRow) -> Served | None:
+    """Do what a due question asks for, in one transaction with taking it: somebody who answers at this moment either
+    comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more, or
+    locked.
+
+    Raises TimeoutError if it takes longer than TRY_SHARE of DATABASE_TIMEOUT: others are due as well. The wait for a
+    connection of the pool does not count: no question is to blame for it.
+    """
+    seconds = TRY_SHARE * database.settings.database_timeout
+    async with database.transaction() as connection, asyncio.timeout(seconds):
+        # Before the question, as everybody who answers it does.
+        await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
+        question = await (await connection.execute(DUE, due)).fetchone()
+        if question is None:
+            return None
+        if question["escalation"] is not None and question["escalated_at"] is None:
+            return await _escalate(connection, question)
+        if not question["has_default"]:
+            await connection.execute(SET_DUE, {**due, "seconds": None})
+            return Served(skipped="nothing is to be done")
+        new = await _default_run(connection, question)
+        try:
+            async with connection.transaction():
+                return Served(new=new, created=await create_run_within(connection, new))
+        except (RequestError, psycopg.DataError) as error:
+            await connection.execute(SET_DUE, {**due, "seconds": None})
+            return Served(skipped=str(error))
+
+
+async def postpone_deadline(database: Database, due: DictRow, seconds: float) -> None:
+    """Try again later what could not be done for no good reason. A question that is locked stays as it is."""
+    async with database.connection() as connection:
+        await connection.execute(SET_DUE, {**due, "seconds": seconds})
+
+
+async def _escalate(connection: AsyncConnection[DictRow], question: DictRow) -> Served:
+    escalation = question["escalation"]
+    further = escalation.get("deadline") if question["has_default"] else None
+    place = {key: question[key] for key in ("thread_id", "interrupt_id", "run_id")}
+    await connection.execute(ESCALATE, {**place, "seconds": further})
+    told = False
+    if url := escalation.get("webhook"):
+        queued = await connection.execute(QUEUE_ESCALATION, {**place, "url": url})
+        told = queued.rowcount > 0
+    return Served(escalated=True, told=told)
+
+
+def continued_kwargs(kwargs: Mapping[str, Any], resume: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run that goes on with the work of another is made of: all that one was given but for where it began."""
+    config = dict(kwargs.get("config") or {})
+    if config.get("configurable"):
+        begun = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
+        config["configurable"] = {key: value for key, value in config["configurable"].items() if key not in begun}
+    kept = {key: value for key, value in kwargs.items() if key not in ("answers", "strict_resume")}
+    return {**kept, "input": None, "command": {"resume": dict(resume)}, "config": config}
+
+
+async def _default_run(connection: AsyncConnection[DictRow], question: DictRow) -> NewRun:
+    """The run that gives the default answer, as the one that asked was given."""
+    try:
+        asking: Mapping[str, Any] = await get_run(connection, question["run_id"])
+    except NotFound:  # Deleted since; the question is not.
+        asking = {"kwargs": {"stream_mode": ["values"]}, "metadata": {}, "priority": 0}
+    return NewRun(
+        thread_id=question["thread_id"],
+        assistant_id=question["assistant_id"],
+        graph_id=question["graph_id"],
+        kwargs=continued_kwargs(asking["kwargs"], {question["interrupt_id"]: question["default_answer"]}),
+        metadata=asking["metadata"],
+        priority=asking["priority"],
+        answers_run=question["run_id"],
+        by_default=True,
+    )

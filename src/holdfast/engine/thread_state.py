@@ -1,0 +1,432 @@
+"""The state of threads: what their checkpoints say, and changing it where no run is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import structlog
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.pregel import Pregel
+from langgraph.pregel.protocol import PregelProtocol
+from langgraph.types import Interrupt, StateSnapshot, StateUpdate
+from langgraph_sdk.runtime import AccessContext
+from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.db.outages import is_outage
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
+from holdfast.engine.interrupts.answering import close_missing
+from holdfast.engine.threads import Brief, get_brief
+from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
+from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
+from holdfast.graphs.exits import GraphCode
+from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
+from holdfast.resources.run_configs import config_of
+from holdfast.streams.serialize import to_json, to_jsonb
+from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
+
+log = structlog.get_logger(__name__)
+
+# The lock that every run of the thread is created under. Who holds it, and in a later statement sees no unfinished
+# run, is alone with the thread's checkpoints until the transaction ends.
+LOCK_THREAD = """
+SELECT metadata ->> 'graph_id' AS graph_id FROM thread
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR NO KEY UPDATE
+"""
+
+UNFINISHED = """
+SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
+ORDER BY created_at, run_id LIMIT 1
+"""
+
+# As at the end of a run. An error is over once somebody has put the state right.
+SET_STATE = """
+UPDATE thread SET status = %(status)s, resting_status = %(status)s, "values" = %(values)s::jsonb,
+                  interrupts = %(interrupts)s::jsonb, error = NULL, has_state = true,
+                  updated_at = now(), state_updated_at = now()
+WHERE thread_id = %(thread_id)s
+"""
+
+PATCH_HEAD = """
+UPDATE checkpoints SET metadata = metadata || %(metadata)s::jsonb
+WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = '' AND checkpoint_id = (
+    SELECT checkpoint_id FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
+    ORDER BY checkpoint_id DESC LIMIT 1)
+"""
+
+# What LangGraph and Holdfast go by. What somebody notes on a checkpoint does not change what it is.
+FIXED_METADATA = frozenset({"source", "step", "parents", "graph_id"})
+
+STORAGE = """
+SELECT (SELECT coalesce(sum(pg_column_size(c.*)), 0)::bigint FROM checkpoints c
+        WHERE c.thread_id = %(thread_id)s::uuid::text) AS checkpoints,
+       (SELECT coalesce(sum(pg_column_size(b.*)), 0)::bigint FROM checkpoint_blobs b
+        WHERE b.thread_id = %(thread_id)s::uuid::text) AS channel_values,
+       (SELECT coalesce(sum(pg_column_size(w.*)), 0)::bigint FROM checkpoint_writes w
+        WHERE w.thread_id = %(thread_id)s::uuid::text) AS pending_writes
+"""
+
+Checkpoint = Mapping[str, Any]
+"""`checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, as far as they are given."""
+
+# How long the user's code may take to apply an update, in leases. A transaction that stands still for a whole one loses
+# its connection.
+PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A thread's graph, ready to be asked about the thread."""
+
+    thread_id: UUID
+    graph_id: str
+    graph: Graph
+    saver: PooledSaver
+    metadata: dict[str, Any]
+    """What a checkpoint written now says about its origin."""
+
+    def subgraph(self, namespace: str) -> PregelProtocol[Any, Any, Any, Any]:
+        """The graph that a checkpoint's namespace belongs to. Raises NotFound."""
+        if not namespace:
+            return self.graph
+        path = "|".join(part.split(":")[0] for part in namespace.split("|") if not part.isdigit())
+        for _, found in self.graph.get_subgraphs(namespace=path, recurse=True):
+            return found
+        raise NotFound("Subgraph", f"'{path}' of graph '{self.graph_id}'")
+
+    def config(self, checkpoint: Checkpoint) -> RunnableConfig:
+        return {"configurable": _configurable(self.thread_id, checkpoint)}
+
+
+async def read_state(
+    database: Database, catalog: GraphCatalog, thread_id: UUID, checkpoint: Checkpoint, *, subgraphs: bool
+) -> StateSnapshot:
+    """A thread's state, or what it was at a checkpoint. Empty when there is nothing to read: no graph has run in the
+    thread, or the checkpoint does not exist. Raises NotFound for a thread, graph or subgraph that does not exist."""
+    async with open_graph(database, catalog, thread_id, "threads.read", checkpoint) as opened:
+        if opened is None:
+            return _empty(thread_id, checkpoint)
+        opened.subgraph(checkpoint.get("checkpoint_ns") or "")
+        config = opened.config(checkpoint)
+        try:
+            with GraphCode():
+                return await opened.graph.aget_state(config, subgraphs=subgraphs)
+        except ESCAPING as error:
+            if _is_ours(error):
+                raise
+            _log_unreadable(opened, error)
+            with _answering_unreadable(thread_id):
+                saved = await opened.saver.aget_tuple(config)
+                return _empty(thread_id, checkpoint) if saved is None else _as_stored(opened, saved)
+
+
+async def read_history(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    *,
+    namespace: str,
+    before: str | None,
+    metadata: Mapping[str, Any],
+    limit: int,
+) -> tuple[list[StateSnapshot], bool]:
+    """A thread's states, newest first, with checkpoint ids below `before` and metadata that contains the given: at most
+    `limit`, and not more bytes of them than a page may have. Whether there are more comes with them."""
+    earlier: RunnableConfig | None = None if before is None else {"configurable": {"checkpoint_id": before}}
+    asked: dict[str, Any] = {"filter": dict(metadata) or None, "before": earlier, "limit": limit}
+    async with database.connection() as connection:
+        thread = await get_brief(connection, thread_id)
+    if thread.graph_id is None:
+        return [], False
+    saver = PooledSaver(database)
+    config: RunnableConfig = {"configurable": _configurable(thread_id, {"checkpoint_ns": namespace})}
+    max_bytes = database.settings.max_page_bytes
+    if not catalog.is_factory(thread.graph_id):
+        async with _opened(database, catalog, thread_id, thread, "threads.read", {}) as opened:
+            opened.subgraph(namespace)
+            asked["limit"], more = await saver.fitting(config, **asked, max_bytes=max_bytes)
+            return (await _states(opened, config, asked) if asked["limit"] else []), more
+    asked["limit"], more = await saver.fitting(config, **asked, max_bytes=max_bytes)
+    written = await saver.runs_of(config, **asked)
+    states: list[StateSnapshot] = []
+    for given, number in await _by_config(database, thread_id, thread, namespace, written):
+        async with _opened(database, catalog, thread_id, thread, "threads.read", given) as opened:
+            opened.subgraph(namespace)
+            states += await _states(opened, config, {**asked, "limit": number})
+        if states:
+            asked["before"] = states[-1].config
+    return states, more
+
+
+async def _by_config(
+    database: Database, thread_id: UUID, thread: Brief, namespace: str, written: Iterable[tuple[str, str | None]]
+) -> list[tuple[dict[str, Any], int]]:
+    """For a graph that a factory builds: the configs of the runs that wrote states, each with how many states lie
+    together that were written with it. A factory may build another graph for each config."""
+    parts: list[tuple[dict[str, Any], int]] = []
+    async with database.connection() as connection:
+        for _, of_run in groupby(written, key=lambda one: one[1]):
+            ids = [checkpoint_id for checkpoint_id, _ in of_run]
+            place = {"checkpoint_ns": namespace, "checkpoint_id": ids[0]}
+            given, number = await config_of(connection, thread_id, thread.assistant_id, place), len(ids)
+            if parts and parts[-1][0] == given:
+                number += parts.pop()[1]
+            parts.append((given, number))
+    return parts
+
+
+async def _states(opened: Opened, config: RunnableConfig, asked: dict[str, Any]) -> list[StateSnapshot]:
+    try:
+        with GraphCode():
+            return [state async for state in opened.graph.aget_state_history(config, **asked)]
+    except ESCAPING as error:
+        if _is_ours(error):
+            raise
+        _log_unreadable(opened, error)
+        with _answering_unreadable(opened.thread_id):
+            found = [saved async for saved in opened.saver.alist(config, **asked)]
+            return [await _state_at(opened, saved) for saved in found]
+
+
+async def update_state(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    supersteps: Sequence[Sequence[StateUpdate]],
+    checkpoint: Checkpoint,
+    visible: Visibility = EVERYTHING,
+) -> dict[str, Any]:
+    """Apply updates to a thread's state, at its head or at an earlier checkpoint, and return the checkpoint that led
+    to. All of them or none; the thread's status, values and interrupts follow in the same transaction.
+
+    Raises NotFound for a thread that is not visible and for a checkpoint that does not exist, Conflict while the thread
+    has an unfinished run, BadRequest when the thread has no graph, or its graph does not take the update.
+    """
+    async with open_graph(database, catalog, thread_id, "threads.update", checkpoint, visible) as opened:
+        if opened is None:
+            raise BadRequest(
+                f"Thread {thread_id} has no graph. Run one in it, or name one in its metadata as graph_id, before "
+                "updating its state."
+            )
+        opened.subgraph(checkpoint.get("checkpoint_ns") or "")
+        async with database.transaction() as connection:
+            graph_id = await _lock_idle(connection, thread_id, visible)
+            if graph_id != opened.graph_id:
+                raise Conflict(f"Thread {thread_id} changed to graph '{graph_id}' meanwhile. Try again.")
+            opened.graph.checkpointer = TransactionSaver(database, connection).with_allowlist(catalog.checkpoint_types)
+            try:
+                async with asyncio.timeout(database.settings.lease * PATIENCE):
+                    with GraphCode():
+                        reached = await _apply(opened, supersteps, checkpoint)
+                        state = await opened.graph.aget_state(opened.config({}))
+            except ESCAPING as error:
+                # In a transaction that has failed, it was a statement of ours: the graph's code does not use it.
+                refused = connection.info.transaction_status is not TransactionStatus.INTRANS
+                if _is_ours(error) or (refused and isinstance(error, psycopg.Error)):
+                    raise
+                raise BadRequest(f"Graph '{opened.graph_id}' does not take the update: {_said(error)}") from error
+            await connection.execute(
+                SET_STATE,
+                {
+                    "thread_id": thread_id,
+                    "status": "interrupted" if state.next else "idle",
+                    "values": to_jsonb(to_json(state.values)),
+                    "interrupts": to_jsonb(to_json(_interrupts(state))),
+                },
+            )
+            await close_missing(connection, thread_id)
+    return reached
+
+
+async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[str, Any], visible: Visibility) -> None:
+    """Merge metadata into that of a thread's last checkpoint.
+
+    Raises NotFound, Conflict while the thread has an unfinished run, BadRequest when it has no checkpoint.
+    """
+    noted = {key: value for key, value in metadata.items() if key not in FIXED_METADATA}
+    async with database.transaction() as connection:
+        await _lock_idle(connection, thread_id, visible)
+        patched = await connection.execute(PATCH_HEAD, {"thread_id": thread_id, "metadata": to_jsonb(to_json(noted))})
+    if not patched.rowcount:
+        raise BadRequest(f"Thread {thread_id} has no state yet. Run a graph in it before patching the metadata.")
+
+
+async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> dict[str, Any]:
+    """How many bytes a thread's history takes, by kind. Raises NotFound."""
+    await get_brief(connection, thread_id, visible)
+    row = await (await connection.execute(STORAGE, {"thread_id": thread_id})).fetchone()
+    assert row is not None
+    return {"thread_id": str(thread_id), "total_bytes": sum(row.values()), **row}
+
+
+@asynccontextmanager
+async def open_graph(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    access_context: AccessContext,
+    checkpoint: Checkpoint,
+    visible: Visibility = EVERYTHING,
+) -> AsyncIterator[Opened | None]:
+    """The graph that a thread's runs are of, built with the config of the run that wrote the checkpoint; None when the
+    thread has none. Raises NotFound when there is no such thread, or no such graph on this server, and InvalidRequest
+    when it cannot be built."""
+    async with database.connection() as connection:
+        thread = await get_brief(connection, thread_id, visible)
+        given = {}
+        # Only a factory reads the config.
+        if thread.graph_id is not None and catalog.is_factory(thread.graph_id):
+            given = await config_of(connection, thread_id, thread.assistant_id, checkpoint)
+    if thread.graph_id is None:
+        yield None
+        return
+    async with _opened(database, catalog, thread_id, thread, access_context, given) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _opened(
+    database: Database,
+    catalog: GraphCatalog,
+    thread_id: UUID,
+    thread: Brief,
+    access_context: AccessContext,
+    given: Mapping[str, Any],
+) -> AsyncIterator[Opened]:
+    assert thread.graph_id is not None
+    named = {"graph_id": thread.graph_id, "assistant_id": thread.assistant_id}
+    stamp = {key: value for key, value in named.items() if value is not None}
+    configurable = {**stamp, **given.get("configurable", {}), "graph_id": thread.graph_id, "thread_id": str(thread_id)}
+    saver = PooledSaver(database)
+    opening = catalog.open(
+        thread.graph_id,
+        config={**given, "configurable": configurable},  # type: ignore[typeddict-item]
+        access_context=access_context,
+        checkpointer=saver,
+    )
+    async with built_for_client(opening, thread.graph_id, f"thread {thread_id}") as graph:
+        yield Opened(thread_id, thread.graph_id, graph, saver, stamp)
+
+
+async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> str | None:
+    """Lock the thread, provided that nothing is going on in it, and return its graph."""
+    statement, owner = only_visible(LOCK_THREAD, visible)
+    parameters = {"thread_id": thread_id}
+    thread = await (await connection.execute(statement, {**owner, **parameters})).fetchone()
+    if thread is None:
+        raise NotFound("Thread", thread_id)
+    unfinished = await (await connection.execute(UNFINISHED, parameters)).fetchone()
+    if unfinished is not None:
+        raise Conflict(
+            f"Run {unfinished['run_id']} of thread {thread_id} is not finished. Wait for it or cancel it before "
+            "updating the state."
+        )
+    graph_id: str | None = thread["graph_id"]
+    return graph_id
+
+
+async def _apply(opened: Opened, supersteps: Sequence[Sequence[StateUpdate]], checkpoint: Checkpoint) -> dict[str, Any]:
+    config = opened.config(checkpoint)
+    # LangGraph would start from nothing, and the thread's head with it.
+    if checkpoint.get("checkpoint_id") and (await opened.graph.aget_state(config)).created_at is None:
+        raise NotFound("Checkpoint", f"{checkpoint['checkpoint_id']} of thread {opened.thread_id}")
+    reached = await opened.graph.abulk_update_state({**config, "metadata": opened.metadata}, supersteps)
+    return checkpoint_of(reached) or {}
+
+
+def _configurable(thread_id: UUID, checkpoint: Checkpoint) -> dict[str, Any]:
+    given = {key: checkpoint[key] for key in ("checkpoint_id", "checkpoint_map") if checkpoint.get(key)}
+    return {"thread_id": str(thread_id), "checkpoint_ns": checkpoint.get("checkpoint_ns") or "", **given}
+
+
+def _empty(thread_id: UUID, checkpoint: Checkpoint) -> StateSnapshot:
+    config: RunnableConfig = {"configurable": _configurable(thread_id, checkpoint)}
+    return StateSnapshot({}, (), config, None, None, None, (), ())
+
+
+async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
+    try:
+        with GraphCode():
+            return await opened.graph.aget_state(saved.config)
+    except ESCAPING as error:
+        if _is_ours(error):
+            raise
+        return _as_stored(opened, saved)
+
+
+def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
+    """What a checkpoint holds when the graph cannot say what comes next: it refuses the input it was given, or has
+    changed since. One such checkpoint must not hide the thread."""
+    graph = opened.subgraph(saved.config["configurable"].get("checkpoint_ns") or "")
+    stored = saved.checkpoint["channel_values"]
+    shown = graph.stream_channels_list if isinstance(graph, Pregel) else list(stored)
+    values = {channel: stored[channel] for channel in shown if channel in stored}
+    return StateSnapshot(values, (), saved.config, saved.metadata, saved.checkpoint["ts"], saved.parent_config, (), ())
+
+
+@contextmanager
+def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
+    """Raise Conflict for stored checkpoints that LangGraph cannot read, for example of a version to come."""
+    try:
+        with GraphCode():
+            yield
+    except (psycopg.Error, RequestError):
+        # Of our own statements.
+        raise
+    except ESCAPING as error:
+        raise Conflict(
+            f"The state of thread {thread_id} cannot be read: its checkpoints are not of the form that this version of "
+            f"LangGraph stores ({type(error).__name__})."
+        ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a failure says nothing about the graph or what it was given: a refusal of ours, or an outage of the
+    database. The graph's code may raise other errors of psycopg and of Holdfast."""
+    return isinstance(error, RequestError) or (isinstance(error, psycopg.Error) and is_outage(error))
+
+
+def _log_unreadable(opened: Opened, error: BaseException) -> None:
+    about = {"thread_id": str(opened.thread_id), "graph_id": opened.graph_id}
+    log.warning("state.unreadable", **about, error=kind_and_place(error))
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return in_words(error)
+
+
+def _interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
+    return {task.id: present_interrupts(task.interrupts) for task in state.tasks if task.interrupts}
+
+
+def present_interrupts(interrupts: Sequence[Interrupt[Any]]) -> list[dict[str, Any]]:
+    """Interrupts as clients see them."""
+    return [
+        {"id": one.id, "value": one.value}
+        | ({} if one.response_schema is None else {"response_schema": one.response_schema})
+        for one in interrupts
+        if isinstance(one, Interrupt)
+    ]
+
+
+def checkpoint_of(config: RunnableConfig | None) -> dict[str, Any] | None:
+    """The checkpoint that a config names, as clients see it."""
+    if config is None:
+        return None
+    configurable = config["configurable"]
+    shown = {key: configurable.get(key) for key in ("thread_id", "checkpoint_ns", "checkpoint_id")}
+    if configurable.get("checkpoint_map"):
+        shown["checkpoint_map"] = configurable["checkpoint_map"]
+    return shown

@@ -1,0 +1,311 @@
+"""Threads: reading, searching, changing and deleting them. Creating one is part of the engine, because runs do it
+too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow
+
+from holdfast.db.connect import Database
+from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
+from holdfast.engine.children.parents import LOCK_FAMILY
+from holdfast.engine.create import THREAD_COLUMNS, NewThread
+from holdfast.engine.usage import usage_totals
+from holdfast.errors import Conflict, NotFound
+
+log = structlog.get_logger(__name__)
+
+TtlStrategy = Literal["delete", "keep_latest"]
+# Written into statements as they are: an index of what is not idle serves no plan that is made for any status.
+STATUSES = frozenset({"idle", "busy", "interrupted", "error"})
+
+WIDE = frozenset({"metadata", "config", "values", "interrupts", "error", "usage"})
+LONE_CHECKPOINTS = """
+SELECT EXISTS (SELECT 1 FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text)
+       AND NOT EXISTS (SELECT 1 FROM thread WHERE thread_id = %(thread_id)s) AS any
+"""
+ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
+
+GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}"
+
+# Without the thread's values and what else can be many megabytes.
+GET_BRIEF = """
+SELECT status, metadata -> 'graph_id' AS graph_id, metadata -> 'assistant_id' AS assistant_id,
+       jsonb_path_query_array(interrupts, '$.*[*].id') AS interrupt_ids
+FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible}
+"""
+
+# Whatever happens in the thread moves its end away; the column is only brought up to date when it comes.
+GET_TTL = """
+SELECT ttl_strategy AS strategy, ttl_minutes,
+       greatest(expires_at, updated_at + ttl_minutes * interval '1 minute') AS expires_at
+FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND ttl_minutes IS NOT NULL
+"""
+
+STATE_MOMENTS = """
+SELECT created_at, state_updated_at FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
+"""
+
+CHANGE = f"""
+UPDATE thread SET
+    metadata = metadata || %(metadata)s::jsonb,
+    updated_at = now(),
+    ttl_minutes = coalesce(%(minutes)s::float8, ttl_minutes),
+    ttl_strategy = coalesce(%(strategy)s::text, ttl_strategy),
+    expires_at = coalesce(now() + %(minutes)s::float8 * interval '1 minute', expires_at)
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
+RETURNING {ALL_COLUMNS}
+"""
+
+# One statement sees one moment: no checkpoint without its blobs, whatever a run writes meanwhile. What waits for an
+# answer waits in the copy too, without its deadline; everything else rests, for the copy has no runs. Its events begin
+# with its own.
+COPY = f"""
+WITH source AS (
+    SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
+), checkpoint AS (
+    INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
+    SELECT %(copy_id)s::uuid::text, c.checkpoint_ns, c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint,
+           CASE WHEN c.metadata ? 'thread_id'
+                THEN c.metadata || jsonb_build_object('thread_id', %(copy_id)s::uuid::text) ELSE c.metadata END
+    FROM source JOIN checkpoints c ON c.thread_id = source.thread_id::text
+), blob AS (
+    INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+    SELECT %(copy_id)s::uuid::text, b.checkpoint_ns, b.channel, b.version, b.type, b.blob
+    FROM source JOIN checkpoint_blobs b ON b.thread_id = source.thread_id::text
+), write AS (
+    INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type,
+                                   blob)
+    SELECT %(copy_id)s::uuid::text, w.checkpoint_ns, w.checkpoint_id, w.task_id, w.task_path, w.idx, w.channel, w.type,
+           w.blob
+    FROM source JOIN checkpoint_writes w ON w.thread_id = source.thread_id::text
+), question AS (
+    INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at)
+    SELECT %(copy_id)s, i.interrupt_id, i.run_id, i.assistant_id, i.graph_id, i.task_id, i.value, i.form, i.asked_at
+    FROM source JOIN interrupt i USING (thread_id)
+    WHERE source.status = 'interrupted' AND i.answered_by IS NULL AND i.settled_at IS NULL
+)
+INSERT INTO thread (thread_id, tenant_id, status, resting_status, metadata, config, "values", interrupts, has_state,
+                    ttl_minutes, ttl_strategy, expires_at)
+SELECT %(copy_id)s, tenant_id, CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
+       CASE WHEN status = 'interrupted' THEN 'interrupted' ELSE 'idle' END,
+       metadata, config, "values", CASE WHEN status = 'interrupted' THEN interrupts ELSE '{{{{}}}}'::jsonb END,
+       has_state OR EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = source.thread_id::text),
+       ttl_minutes, ttl_strategy, now() + ttl_minutes * interval '1 minute'
+FROM source
+RETURNING {ALL_COLUMNS}
+"""
+
+LOCK_FOR_DELETE = """
+SELECT thread_id, parent_run_id FROM thread
+WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR UPDATE
+"""
+
+# The runs go first: that waits for a journal commit in flight, and voids the fences of what is still running, so
+# that nothing is written to the thread's other tables after they have been emptied.
+DELETE_RUNS = """
+WITH doomed AS (
+    SELECT run_id, status, worker_id FROM run WHERE thread_id = %(thread_id)s ORDER BY run_id FOR UPDATE
+)
+DELETE FROM run USING doomed WHERE run.run_id = doomed.run_id
+RETURNING doomed.run_id, doomed.status, doomed.worker_id
+"""
+
+DELETE_REST = (
+    "DELETE FROM event WHERE thread_id = %(thread_id)s",
+    "DELETE FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text",
+    "DELETE FROM checkpoint_blobs WHERE thread_id = %(thread_id)s::uuid::text",
+    "DELETE FROM checkpoint_writes WHERE thread_id = %(thread_id)s::uuid::text",
+    "DELETE FROM thread WHERE thread_id = %(thread_id)s",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a thread must be like to be found. Each that is left out lets all pass."""
+
+    ids: Sequence[UUID] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: str | None = None
+    visible: Visibility = EVERYTHING
+
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """Only the conditions that were asked for: `OR … IS NULL` would keep the planner from the index on metadata.
+        A thread without values contains none."""
+        conditions, parameters = ["hidden_at IS NULL"], dict[str, Any]()
+        if self.ids is not None:
+            conditions.append("thread_id = ANY(%(ids)s)")
+            parameters["ids"] = list(self.ids)
+        if self.metadata:
+            conditions.append("metadata @> %(metadata)s::jsonb")
+            parameters["metadata"] = orjson.dumps(self.metadata).decode()
+        if self.values:
+            conditions.append('"values" @> %(values)s::jsonb')
+            parameters["values"] = orjson.dumps(self.values).decode()
+        if self.status in STATUSES:
+            conditions.append(f"status = '{self.status}'")
+        elif self.status is not None:
+            conditions.append("status = %(status)s")
+            parameters["status"] = self.status
+        if self.visible.restricted:
+            condition, more = self.visible.condition()
+            conditions.append(condition)
+            parameters |= more
+        return " AND ".join(conditions), parameters
+
+
+async def get_thread(
+    connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING
+) -> DictRow:
+    """A thread, or NotFound."""
+    statement, owner = only_visible(GET, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
+    if row is None:
+        raise NotFound("Thread", thread_id)
+    return row
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A thread, for requests that work with it for a while and do not show it."""
+
+    status: str
+    graph_id: str | None
+    assistant_id: str | None
+    """Both as the thread's metadata has them."""
+    interrupt_ids: frozenset[str]
+    """Of what waits for an answer."""
+
+
+async def get_brief(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING) -> Brief:
+    """A thread without its values, or NotFound."""
+    statement, owner = only_visible(GET_BRIEF, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
+    if row is None:
+        raise NotFound("Thread", thread_id)
+    ids = {key: row[key] if isinstance(row[key], str) else None for key in ("graph_id", "assistant_id")}
+    return Brief(row["status"], **ids, interrupt_ids=frozenset(row["interrupt_ids"]))
+
+
+async def state_moments(connection: AsyncConnection[DictRow], thread_id: UUID) -> tuple[datetime, datetime] | None:
+    """When a thread was created, and when its state was last updated; None when there is no such thread."""
+    row = await (await connection.execute(STATE_MOMENTS, {"thread_id": thread_id})).fetchone()
+    return None if row is None else (row["created_at"], row["state_updated_at"])
+
+
+async def get_ttl(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow | None:
+    """A thread's time to live and when it ends if nothing happens before; None for a thread that stays."""
+    return await (await connection.execute(GET_TTL, {"thread_id": thread_id})).fetchone()
+
+
+async def change_thread(
+    connection: AsyncConnection[DictRow],
+    thread_id: UUID,
+    metadata: Mapping[str, Any],
+    ttl: tuple[float, TtlStrategy] | None,
+    visible: Visibility = EVERYTHING,
+) -> DictRow:
+    """Merge keys into a thread's metadata, and set its time to live in minutes. Raises NotFound."""
+    minutes, strategy = ttl or (None, None)
+    statement, owner = only_visible(CHANGE, visible)
+    given = {"metadata": orjson.dumps(metadata).decode(), "minutes": minutes, "strategy": strategy}
+    row = await (await connection.execute(statement, {**owner, **given, "thread_id": thread_id})).fetchone()
+    if row is None:
+        raise NotFound("Thread", thread_id)
+    return row
+
+
+async def search_threads(
+    connection: AsyncConnection[DictRow],
+    filters: Filters,
+    *,
+    columns: Sequence[str],
+    extract: Mapping[str, tuple[str, Sequence[str]]],
+    sort_by: str,
+    descending: bool,
+    part: Part,
+) -> Found:
+    """Threads with the given columns. `extract` names a place in one of the documents for each alias; what is there,
+    or null, is in `extracted`. Column names are the caller's, never a client's."""
+    where, parameters = filters.where()
+    selected = [f'"{column}"' for column in columns]
+    places = []
+    for number, (alias, (document, path)) in enumerate(extract.items()):
+        places.append(f'%(alias{number})s::text, "{document}" #> %(path{number})s::text[]')
+        parameters |= {f"alias{number}": alias, f"path{number}": list(path)}
+    if places:
+        selected.append(f"jsonb_build_object({', '.join(places)}) AS extracted")
+    direction = "DESC" if descending else "ASC"
+    statement = (
+        f"SELECT {', '.join(selected)} FROM thread WHERE {where} "
+        f'ORDER BY "{sort_by}" {direction}, thread_id {direction} LIMIT %(limit)s OFFSET %(offset)s'
+    )
+    wide = [column for column in columns if column in WIDE] + (["extracted"] if places else [])
+    return await fetch_part(connection, statement, parameters, part, wide)
+
+
+async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+    where, parameters = filters.where()
+    cursor = await connection.execute(f"SELECT count(*) FROM thread WHERE {where}".encode(), parameters)
+    row = await cursor.fetchone()
+    return 0 if row is None else int(row["count"])
+
+
+async def copy_thread(
+    connection: AsyncConnection[DictRow], thread_id: UUID, copy_id: UUID, visible: Visibility
+) -> DictRow:
+    """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist, and
+    NotFound when it is not visible."""
+    statement, owner = only_visible(COPY, visible)
+    row = await (await connection.execute(statement, {**owner, "thread_id": thread_id, "copy_id": copy_id})).fetchone()
+    if row is None and visible.restricted:
+        raise NotFound("Thread", thread_id)
+    if row is None:
+        raise Conflict(f"Thread {thread_id} does not exist, so it cannot be copied.")
+    return row
+
+
+async def delete_thread(database: Database, thread_id: UUID, visible: Visibility) -> list[DictRow]:
+    """Delete a thread with everything that belongs to it, provided that it is visible: that is decided under its lock.
+    Returns its runs that were unfinished, so that their workers can be told; if they are not, they notice at their next
+    write. Raises NotFound."""
+    statement, owner = only_visible(LOCK_FOR_DELETE, visible)
+    parameters = {"thread_id": thread_id}
+    async with database.transaction() as connection:
+        locked = await (await connection.execute(statement, {**owner, **parameters})).fetchone()
+        if locked is None:
+            raise NotFound("Thread", thread_id)
+        if locked["parent_run_id"] is not None:
+            await connection.execute(LOCK_FAMILY, parameters | {"parent_run_id": locked["parent_run_id"]})
+        runs = await (await connection.execute(DELETE_RUNS, parameters)).fetchall()
+        for delete in DELETE_REST:
+            await connection.execute(delete, parameters)
+    return [run for run in runs if run["status"] in ("pending", "running")]
+
+
+def present(row: DictRow) -> dict[str, Any]:
+    """A row as clients see it: times in UTC, and of what was used the sum."""
+    shown: dict[str, Any] = {
+        key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()
+    }
+    return shown if shown.get("usage") is None else {**shown, "usage": usage_totals(shown["usage"])}
+
+
+async def note_lone_checkpoints(connection: AsyncConnection[DictRow], refused: NewThread) -> None:
+    """Log that a thread was refused because of checkpoints that no thread has. The answer does not say so: it must not
+    tell what an id stands for that is not the caller's."""
+    if refused.adopting:
+        return
+    row = await (await connection.execute(LONE_CHECKPOINTS, {"thread_id": refused.thread_id})).fetchone()
+    if row is not None and row["any"]:
+        log.warning("thread.checkpoints_not_adopted", thread_id=str(refused.thread_id))

@@ -1,0 +1,1 @@
+"""One attempt at a run: from the claimed row to the outcome. Start reading at `executor.py`."""

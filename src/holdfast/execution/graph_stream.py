@@ -1,0 +1,199 @@
+"""A claimed run, the config its graph sees, and the graph's stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.constants import TAG_HIDDEN
+
+from holdfast.auth.users import configurable_of
+from holdfast.db.stored_json import as_object
+from holdfast.execution.private_fields import mark_forwarded
+from holdfast.execution.starting_point import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
+from holdfast.graphs.catalog import Graph
+from holdfast.graphs.client_config import client_options, stored_config, stored_metadata
+from holdfast.graphs.context_schema import graph_context
+from holdfast.journal.batch import EventEntry
+from holdfast.streams.hints import Flush
+
+# LangGraph's own names for the modes clients ask for.
+GRAPH_MODES = {"messages-tuple": "messages"}
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A run as the claim returned it."""
+
+    run_id: UUID
+    thread_id: UUID
+    assistant_id: UUID
+    graph_id: str
+    fence: int
+    attempt: int
+    retries: int
+    progress: int
+    kwargs: dict[str, Any]
+    metadata: dict[str, Any]
+    cancel_action: str | None
+    next_seq: int
+    fresh: bool
+    elapsed: float
+    waited: float
+    # What earlier attempts have used; see `engine/usage.py`.
+    usage: dict[str, Any] | None = None
+    # The budgets that it shares with others, what all of them have used of each, and the seconds that earlier runs of
+    # its thread have used; see `engine/budget.py`.
+    pots: list[dict[str, Any]] | None = None
+    # The thread waits for an answer.
+    asking: bool = False
+    crashes: int = 0
+    # A worker died while it executed the run, which has made no progress since.
+    suspect: bool = False
+    worker_id: UUID | None = None
+    # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
+    asked: frozenset[str] = frozenset()
+    # The run whose child this one is.
+    parent_run_id: UUID | None = None
+    tenant_id: str = ""
+    # Seconds since it was created, given back or woken.
+    untouched: float = 0.0
+    # The event that the claim has written.
+    announced_seq: int = 0
+    announcement: bytes = b""
+    claimed_at: datetime | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Claimed:
+        """The run of a row. What is no object there counts as an empty one: the run fails or not by what it needs, and
+        the worker goes on."""
+        documents = {name: dict(as_object(row[name])) for name in ("kwargs", "metadata")}
+        return cls(**{**row, **documents})
+
+    def log_fields(self) -> dict[str, str | int]:
+        """What every log line of the run has."""
+        return {
+            "run_id": str(self.run_id),
+            "thread_id": str(self.thread_id),
+            "assistant_id": str(self.assistant_id),
+            "graph_id": self.graph_id,
+            "tenant": self.tenant_id,
+            "attempt": self.attempt,
+            "worker_id": str(self.worker_id),
+        }
+
+    def announced(self) -> Flush:
+        """What the claim has written, for those who watch."""
+        event = EventEntry("metadata", "", self.announcement)
+        return Flush(self.thread_id, self.run_id, self.announced_seq, self.announced_seq, [event], self.claimed_at)
+
+
+def run_config(run: Claimed) -> RunnableConfig:
+    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own.
+
+    A client's config and context count as far as `graphs/client_config.py` allows; what the server knows wins. The
+    context's values are options too, for graph code that reads them from `configurable`.
+    """
+    given = stored_config(run.kwargs.get("config"))
+    identity = {
+        "run_id": str(run.run_id),
+        "thread_id": str(run.thread_id),
+        "graph_id": run.graph_id,
+        "assistant_id": str(run.assistant_id),
+    }
+    configurable = {
+        **client_options(run.kwargs.get("context") or {}),
+        **given.get("configurable", {}),
+        **mark_forwarded(run.kwargs.get("forwarded") or {}),
+        **configurable_of(run.kwargs.get("user")),
+        **identity,
+    }
+    if run.progress == CHECKPOINT:
+        # Go on from the head, which this run has written, not from where it once branched off.
+        for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
+            configurable.pop(key, None)
+    config: dict[str, Any] = {
+        **given,
+        "configurable": configurable,
+        "metadata": {**given.get("metadata", {}), **stored_metadata(run.metadata), **identity},
+        "run_id": run.run_id,
+        "run_name": given.get("run_name") or run.graph_id,
+    }
+    return config  # type: ignore[return-value]
+
+
+async def stream_graph(
+    graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str]
+) -> AsyncIterator[tuple[str, str, Any]]:
+    """The graph's stream as (namespace, mode, chunk)."""
+    kwargs = run.kwargs
+    before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
+    modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
+    if before or after or has_breakpoints(graph):
+        # The only sign of a pause at a breakpoint.
+        modes.add("updates")
+    subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
+    options: dict[str, Any] = {}
+    stream: Callable[..., AsyncIterator[Any]]
+    if (context := graph_context(graph.context_schema, kwargs, config["configurable"])) is not None:
+        options["context"] = context
+    if kwargs.get("protocol"):
+        # Messages come as content blocks only in this version of the stream's shape.
+        options["version"] = "v2"
+    if "events" in requested:
+        modes.discard("events")
+        stream = _events_of(graph, config, run)
+    else:
+        stream = cast(Any, graph.astream)
+    graph_input, strict = await starting_input(graph, config, kwargs, run.progress, run.attempt, run.asked)
+    if strict:
+        config = {**config, "configurable": {**config["configurable"], STRICT_RESUME: True}}
+    async for item in stream(
+        graph_input,
+        config,
+        stream_mode=sorted(modes),
+        interrupt_before=before,
+        interrupt_after=after,
+        durability=kwargs.get("durability") or "async",
+        subgraphs=subgraphs,
+        **options,
+    ):
+        if isinstance(item, LangChainEvent):
+            yield "", "events", item.event
+        elif "version" in options:
+            data = item["data"]
+            if item.get("interrupts"):
+                data = {**data, "__interrupt__": item["interrupts"]}
+            yield "|".join(item["ns"]), item["type"], data
+        elif subgraphs:
+            namespace, mode, chunk = item
+            yield "|".join(namespace), mode, chunk
+        else:
+            mode, chunk = item
+            yield "", mode, chunk
+
+
+@dataclass(frozen=True)
+class LangChainEvent:
+    """An event of LangChain's own, for the mode `events`."""
+
+    event: Any
+
+
+def _events_of(graph: Graph, config: RunnableConfig, run: Claimed) -> Callable[..., AsyncIterator[Any]]:
+    """The graph's stream with LangChain's events in between. What `astream` would yield comes as the root's
+    `on_chain_stream` events. Those are not sent as events: they would repeat the other modes. Neither are events of
+    steps that are tagged as hidden, such as LangGraph's own `__start__`."""
+
+    async def stream(graph_input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:
+        async for event in graph.astream_events(graph_input, config, version="v2", **options):
+            if event["event"] == "on_chain_stream" and event["run_id"] == str(run.run_id):
+                yield event["data"]["chunk"]
+            elif TAG_HIDDEN not in event.get("tags", ()):
+                yield LangChainEvent(event)
+
+    return stream

@@ -1,0 +1,307 @@
+"""The meter of an attempt: counts what the graph uses as it happens, and stops the run at the end of its budget.
+
+It is a LangChain callback handler, and so hears of every call of a model wherever it is made: streamed or not, in sync
+and async nodes, in subgraphs and tools. LangChain finds it by a context variable, also where graph code passes
+callbacks of its own. A call is counted when it ends, once; a graph that calls models without LangChain tells by
+`holdfast.record_usage`.
+
+What is counted goes to the journal at once, before anything that the graph does with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import structlog
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.tracers.context import register_configure_hook
+
+from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_steps, out_of_time, overspent, remaining
+from holdfast.engine.usage import COST_DIGITS, MOST, SHARED, Tally, is_amount, storable_name
+from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
+from holdfast.execution.graph_stream import Claimed
+from holdfast.execution.prices import count_tokens, find_model, price_of
+from holdfast.sdk.usage import METER
+from holdfast.telemetry.exceptions import kind_and_place
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """A budget that the run shares with other runs, what those have used of it, and the seconds that earlier runs of
+    the thread have used."""
+
+    limits: Mapping[str, Any]
+    others: Mapping[str, Any]
+    earlier_seconds: float
+
+    def used(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: own[name] + self.others[name] for name in SHARED}
+
+    @property
+    def seconds_left(self) -> float | None:
+        limit = self.limits.get("max_seconds")
+        return None if limit is None else max(0.0, limit - self.earlier_seconds)
+
+
+class UsageMeter(BaseCallbackHandler):
+    """Counts for one attempt. Its events come from the loop and from the threads of sync nodes.
+
+    `hand_in` is given the whole count after each change, and `stop` the signal when the budget is used up; both on the
+    loop.
+    """
+
+    # Where the budget ends no further call of a model, and no further step, begins: the exception has to come through.
+    raise_error = True
+    # On the thread that calls, not in one of a pool: it takes microseconds.
+    run_inline = True
+
+    def __init__(self, run: Claimed, hand_in: Callable[[str], None], stop: Callable[[RunSignal], None]) -> None:
+        super().__init__()
+        self._tally = Tally(run.usage)
+        self._budget: Mapping[str, Any] = limits_of(run.kwargs.get("budget"))
+        own = self._tally.totals
+        self._shared = [
+            SharedBudget(
+                limits_of(pot["limits"]), {name: _exact(name, pot) - own[name] for name in SHARED}, pot["seconds"]
+            )
+            for pot in run.pots or ()
+        ]
+        self._has_family = bool(run.pots)
+        self._elapsed = run.elapsed
+        self._hand_in = hand_in
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._home = threading.get_ident()
+        self._lock = threading.Lock()
+        self._last_step = self._tally.last_step
+        # Of calls under way: whose model it is, as the integration says.
+        self._calls: dict[UUID, Mapping[str, Any]] = {}
+        self._counted = False
+        self._closed = False
+        self.exceeded: BudgetExceeded | None = None
+        """Set once the budget is used up; maybe from the start, by an attempt that was lost before it could say so."""
+        self._compare()
+
+    # --- for the executor -------------------------------------------------------------------------
+
+    def time_limit(self, run_timeout: float) -> tuple[float, RunSignal]:
+        """How many seconds the run may take from its first start, and what it is told then."""
+        limits = [shared.seconds_left for shared in self._shared] + [self._budget.get("max_seconds")]
+        limit = min((limit for limit in limits if limit is not None), default=run_timeout)
+        if limit >= run_timeout:
+            return run_timeout, RunTimeout(run_timeout)
+        return limit, BudgetExceeded(out_of_time(limit))
+
+    def attach(self) -> None:
+        """Be found by everything that the current task calls from here on."""
+        METER.set(self)
+
+    def close(self) -> None:
+        """Hand in nothing more: code that was left behind may still be calling. `settle` has the last word."""
+        self._closed = True
+
+    def settle(self) -> str | None:
+        """The count, if this attempt has added anything; to be written with the attempt's end."""
+        with self._lock:
+            return self._tally.stored() if self._counted else None
+
+    @property
+    def shares(self) -> bool:
+        """Whether other runs may draw on the run's budget."""
+        return self._has_family and bool(self._budget or self._shared)
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether there is a count to write."""
+        return self._counted
+
+    def share(self, pots: Sequence[Mapping[str, Any]]) -> None:
+        """Take note of what the other runs of shared budgets have used; on the loop, after a commit of this run's own
+        count."""
+        with self._lock:
+            # The run's own budget is shared from its first child on, and no earlier run has used time of that.
+            seconds = [shared.earlier_seconds for shared in self._shared] + [0.0] * len(pots)
+            self._shared = [
+                SharedBudget(limits_of(pot["limits"]), {name: _exact(name, pot) for name in SHARED}, earlier)
+                for pot, earlier in zip(pots, seconds, strict=False)
+            ]
+            self._compare()
+        if self.exceeded is not None and not self._closed:
+            self._stop(self.exceeded)
+
+    def spawned(self) -> None:
+        """The run has a child, which draws on its budget."""
+        self._has_family = True
+
+    def _compare(self) -> None:
+        """Whether more has been used than there was."""
+        if self.exceeded is not None:
+            return
+        own = self._tally.totals
+        reasons = [overspent(shared.limits, shared.used(own), SHARED_BUDGET) for shared in self._shared]
+        for reason in (*reasons, overspent(self._budget, own)):
+            if reason is not None:
+                self.exceeded = BudgetExceeded(reason)
+                return
+
+    # --- for graph code ---------------------------------------------------------------------------
+
+    def left(self) -> dict[str, Any]:
+        """What is left of the budget; has the limits that there are."""
+        with self._lock:
+            elapsed = self._elapsed + self._loop.time() - self._began
+            own = self._tally.totals
+            left = [remaining(self._budget, own, elapsed=elapsed)] + [
+                remaining(shared.limits, shared.used(own), elapsed=elapsed + shared.earlier_seconds)
+                for shared in self._shared
+            ]
+            return {name: min(amounts) for name in LIMITS if (amounts := [rest[name] for rest in left if name in rest])}
+
+    def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None:
+        """Count a call of a model. Raises nothing: a count that fails must not fail the run. The names may be anything.
+        A `cost` that is no amount of money is ignored, and the price list decides."""
+        reference = storable_name(reference)
+        provider = storable_name(provider) if isinstance(provider, str) else None
+        if cost is not None and not is_amount(cost):
+            log.warning("usage.unreadable", model=reference, error="The cost is no amount of money.")
+            cost = None
+        try:
+            model = find_model(reference, provider)
+            price = price_of(model, usage) if cost is None else cost
+            if price is not None and not is_amount(price):
+                raise ValueError("no amount of money")
+            amounts = {name: count_tokens(usage.get(name)) for name in ("input_tokens", "output_tokens")}
+            amounts["total_tokens"] = count_tokens(usage.get("total_tokens")) or sum(amounts.values())
+            amounts["cached_tokens"] = count_tokens((usage.get("input_token_details") or {}).get("cache_read"))
+            amounts["reasoning_tokens"] = count_tokens((usage.get("output_token_details") or {}).get("reasoning"))
+        except Exception as error:
+            log.warning("usage.unreadable", model=reference, error=kind_and_place(error))
+            return
+        with self._lock:
+            self._tally.add_call(model.name, amounts, price)
+            self._counted = True
+            self._compare()
+        self._tell()
+
+    # --- what LangChain tells ---------------------------------------------------------------------
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, metadata: dict[str, Any] | None = None, **_: Any) -> None:
+        """A node begins, among others. Those of the graph itself carry the number of their step. What a node calls has
+        metadata that graph code can write: a number that is none is ignored."""
+        step = metadata.get("langgraph_step") if metadata else None
+        if type(step) is not int or not self._last_step < step < MOST:
+            return
+        namespace = (metadata or {}).get("langgraph_checkpoint_ns", "")
+        if not isinstance(namespace, str) or "|" in namespace:
+            return
+        limit = self._budget.get("max_steps")
+        with self._lock:
+            if step <= self._last_step:
+                return
+            own = self._tally.totals
+            made = own["steps"]
+            limits = [(shared.limits.get("max_steps"), shared.used(own)["steps"]) for shared in self._shared]
+            used_up = [most for most, steps in limits if most is not None and steps >= most]
+            if used_up:
+                self.exceeded = self.exceeded or BudgetExceeded(out_of_steps(used_up[0], SHARED_BUDGET))
+            elif limit is not None and made >= limit:
+                self.exceeded = self.exceeded or BudgetExceeded(out_of_steps(limit))
+            else:
+                self._tally.add_step(step)
+                self._last_step = step
+                # Without a limit nobody waits for the number: it is written with the next call, or the end.
+                limited = limit is not None or any(most is not None for most, _ in limits)
+                self._counted = self._counted or limited
+                if not limited:
+                    return
+        self._tell()
+        if self.exceeded is not None:
+            raise self.exceeded
+
+    def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: UUID, **more: Any) -> None:
+        self._begin(run_id, more.get("metadata"))
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **more: Any) -> None:
+        self._begin(run_id, more.get("metadata"))
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        self._end(response, run_id)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **more: Any) -> None:
+        # A stream that broke off has cost what came of it.
+        self._end(more.get("response"), run_id)
+
+    def _begin(self, run_id: UUID, metadata: Mapping[str, Any] | None) -> None:
+        if self.exceeded is not None:
+            raise self.exceeded
+        self._calls[run_id] = metadata or {}
+
+    def _end(self, response: LLMResult | None, run_id: UUID) -> None:
+        about = self._calls.pop(run_id, {})
+        message = _message(response)
+        usage = None if message is None else message.usage_metadata
+        # An answer out of LangChain's cache has cost nothing, and says so.
+        if message is None or not isinstance(usage, dict) or usage.get("total_cost") == 0:
+            return
+        told = message.response_metadata
+        names = (told.get("model_name"), told.get("model"), told.get("model_id"), about.get("ls_model_name"))
+        reference = next((name for name in names if isinstance(name, str) and name), "unknown")
+        provider = told.get("model_provider") or about.get("ls_provider")
+        self.record(reference, provider if isinstance(provider, str) else None, usage, None)
+
+    # --- to the loop ------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        if threading.get_ident() == self._home:
+            self._pass_on()
+            return
+        try:
+            # Comes before what the thread returns: the loop takes both in order.
+            self._loop.call_soon_threadsafe(self._pass_on)
+        except RuntimeError:
+            log.info("usage.late")  # The loop is gone, and this thread was left behind.
+
+    def _pass_on(self) -> None:
+        """Hand in the count. Raises nothing, because graph code and the loop call it. A run whose usage cannot be
+        written is stopped: no budget would count it."""
+        if self._closed:
+            return
+        try:
+            if (stored := self.settle()) is not None:
+                self._hand_in(stored)
+        except RunSignal as signal:
+            self._stop(signal)
+        except Exception as error:
+            log.warning("usage.not_written", error=kind_and_place(error))
+            self._stop(JournalFailed("What the run has used cannot be written."))
+        if self.exceeded is not None:
+            self._stop(self.exceeded)
+
+
+def _exact(name: str, amounts: Mapping[str, Any]) -> Any:
+    """An amount as the tally has it: money without the noise of binary fractions."""
+    return Decimal(str(amounts[name])).quantize(COST_DIGITS) if name == "cost_usd" else int(amounts[name])
+
+
+def _message(response: LLMResult | None) -> AIMessage | None:
+    """The message that tells the usage. Of several candidates each tells that of the whole call."""
+    for generations in [] if response is None else response.generations:
+        for generation in generations:
+            message = generation.message if isinstance(generation, ChatGeneration) else None
+            if isinstance(message, AIMessage) and message.usage_metadata:
+                return message
+    return None
+
+
+register_configure_hook(METER, inheritable=True)

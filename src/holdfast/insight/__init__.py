@@ -1,0 +1,1 @@
+"""Read-only views of runs, workers and the queue, for people and autoscalers."""

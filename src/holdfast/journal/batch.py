@@ -1,0 +1,438 @@
+"""One commit of the journal: what many runs wrote, as a handful of array statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import DictRow
+
+from holdfast.db.arrays import Array, bigints, booleans, byteas, integers, smallints, texts, uuids
+from holdfast.engine.children.families import AWAIT_CHILDREN, WAIT_RUNS
+from holdfast.engine.children.parents import WOKEN, lock_with_parents
+from holdfast.engine.interrupts.answering import Gated, follow_ends
+from holdfast.engine.outbox import QUEUE_WEBHOOKS
+from holdfast.engine.outcome import (
+    END_RUNS,
+    END_THREADS,
+    RELEASE_RUNS,
+    Ended,
+    Outcome,
+    Released,
+    RolledBack,
+    Waiting,
+)
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.ready import ReadyRun
+from holdfast.engine.rollback import erase_runs
+from holdfast.engine.states import RunStatus
+from holdfast.engine.usage import record_usage
+from holdfast.resources.checkpoints import BlobRow
+from holdfast.streams.hints import Flush
+from holdfast.streams.serialize import to_json, to_jsonb
+
+# Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
+# pipelined transaction fail without a round trip in its middle. A run that somebody takes over at this moment is
+# waited for and re-read, and so counts as not held. `final` runs end here in a way that a rollback, asked for
+# meanwhile, must prevent. `written_at` is what the events of the transaction are stamped with.
+VERIFY = """
+WITH held AS (
+    SELECT run.run_id FROM run
+    JOIN unnest(%(run_ids)b::uuid[], %(fences)b::bigint[], %(finals)b::boolean[]) AS claim(run_id, fence, final)
+      ON run.run_id = claim.run_id AND run.fence = claim.fence AND run.status = 'running'
+     AND NOT (claim.final AND run.cancel_action IS NOT DISTINCT FROM 'rollback')
+    ORDER BY run.run_id FOR NO KEY UPDATE OF run
+)
+SELECT 1 / (CASE WHEN count(*) = %(count)s THEN 1 ELSE 0 END), now() AS written_at FROM held
+"""
+
+# The same question, answered instead of enforced.
+INSPECT = """
+SELECT run_id, fence, status, cancel_action FROM run
+WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE
+"""
+
+LAST_EVENT = "SELECT seq FROM event WHERE thread_id = %(thread_id)s ORDER BY seq DESC LIMIT 1"
+
+INSERT_EVENTS = """
+INSERT INTO event (thread_id, seq, run_id, kind, namespace, data)
+SELECT * FROM unnest(%(thread_ids)b::uuid[], %(seqs)b::bigint[], %(run_ids)b::uuid[], %(kinds)b::text[],
+                     %(namespaces)b::text[], %(datas)b::bytea[])
+"""
+
+# After a commit whose answer never came: if it did happen, the events are there, written by this very fence.
+REPEAT_EVENTS = INSERT_EVENTS + "ON CONFLICT (thread_id, seq) DO NOTHING"
+
+PUT_BLOBS = """
+INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+SELECT * FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(channels)b::text[], %(versions)b::text[],
+                     %(types)b::text[], %(blobs)b::bytea[])
+ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
+"""
+
+PUT_CHECKPOINTS = """
+INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
+SELECT c.thread_id, c.checkpoint_ns, c.checkpoint_id, c.parent, c.checkpoint::jsonb, c.metadata::jsonb
+FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[], %(parents)b::text[],
+            %(checkpoints)b::text[], %(metadatas)b::text[])
+     AS c(thread_id, checkpoint_ns, checkpoint_id, parent, checkpoint, metadata)
+ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
+DO UPDATE SET checkpoint = EXCLUDED.checkpoint, metadata = EXCLUDED.metadata
+"""
+
+INSERT_WRITES = """
+INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
+SELECT * FROM unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[], %(tasks)b::text[],
+                     %(paths)b::text[], %(indexes)b::integer[], %(channels)b::text[], %(types)b::text[],
+                     %(blobs)b::bytea[])
+ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+"""
+PUT_WRITES = INSERT_WRITES + "DO NOTHING"
+REPLACE_WRITES = INSERT_WRITES + "DO UPDATE SET channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob"
+
+# An answer that a node has taken is taken. LangGraph forgets it in memory only, and the next attempt would give it to
+# the next question as well.
+TAKE_ANSWERS = """
+DELETE FROM checkpoint_writes USING unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[],
+                                           %(tasks)b::text[], %(indexes)b::integer[])
+    AS taken(thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+WHERE checkpoint_writes.thread_id = taken.thread_id AND checkpoint_writes.checkpoint_ns = taken.checkpoint_ns
+  AND checkpoint_writes.checkpoint_id = taken.checkpoint_id AND checkpoint_writes.task_id = taken.task_id
+  AND checkpoint_writes.idx = taken.idx
+"""
+
+MARK_PROGRESS = """
+UPDATE run SET progress = p.progress FROM unnest(%(run_ids)b::uuid[], %(progress)b::smallint[]) AS p(run_id, progress)
+WHERE run.run_id = p.run_id AND run.progress < p.progress
+"""
+
+# The next crash of its worker is its first again.
+CLEAR_SUSPICION = "UPDATE run SET crashes_in_a_row = 0 WHERE run_id = ANY(%(run_ids)s) AND crashes_in_a_row > 0"
+
+CheckpointRow = tuple[str, str, str, str | None, str, str]
+WriteKey = tuple[str, str, str, str, int]
+
+
+class EventEntry(NamedTuple):
+    """A tuple: of nothing else are there so many, and it is made in half the time."""
+
+    kind: str
+    namespace: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """`progress`: how far the run has come once this is durable; see `execution/starting_point.py`."""
+
+    blobs: list[BlobRow]
+    row: CheckpointRow
+    progress: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WritesEntry:
+    """`replace`: a later write to the same place wins, else the first stays. The stock saver's rule.
+
+    `takes`: the place of the answer that these writes show to have been taken.
+    """
+
+    rows: list[tuple[WriteKey, tuple[str, str, str, bytes]]]
+    replace: bool
+    progress: int = 0
+    takes: WriteKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageEntry:
+    """All that the run has used by now, as it is stored: of several, the last says everything."""
+
+    usage: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEntry:
+    """A suspect has come further than any attempt before: what was handed in before this is new."""
+
+
+Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry | ProgressEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Whom the end of a run concerns, besides its thread."""
+
+    # Somebody wants to be told by a webhook.
+    webhook: bool = False
+    # The run whose child this one is.
+    parent: UUID | None = None
+    # The run found a question in its thread, or answered one.
+    gated: bool = False
+    # The run answered a question at a checkpoint that it names.
+    branches: bool = False
+
+
+NO_TIES = Ties()
+
+
+@dataclass(slots=True)
+class Portion:
+    """What one run contributes to a batch."""
+
+    run_id: UUID
+    thread_id: UUID
+    fence: int
+    first_seq: int
+    entries: list[Entry] = field(default_factory=list)
+    outcome: Outcome | None = None
+    ties: Ties = NO_TIES
+    # How far the run has come with these entries; 0: no further than it was. Known once they are written.
+    progress: int = 0
+    # The number of its last event.
+    last_seq: int = field(init=False)
+    # Whether the thread's row changes with it, and has to be locked before the run's.
+    touches_thread: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        kinds = [type(entry) for entry in self.entries]
+        self.last_seq = self.first_seq - 1 + kinds.count(EventEntry)
+        self.touches_thread = self.outcome is not None or UsageEntry in kinds
+
+    @property
+    def parent_to_tell(self) -> UUID | None:
+        """The parent, if it may have waited for what happens here."""
+        return self.ties.parent if isinstance(self.outcome, Ended | RolledBack) else None
+
+    def flush(self, stamp: datetime | None) -> Flush:
+        """Its events, once they are committed."""
+        events = [entry for entry in self.entries if type(entry) is EventEntry]
+        return Flush(self.thread_id, self.run_id, self.first_seq, self.last_seq, events, stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the database will have said, once the answers are in."""
+
+    # What became ready, by whatever statement. A row may say of itself that it did not.
+    promoted: list[AsyncCursor[DictRow]]
+    verified: AsyncCursor[DictRow] | None
+    used: AsyncCursor[DictRow] | None = None
+
+    async def shared(self) -> dict[UUID, list[DictRow]]:
+        """Of runs that share budgets and have used some: what the others have used of each."""
+        found: dict[UUID, list[DictRow]] = {}
+        for row in [] if self.used is None else await self.used.fetchall():
+            found.setdefault(row["run_id"], []).append(row)
+        return found
+
+    async def ready(self) -> list[ReadyRun]:
+        """The waiting runs that became ready."""
+        rows = [row for cursor in self.promoted for row in await cursor.fetchall()]
+        return [ReadyRun(row["run_id"], row["graph_id"]) for row in rows if row.get("ready", True)]
+
+    async def stamp(self) -> datetime | None:
+        """The time that the events are stamped with; None when they may have been written by an earlier try."""
+        if self.verified is None:
+            return None
+        row = await self.verified.fetchone()
+        return None if row is None else row["written_at"]
+
+
+Columns = dict[str, Callable[[Any], Array]]
+PLACE: Columns = {"thread_ids": texts, "namespaces": texts}
+EVENTS: Columns = {
+    "thread_ids": uuids,
+    "seqs": bigints,
+    "run_ids": uuids,
+    "kinds": texts,
+    "namespaces": texts,
+    "datas": byteas,
+}
+BLOBS: Columns = {**PLACE, "channels": texts, "versions": texts, "types": texts, "blobs": byteas}
+CHECKPOINTS: Columns = {**PLACE, "ids": texts, "parents": texts, "checkpoints": texts, "metadatas": texts}
+WRITE_KEYS: Columns = {**PLACE, "ids": texts, "tasks": texts, "indexes": integers}
+WRITES: Columns = {**WRITE_KEYS, "paths": texts, "channels": texts, "types": texts, "blobs": byteas}
+
+
+def _arrays(rows: Iterable[Any], columns: Columns) -> dict[str, Array]:
+    turned = zip(*rows, strict=True)
+    return {name: encode(values) for (name, encode), values in zip(columns.items(), turned, strict=True)}
+
+
+async def write_portions(
+    connection: AsyncConnection[DictRow], portions: list[Portion], *, verify: bool, repeat: bool
+) -> Written:
+    """Write everything inside the transaction the caller has begun (and, if pipelined, without a round trip).
+
+    With `verify` the statements fail as a whole when any run is not held under its fence.
+    """
+    verified = None
+    outcomes = [portion for portion in portions if portion.outcome is not None]
+    thread_ids = sorted({portion.thread_id for portion in outcomes})
+    if verify:
+        if touched := sorted({portion.thread_id for portion in portions if portion.touches_thread}):
+            await connection.execute(LOCK_THREADS, {"thread_ids": touched})
+        if outcomes:
+            parents = [portion.parent_to_tell for portion in outcomes]
+            await lock_with_parents(connection, [portion.run_id for portion in portions], parents)
+        verified = await connection.execute(VERIFY, _claims(portions))
+    used = await _write_entries(connection, portions, repeat=repeat)
+    return Written(await _write_outcomes(connection, outcomes, thread_ids), None if repeat else verified, used)
+
+
+def _claims(portions: list[Portion]) -> dict[str, Any]:
+    return {
+        "run_ids": uuids([portion.run_id for portion in portions]),
+        "fences": bigints([portion.fence for portion in portions]),
+        "finals": booleans([isinstance(portion.outcome, Ended) for portion in portions]),
+        "count": len(portions),
+    }
+
+
+async def _write_entries(
+    connection: AsyncConnection[DictRow], portions: list[Portion], *, repeat: bool
+) -> AsyncCursor[DictRow] | None:
+    events: list[tuple[UUID, int, UUID, str, str, bytes]] = []
+    blobs: dict[tuple[str, str, str, str], BlobRow] = {}
+    checkpoints: dict[tuple[str, str, str], CheckpointRow] = {}
+    # No statement may touch one row twice, so what a batch writes to one place is reduced to what would remain.
+    kept: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    taken: set[WriteKey] = set()
+    used: dict[UUID, str] = {}
+    cleared: list[UUID] = []
+    for portion in portions:
+        seq = portion.first_seq
+        for entry in portion.entries:
+            if type(entry) is EventEntry:
+                events.append((portion.thread_id, seq, portion.run_id, entry.kind, entry.namespace, entry.data))
+                seq += 1
+            elif type(entry) is CheckpointEntry:
+                for blob in entry.blobs:
+                    blobs.setdefault(blob[:4], blob)
+                checkpoints[entry.row[:3]] = entry.row
+                portion.progress = max(entry.progress, portion.progress)
+            elif type(entry) is WritesEntry:
+                for key, row in entry.rows:
+                    taken.discard(key)
+                    if entry.replace:
+                        replaced[key] = row
+                    else:
+                        kept.setdefault(key, row)
+                if entry.takes is not None:
+                    replaced.pop(entry.takes, None)
+                    kept.pop(entry.takes, None)
+                    taken.add(entry.takes)
+                portion.progress = max(entry.progress, portion.progress)
+            elif type(entry) is UsageEntry:
+                used[portion.run_id] = entry.usage
+            elif type(entry) is ProgressEntry:
+                cleared.append(portion.run_id)
+    for key in replaced:
+        kept.pop(key, None)
+    if events:
+        await connection.execute(REPEAT_EVENTS if repeat else INSERT_EVENTS, _arrays(events, EVENTS))
+    if blobs:
+        await connection.execute(PUT_BLOBS, _arrays(blobs.values(), BLOBS))
+    if checkpoints:
+        await connection.execute(PUT_CHECKPOINTS, _arrays(checkpoints.values(), CHECKPOINTS))
+    for statement, writes in ((PUT_WRITES, kept), (REPLACE_WRITES, replaced)):
+        if writes:
+            rows = [(*key, *row) for key, row in writes.items()]
+            await connection.execute(statement, _arrays(rows, WRITES))
+    if taken:
+        await connection.execute(TAKE_ANSWERS, _arrays(taken, WRITE_KEYS))
+    # Of those that end here their end says it.
+    if advanced := [portion for portion in portions if portion.progress and not isinstance(portion.outcome, Ended)]:
+        run_ids, progress = zip(*((portion.run_id, portion.progress) for portion in advanced), strict=True)
+        await connection.execute(MARK_PROGRESS, {"run_ids": uuids(run_ids), "progress": smallints(progress)})
+    if cleared:
+        await connection.execute(CLEAR_SUSPICION, {"run_ids": cleared})
+    return await record_usage(connection, used) if used else None
+
+
+async def _write_outcomes(
+    connection: AsyncConnection[DictRow], outcomes: list[Portion], thread_ids: list[UUID]
+) -> list[AsyncCursor[DictRow]]:
+    ended = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Ended)]
+    released = [(portion, portion.outcome) for portion in outcomes if isinstance(portion.outcome, Released)]
+    rolled_back = [portion for portion in outcomes if isinstance(portion.outcome, RolledBack)]
+    if ended:
+        errors = texts([None if end.error is None else to_jsonb(to_json(end.error)) for _, end in ended])
+        await connection.execute(
+            END_RUNS,
+            {
+                "run_ids": uuids([portion.run_id for portion, _ in ended]),
+                "statuses": texts([str(end.status) for _, end in ended]),
+                "errors": errors,
+                "tracebacks": texts([end.traceback and end.traceback.replace("\0", "") for _, end in ended]),
+                "dead_letters": texts([end.dead_letter for _, end in ended]),
+                "progress": smallints([portion.progress for portion, _ in ended]),
+            },
+        )
+        await connection.execute(
+            END_THREADS,
+            {
+                "thread_ids": uuids([portion.thread_id for portion, _ in ended]),
+                "restings": texts([end.resting for _, end in ended]),
+                "values": texts([None if end.values is None else to_jsonb(end.values) for _, end in ended]),
+                "interrupts": texts(
+                    [None if end.interrupts is None else to_jsonb(to_json(end.interrupts)) for _, end in ended]
+                ),
+                "errors": errors,
+                "last_seqs": bigints([portion.last_seq for portion, _ in ended]),
+            },
+        )
+        if telling := [portion.run_id for portion, _ in ended if portion.ties.webhook]:
+            await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
+        if gates := [_gated(portion, end) for portion, end in ended if portion.ties.gated or end.interrupts]:
+            await follow_ends(connection, gates)
+    promoted = await _write_waits(connection, outcomes)
+    if released:
+        promoted.append(
+            await connection.execute(
+                RELEASE_RUNS,
+                {
+                    "run_ids": [portion.run_id for portion, _ in released],
+                    "afters": [release.after for _, release in released],
+                },
+            )
+        )
+    for portion in rolled_back:
+        await erase_runs(connection, portion.thread_id, [portion.run_id])
+    if not ended and not rolled_back:
+        return promoted
+    promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
+    if rolled_back:
+        await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
+    if told := [parent for portion in outcomes if (parent := portion.parent_to_tell) is not None]:
+        promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
+    return promoted
+
+
+async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Portion]) -> list[AsyncCursor[DictRow]]:
+    """Let parents wait. Some need not: what they wait for has ended meanwhile."""
+    waiting = {portion.run_id: portion.outcome for portion in outcomes if isinstance(portion.outcome, Waiting)}
+    if not waiting:
+        return []
+    awaited = [(run_id, *one) for run_id, outcome in waiting.items() for one in outcome.awaited.items()]
+    await connection.execute(
+        AWAIT_CHILDREN,
+        {
+            "parents": list(waiting),
+            "run_ids": [run_id for run_id, _, _ in awaited],
+            "keys": [key for _, key, _ in awaited],
+            "hows": [2 if failure_is_enough else 1 for _, _, failure_is_enough in awaited],
+        },
+    )
+    return [await connection.execute(WAIT_RUNS, {"run_ids": list(waiting)})]
+
+
+def _gated(portion: Portion, end: Ended) -> Gated:
+    waiting = None if end.resting is None else end.interrupts
+    success = end.status == RunStatus.SUCCESS
+    return Gated(portion.thread_id, portion.run_id, success, waiting, branches=portion.ties.branches)

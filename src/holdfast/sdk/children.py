@@ -1,0 +1,263 @@
+"""Children of a run, from its own code: `spawn` them and `gather` what they come to.
+
+A node that waits for its children stops there, as at an `interrupt()`, and its run gives the slot back. When they have
+ended the node runs again from its start; what it spawns is found by its key, so that it comes back to the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar
+from uuid import UUID
+
+from langgraph.errors import GraphDrained
+from langsmith.run_helpers import get_current_run_tree
+
+from holdfast.engine.children.spawn import ChildRequest, Parent, read_children, spawn_child
+from holdfast.engine.create import MAX_PRIORITY
+from holdfast.engine.created import say_created
+from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.usage import read_shared
+from holdfast.errors import ChildFailed, ChildRefused, NotInRun, RunSignal
+from holdfast.sdk.current_run import CurrentRun, current_run
+from holdfast.sdk.usage import METER, budget_left
+from holdfast.streams.serialize import storable
+from holdfast.telemetry.exceptions import clean
+
+T = TypeVar("T")
+
+LONGEST_KEY = 500
+# As for a run that a request creates: a year.
+LONGEST_DELAY_SECONDS = 31_536_000.0
+# What a run hands down to its children as it is: whose they are, and what came with the request.
+INHERITED = ("user", "forwarded")
+# Where the trace of a run goes, in its options.
+TRACE_OPTIONS = ("__langsmith_project__", "__langsmith_example_id__")
+
+
+class WaitsForChildren(GraphDrained):
+    """Stops the node that waits, and lets those beside it come to their end. The executor makes a wait of it.
+
+    One of LangGraph's own kind for "to be continued": it is no failure of a node, and nothing a client is asked.
+    """
+
+    def __init__(self, awaited: dict[str, bool]) -> None:
+        super().__init__("waits for its children")
+        self.awaited = awaited
+
+
+@dataclass(frozen=True)
+class Child:
+    """A child of the current run. Its key is enough to `gather` it."""
+
+    key: str
+    run_id: UUID
+    thread_id: UUID
+
+
+async def spawn(
+    assistant: str | UUID,
+    input: Any = None,
+    *,
+    key: str,
+    config: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    after_seconds: float = 0.0,
+    durability: Literal["sync", "async", "exit"] = "async",
+) -> Child:
+    """Start a run of another assistant (or of this one) as a child of the current run, on a thread of its own.
+
+    There is one child for each `key` of a run, whatever is retried, taken over or done at the same time: asking again
+    returns the one there is. So a key names a piece of work, and is the same each time the node runs: `"summary"`, or
+    `f"page {number}"` in a loop; not a random id. When this returns, the child is committed.
+
+    Raises ChildRefused when the key stands for another assistant or input, for a priority beyond 100 or -100, for a
+    delay of more than a year, and past HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
+    """
+    run = current_run("holdfast.spawn()")
+    if priority is not None and not (_is(Integral, priority) and -MAX_PRIORITY <= priority <= MAX_PRIORITY):
+        raise ChildRefused(f"priority: {priority!r:.100} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    if not (_is(Real, after_seconds) and after_seconds <= LONGEST_DELAY_SECONDS):
+        raise ChildRefused(f"after_seconds: {after_seconds!r:.100} is not a number of seconds up to a year.")
+    request = ChildRequest(
+        assistant=str(assistant),
+        key=_checked(key),
+        kwargs=_kwargs(run.kwargs, input, config, context, durability),
+        metadata=storable(dict(metadata or {})),
+        priority=priority,
+        after_seconds=float(max(0.0, after_seconds)),
+    )
+    return await _spawn(run, request)
+
+
+async def gather(*children: Child | str | Awaitable[Child], return_exceptions: bool = False) -> list[Any]:
+    """The last values of children's threads, in the order given: children, their keys, or calls of `spawn`.
+
+    While one of them is unfinished, or waits for somebody's answer, this does not return: the run gives its slot back,
+    and when they have ended the node runs again from its start. A child that did not end in success raises
+    ChildFailed, as soon as it is known; with `return_exceptions` it is returned in its place, when all have ended.
+    """
+    return await _gather(current_run("holdfast.gather()"), children, return_exceptions)
+
+
+def spawn_sync(assistant: str | UUID, input: Any = None, *, key: str, **options: Any) -> Child:
+    """`spawn` for nodes and tools that are plain functions, which run in a thread."""
+    run = _from_a_thread("holdfast.spawn_sync()", "holdfast.spawn()")
+    return _wait_for(run, spawn(assistant, input, key=key, **options))
+
+
+def gather_sync(*children: Child | str, return_exceptions: bool = False) -> list[Any]:
+    """`gather` for nodes and tools that are plain functions, which run in a thread."""
+    run = _from_a_thread("holdfast.gather_sync()", "holdfast.gather()")
+    return _wait_for(run, _gather(run, children, return_exceptions))
+
+
+def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """What a child's run has from its parent's."""
+    inherited = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
+    left = budget_left()
+    if "max_seconds" in left:
+        # The other limits are those of the pot that the family draws on (`engine/budget.py`). A copy of them would look
+        # smaller than the pot whenever the parent has used something that is not committed yet.
+        inherited["budget"] = {"max_seconds": left["max_seconds"]}
+    tree = get_current_run_tree()
+    if tree is not None:
+        # Below the step that spawned it, and not beside its parent.
+        inherited["forwarded"] = {**inherited.get("forwarded", {}), **tree.to_headers()}
+    return inherited
+
+
+async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
+    parent = Parent(run_id=run.run_id, fence=run.fence, budget=run.kwargs.get("budget"))
+    try:
+        spawned = await spawn_child(run.database, run.catalog, parent, request)
+    except RunSignal as signal:
+        run.stop(signal)
+        raise
+    if (meter := METER.get()) is not None:
+        meter.spawned()
+    if spawned.new is not None and spawned.created is not None:
+        say_created(spawned.new, spawned.created, by="parent")
+    if spawned.new is not None and run.signals is not None:
+        announce_ready(run.signals, [ReadyRun(spawned.run_id, spawned.new.graph_id, spawned.new.after_seconds)])
+    return Child(spawned.key, spawned.run_id, spawned.thread_id)
+
+
+async def _gather(
+    run: CurrentRun, children: tuple[Child | str | Awaitable[Child], ...], return_exceptions: bool
+) -> list[Any]:
+    keys = [await _key_of(child) for child in children]
+    async with run.database.connection() as connection:
+        known = await read_children(connection, run.run_id, keys)
+    if unknown := [key for key in keys if key not in known]:
+        raise ChildRefused(
+            f"This run has no child '{unknown[0]}': only what it has spawned itself can be gathered. A run that "
+            "answers an interrupt is another run than the one that asked."
+        )
+    failures = {
+        key: ChildFailed(
+            run_id=row["run_id"], thread_id=row["thread_id"], key=key, status=row["status"], error=row["error"]
+        )
+        for key, row in known.items()
+        if row["status"] not in (None, "success")
+    }
+    await _stop_without_budget(run)
+    if not return_exceptions:
+        for key in keys:
+            if key in failures:
+                raise failures[key]
+    if any(row["status"] is None for row in known.values()):
+        for key in known:
+            # Of two that wait for the same child, one may be content with a failure elsewhere.
+            run.awaited[key] = run.awaited.get(key, False) or not return_exceptions
+        raise WaitsForChildren(run.awaited)
+    return [failures.get(key) or known[key]["values"] for key in keys]
+
+
+async def _stop_without_budget(run: CurrentRun) -> None:
+    """Stop the run if its children have used up its budget. They may have ended in success all the same: what a call
+    uses is known when it is over."""
+    meter = METER.get()
+    if meter is None or not meter.shares:
+        return
+    async with run.database.connection() as connection:
+        meter.share(await read_shared(connection, run.run_id))
+    if meter.exceeded is not None:
+        raise meter.exceeded
+
+
+async def _key_of(child: Child | str | Awaitable[Child]) -> str:
+    if isinstance(child, str):
+        return _checked(child)
+    if inspect.isawaitable(child):
+        child = await child
+    if not isinstance(child, Child):
+        raise ChildRefused(f"holdfast.gather() takes children, their keys, or calls of spawn(), not {child!r}.")
+    return child.key
+
+
+def _checked(key: str) -> str:
+    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key or key != clean(key):
+        raise ChildRefused(
+            f"The key of a child is a text of 1 to {LONGEST_KEY} characters, without NUL characters and lone "
+            f"surrogates, not {key!r:.100}."
+        )
+    return key
+
+
+def _is(kind: type, given: Any) -> bool:
+    """Whether graph code has kept to the annotation."""
+    return isinstance(given, kind)
+
+
+def _kwargs(
+    parent: Mapping[str, Any],
+    input: Any,
+    config: Mapping[str, Any] | None,
+    context: Mapping[str, Any] | None,
+    durability: str,
+) -> dict[str, Any]:
+    """The kwargs of a child's run, as a request without anything special would have them."""
+    standing: Mapping[str, Any] = (parent.get("config") or {}).get("configurable") or {}
+    trace = {name: standing[name] for name in TRACE_OPTIONS if name in standing}
+    # Its metadata becomes that of the run, in a column that holds less than JSON can say.
+    own_config: dict[str, Any] = storable(dict(config or {}))
+    if trace:
+        own_config["configurable"] = {**trace, **(own_config.get("configurable") or {})}
+    return {
+        "input": input,
+        "command": None,
+        "config": own_config,
+        "context": None if context is None else dict(context),
+        "stream_mode": ["values"],
+        "interrupt_before": None,
+        "interrupt_after": None,
+        "webhook": None,
+        "feedback_keys": None,
+        "temporary": False,
+        "subgraphs": False,
+        "resumable": False,
+        "checkpoint_during": durability != "exit",
+        "durability": durability,
+        **inherited_kwargs(parent),
+    }
+
+
+def _from_a_thread(asked_by: str, instead: str) -> CurrentRun:
+    run = current_run(asked_by)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run
+    raise NotInRun(f"{asked_by} would block the worker here: in async code, use `await {instead}`.")
+
+
+def _wait_for(run: CurrentRun, work: Coroutine[Any, Any, T]) -> T:
+    """Have the worker's loop do it, in the context of this thread."""
+    return asyncio.run_coroutine_threadsafe(work, run.loop).result()

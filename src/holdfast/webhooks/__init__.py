@@ -1,0 +1,1 @@
+"""Webhooks: which addresses are allowed, the stored deliveries, signing and sending one."""
