@@ -20,6 +20,7 @@ from holdfast.cli.main import app
 from holdfast.cli.project import child_environment
 from holdfast.errors import ConfigError
 from holdfast.settings import Settings, environment_names, load_settings
+from holdfast.worker.cores import Cores
 from tests.support.smoke import EXAMPLES
 
 from .processes import holdfast, processes_in, processes_naming
@@ -280,6 +281,31 @@ def test_a_port_that_is_taken_is_refused(project: Path) -> None:
         port = str(taken.getsockname()[1])
         says = f"HOLDFAST_HOST=127.0.0.1 PORT={port}: the web process cannot listen there: Address already in use"
         refused(command("serve", "--port", port, cwd=project), says, project)
+
+
+@pytest.mark.parametrize(("workers", "warns"), [("1000", True), ("1", False), (None, False)])
+def test_serve_warns_of_more_workers_than_cores(project: Path, workers: str | None, warns: bool) -> None:
+    """Before it finds that it cannot start."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        option = [] if workers is None else ["--workers", workers]
+        done = command("serve", "--port", str(taken.getsockname()[1]), *option, cwd=project)
+    assert done.returncode == ExitCode.CONFIG
+    assert ("fleet.more_workers_than_cores" in done.stderr) == warns
+
+
+def test_serve_starts_a_worker_for_each_core_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def run_fleet(*_: Any, workers: int, **__: Any) -> ExitCode:
+        started.append(workers)
+        return ExitCode.OK
+
+    monkeypatch.setattr("holdfast.cli.serve.run_fleet", run_fleet)
+    monkeypatch.setattr("holdfast.cli.serve.usable_cores", lambda: Cores(3, "7"))
+    for option in ([], ["--workers", "2"]):
+        with pytest.raises(SystemExit):
+            get_command(app).main(["serve", *option], standalone_mode=False)
+    assert started == [3, 2]
 
 
 def test_migrate_says_what_it_applied_and_leaves_nothing_running(project: Path) -> None:

@@ -78,7 +78,7 @@ def test_serve_runs_replaces_and_stops(tmp_path: Path) -> None:
 
 
 def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
-    with started("serve", tmp_path, "--config", EXAMPLES) as (program, _):
+    with started("serve", tmp_path, "--workers", "1", "--config", EXAMPLES) as (program, _):
         children, server = roles(program.pid), postmaster(tmp_path)
         assert len(children) == 3
         program.process.kill()
@@ -87,7 +87,7 @@ def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_second_server_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    with started("serve", tmp_path, "--config", EXAMPLES) as (program, url):
+    with started("serve", tmp_path, "--workers", "1", "--config", EXAMPLES) as (program, url):
         environ = {**os.environ, "HOLDFAST_DATA_DIR": str(tmp_path)}
         command = holdfast("serve", "--port", url.rpartition(":")[2], "--config", EXAMPLES)
         second = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)

@@ -303,7 +303,7 @@ def test_fleet_ends_when_a_child_finds_that_something_must_change(server_url: st
         (project / "webapp.py").write_text(LIFESPAN)
         document = {"dependencies": ["."], "graphs": GRAPHS, "http": {"app": "./webapp.py:app"}}
         (project / "langgraph.json").write_text(json.dumps(document))
-        command = holdfast("serve", "--port", "0")
+        command = holdfast("serve", "--workers", "1", "--port", "0")
         told = {**os.environ, **environ}
         done = subprocess.run(command, env=told, cwd=project, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.CONFIG, done.stderr
@@ -317,7 +317,7 @@ def test_fleet_ends_when_a_child_finds_that_something_must_change(server_url: st
 def test_supervisor_is_not_ready_while_a_worker_cannot_start(server_url: str) -> None:
     broken = GRAPH + "\nimport os, sys\nif 'worker' in sys.argv:\n    os._exit(7)\n"
     with small_project(server_url, broken) as (project, environ):
-        with Program(holdfast("serve", "--port", "0"), environ=environ, cwd=project) as program:
+        with Program(holdfast("serve", "--workers", "1", "--port", "0"), environ=environ, cwd=project) as program:
             health = f"http://127.0.0.1:{environ['HOLDFAST_HEALTH_PORT']}"
             program.expect('"event":"web.listening"', timeout=120)
             for _ in range(2):
@@ -337,7 +337,7 @@ def test_serve_that_is_stopped_while_it_starts_exits_with_0(server_url: str, num
     slow = GRAPH + "\nimport time\nprint('importing', flush=True)\ntime.sleep(600)\n"
     with (
         small_project(server_url, slow) as (project, environ),
-        Program(holdfast("serve", "--port", "0"), environ=environ, cwd=project) as program,
+        Program(holdfast("serve", "--workers", "1", "--port", "0"), environ=environ, cwd=project) as program,
     ):
         checks = wait_for(lambda: psutil.Process(program.pid).children(), "the graphs are being imported")
         program.process.send_signal(number)
@@ -380,7 +380,7 @@ def test_children_whose_python_stands_still_are_replaced(server_url: str) -> Non
         document = {"dependencies": ["."], "graphs": GRAPHS, "http": {"app": "./graph.py:app"}}
         (project / "langgraph.json").write_text(json.dumps(document))
         told = {**environ, **limits, "HOLDFAST_MAX_CRASHES": "1", "WORKER_DRAIN_TIMEOUT": "0"}
-        with Program(holdfast("serve", "--port", "0"), environ=told, cwd=project) as program:
+        with Program(holdfast("serve", "--workers", "1", "--port", "0"), environ=told, cwd=project) as program:
             url = program.expect(r'"url":"(http://[^"]+)".*"event":"fleet.ready"', timeout=120)[1]
             with httpx.Client(base_url=url, timeout=120) as client:
                 health = f"http://127.0.0.1:{environ['HOLDFAST_HEALTH_PORT']}"

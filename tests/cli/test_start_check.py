@@ -143,7 +143,7 @@ def _refused(directory: Path, environ: dict[str, str], env: dict[str, str] | Non
     document = {"dependencies": ["."], "graphs": {"graph": "./graph.py:graph"}, "env": env or {}}
     (directory / "langgraph.json").write_text(json.dumps(document))
     told = {**os.environ, "DATABASE_URL": "postgresql://127.0.0.1:1/none", "HOLDFAST_LOG_FORMAT": "json", **environ}
-    command = holdfast("serve", "--port", "0")
+    command = holdfast("serve", "--workers", "1", "--port", "0")
     done = subprocess.run(command, env=told, cwd=directory, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.CONFIG, done.stderr
     return [json.loads(line) for line in done.stderr.splitlines()]

@@ -55,7 +55,7 @@ def serving(project: str, server_url: str, environ: Mapping[str, str]) -> Iterat
     config = PROJECTS / project / "langgraph.json"
     with own_database(server_url) as database_url:
         told = {"DATABASE_URL": database_url, "WORKER_DRAIN_TIMEOUT": "1", **environ}
-        command = holdfast("serve", "--config", config, "--host", "127.0.0.1", "--port", "0")
+        command = holdfast("serve", "--workers", "1", "--config", config, "--host", "127.0.0.1", "--port", "0")
         with Program(command, environ=told) as program:
             url = program.expect(r"Holdfast is ready: (http://[^\s,]+)", STARTING)[1]
             yield Server(url.rstrip("/"), program)

@@ -46,6 +46,37 @@ async def test_no_worker_at_all(installation: Installation, database: Database, 
         assert (await check_workers(installation)).verdict is Verdict.FAIL
 
 
+async def test_more_workers_than_cores_are_a_warning(
+    installation: Installation, database: Database, execute: Execute
+) -> None:
+    for _ in range(3):
+        await online_worker(database)
+    assert (await check_workers(installation)).verdict is Verdict.PASS, "older versions do not say"
+    execute("UPDATE worker SET host = 'here', cores = 3, cpus = 'all'")
+    assert (await check_workers(installation)).verdict is Verdict.PASS
+    execute("UPDATE worker SET cores = 2")
+    crowded = await check_workers(installation)
+    assert crowded.verdict is Verdict.WARN
+    assert crowded.found == "3 online; more than a host has cores: here (3 on 2 cores)"
+    assert "N_JOBS_PER_WORKER" in crowded.fix
+
+
+@pytest.mark.parametrize("own", ["cpus", "host"])
+async def test_workers_that_share_no_cores_are_as_many_as_they_like(
+    installation: Installation, database: Database, execute: Execute, own: str
+) -> None:
+    for _ in range(3):
+        await online_worker(database)
+    execute("UPDATE worker SET host = 'here', cores = 1, cpus = '1'")
+    execute(f"UPDATE worker SET {own} = worker_id::text")
+    assert (await check_workers(installation)).verdict is Verdict.PASS
+    execute(f"UPDATE worker SET {own} = 'shared'")
+    assert (await check_workers(installation)).verdict is Verdict.WARN
+    one = "(SELECT worker_id FROM worker LIMIT 1)"
+    execute(f"UPDATE worker SET lease_until = now() - interval '1 second' WHERE worker_id <> {one}")
+    assert (await check_workers(installation)).verdict is Verdict.PASS, "the others are gone"
+
+
 @pytest.mark.parametrize("schema", ["elsewhere", "e" * 63])
 async def test_processes_of_another_schema_are_not_counted(installation: Installation, schema: str) -> None:
     second = replace(installation, settings=installation.settings.model_copy(update={"db_schema": schema}))

@@ -47,7 +47,8 @@ def served(environ: dict[str, str]) -> Iterator[str]:
     Each uses threads of its own, and cancels what it leaves running.
     """
     port = free_port()
-    with Program(holdfast("serve", "--config", PROJECT, "--port", str(port)), environ=environ) as program:
+    command = holdfast("serve", "--workers", "1", "--config", PROJECT, "--port", str(port))
+    with Program(command, environ=environ) as program:
         program.expect("Holdfast is ready", timeout=120)
         yield f"http://127.0.0.1:{port}"
         program.process.terminate()

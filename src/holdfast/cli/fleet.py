@@ -36,6 +36,7 @@ from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.http import http_section
 from holdfast.settings import Settings, environment_names, load_settings
+from holdfast.worker.cores import usable_cores
 from holdfast.worker.health import HealthServer
 
 log = structlog.get_logger(__name__)
@@ -75,6 +76,7 @@ def run_fleet(
         variables = environment_names(Settings.model_fields[name])
         if not any(variable in {**project.env, **os.environ} for variable in variables):
             overrides = {**overrides, name: value}
+    _warn_of_more_workers_than_cores(workers)
     with ExitStack() as stack:
         postgres, database = None, "DATABASE_URL"
         if settings.database_url is None:
@@ -128,6 +130,12 @@ def run_fleet(
         )
         stack.callback(waiting.set)
         return supervisor.run()
+
+
+def _warn_of_more_workers_than_cores(workers: int) -> None:
+    cores = usable_cores().count
+    if workers > cores:
+        log.warning("fleet.more_workers_than_cores", workers=workers, cores=cores)
 
 
 def _refuse_open_server(settings: Settings, project: ProjectConfig) -> None:

@@ -60,7 +60,7 @@ app = typer.Typer(
         "holdfast dev",
         """holdfast run echo --input '{"messages": [{"role": "user", "content": "hello"}]}'""",
         "holdfast runs list",
-        "holdfast serve --workers 4",
+        "holdfast serve --jobs 20",
     )
     + "\n\n"
     + _EXIT_CODES,

@@ -1,7 +1,7 @@
 """How many cores this process may use: those it may run on, and no more than its control groups have time for.
 
-And which. Workers that are pinned each to a core of its own, or that are in containers which go by the name of their
-host, do not share what they have.
+And which. The doctor warns of workers on one host that are more than its cores, but not of workers that share none:
+pinned each to a core of its own, or each in a container that has the name of its host.
 """
 
 from __future__ import annotations

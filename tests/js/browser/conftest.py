@@ -64,7 +64,8 @@ def server(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             "POSTGRES_POLL_INTERVAL_SECONDS": "0.5",
             "WORKER_DRAIN_TIMEOUT": "1",
         }
-        command = [sys.executable, "-m", "holdfast", "serve", "--config", str(HERE / "project" / "langgraph.json")]
+        command = [sys.executable, "-m", "holdfast", "serve", "--workers", "1"]
+        command += ["--config", str(HERE / "project" / "langgraph.json")]
         server = Server(f"http://127.0.0.1:{port}", directory)
         with server.log.open("w") as output:
             process = subprocess.Popen(

@@ -43,6 +43,14 @@ SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS onl
 FROM worker
 """
 
+# Workers that share cores, and are more than these. Workers on one host that are limited each to its own have other
+# `cpus`; workers of versions that did not count their cores have NULL.
+MORE_THAN_CORES = """
+SELECT host, count(*) AS workers, min(cores) AS cores FROM worker
+WHERE status = 'online' AND lease_until >= now() AND cores IS NOT NULL
+GROUP BY host, cpus HAVING count(*) > min(cores) ORDER BY host, cpus LIMIT 100
+"""
+
 # A thread whose unfinished runs have no head stands still: nobody will ever claim one.
 HEADLESS = """
 SELECT thread_id, count(*) AS runs FROM run WHERE status IN ('pending', 'running')
@@ -97,11 +105,17 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 
 
 async def check_workers(installation: Installation) -> Finding:
-    """Whether anybody executes runs. Without a worker nothing is wrong with the database, and every run waits."""
+    """Whether a worker is online, and no host has more of them than cores. Without a worker nothing is wrong with the
+    database, and every run waits."""
     settings = installation.settings
     async with installation.reading() as connection:
         known = await (await connection.execute(WORKERS, {"web": application_names(settings, "web")})).fetchone()
+        crowded = await (await connection.execute(MORE_THAN_CORES)).fetchall()
     assert known is not None
+    if crowded:
+        where = ", ".join(f"{row['host']} ({row['workers']} on {counted(row['cores'], 'core')})" for row in crowded)
+        fix = "Start fewer there, with more jobs each (N_JOBS_PER_WORKER): more workers than cores execute fewer runs."
+        return warned(f"{known['online']} online; more than a host has cores: {where}", fix)
     if known["online"]:
         return passed(f"{known['online']} online")
     found = "no worker is online" + (f" ({known['draining']} draining)" if known["draining"] else "")

@@ -20,6 +20,14 @@ ENTRIES: tuple[Entry, ...] = (
         "A minute has passed and the fleet is not ready.",
         reason="What is missing.",
     ),
+    entry(
+        "fleet.more_workers_than_cores",
+        "warning",
+        "`--workers` is more than the cores that the process may use. More workers than cores execute fewer runs: "
+        "start fewer, with more jobs each (`N_JOBS_PER_WORKER`).",
+        workers="How many workers are started.",
+        cores="How many cores the process may use, by its affinity and its control group.",
+    ),
     entry("fleet.stopping", "info", "A signal has come: children are stopped. A second signal stops them at once."),
     entry(
         "child.ended",
