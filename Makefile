@@ -59,10 +59,11 @@ format: $(DEV_STAMP) ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV_STAMP) ## write docs/configuration.md, docs/metrics.md and docs/events.md from the code
+docs: $(DEV_STAMP) ## write the generated pages: configuration, metrics, events, api
 	$(BIN)/python -m holdfast.settings.reference > docs/configuration.md
 	$(BIN)/python -m holdfast.telemetry.reference > docs/metrics.md
 	$(BIN)/python -m holdfast.telemetry.catalogue > docs/events.md
+	$(BIN)/python -m holdfast.api.reference > docs/api.md
 
 torture: $(DEV_STAMP) ## hurt a fleet and look whether anything was lost: SEED=1 MINUTES=30 make torture
 	$(BIN)/python -m tests.torture

@@ -32,7 +32,7 @@ and `deploy/prometheus/alerts.yml` has alert rules.
 `tests/metrics/` asks a fleet of real processes for every metric on this page, after runs, a retry, a worker killed with
 SIGKILL, a dead letter, watched streams and a webhook that nobody takes, and compares the counts.
 
-[`examples/autoscale.py`](../examples/autoscale.py) decides by the JSON form how many workers there should be.
+`examples/autoscale.py` decides by the JSON form how many workers there should be.
 
 What it costs is in [performance](performance.md#logs-and-metrics).
 
