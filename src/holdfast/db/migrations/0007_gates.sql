@@ -1,5 +1,5 @@
 -- Human gates: the questions that runs ask, and who answers them. A question is an interrupt as one run asked it: LangGraph
--- may ask again under an id that it has used before. docs/gates.md has the life of one.
+-- may ask again under an id that it has used before. docs/interrupts.md has the life of one.
 
 CREATE TABLE interrupt (
     thread_id      uuid NOT NULL REFERENCES thread ON DELETE CASCADE,
