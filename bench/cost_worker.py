@@ -17,15 +17,15 @@ from holdfast.cli.lifeline import join_supervisor
 from holdfast.db.connect import Database
 from holdfast.execution.executor import Executor
 from holdfast.graphs.config import load_config
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import load_settings
 from holdfast.worker.process import run_worker
 
 
-def stock_saver(database: Database, lane: Lane, **options: bool) -> AsyncPostgresSaver:
+def stock_saver(database: Database, writer: RunWriter, **options: bool) -> AsyncPostgresSaver:
     """LangGraph's own saver on the worker's pool. One per run: a shared one would let one run at a time write.
 
-    Neither the lane nor the options mean anything to it: it writes past the journal.
+    Neither the writer nor the options mean anything to it: it writes past the journal.
     """
     return AsyncPostgresSaver(cast(Any, database.pool))
 

@@ -35,7 +35,7 @@ from starlette.types import Message, Send
 import holdfast
 from holdfast.api import streaming
 from holdfast.cli.main import app
-from holdfast.journal import run_writer as lane
+from holdfast.journal import run_writer
 from holdfast.streams import sse
 
 LIBRARIES = [Path(sysconfig.get_path(name)).as_posix() + "/" for name in ("purelib", "platlib")]
@@ -72,7 +72,7 @@ UNAWAITED = {
     "holdfast.upkeep.webhooks.Webhooks.run": 10.0,
     "holdfast.worker.main.Worker._claim_loop": 10.0,
     # The guard sets this delay itself (`first_write_delay`). What it is where nothing is counted is among `delays`.
-    "holdfast.journal.run_writer.Lane._add": 0.1,
+    "holdfast.journal.run_writer.RunWriter._add": 0.1,
     # Looks ten times a second whether a statement is to be interrupted: how often depends on how fast Postgres is.
     "psycopg.waiting.wait_async": 0.1,
 }
@@ -167,7 +167,9 @@ def answer(path: str, profiler: cProfile.Profile) -> None:
             asking, _ = listener.accept()
             with asking, asking.makefile("rb") as lines:
                 wanted = json.loads(lines.readline())
-                lane.BREATH = wanted.get("first_write_delay", lane.BREATH)
+                run_writer.FIRST_WRITE_DELAY_SECONDS = wanted.get(
+                    "first_write_delay", run_writer.FIRST_WRITE_DELAY_SECONDS
+                )
                 asking.sendall(json.dumps(counts(profiler)).encode() + b"\n")
 
 

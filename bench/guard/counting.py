@@ -28,8 +28,7 @@ import httpx
 from bench.guard.cases import CASES, CLIENTS
 from bench.stage import PROJECT, Process, Stage, wait_for
 from holdfast.cli.readiness import answers
-from holdfast.journal import journal
-from holdfast.journal import run_writer as lane
+from holdfast.journal import journal, run_writer
 from holdfast.settings import Settings
 from holdfast.worker import main as worker
 
@@ -251,9 +250,9 @@ def delays() -> dict[str, float]:
     """Milliseconds that the worker waits on purpose before a run's first events are visible. They are replaced while
     calls are counted, so they are kept as they are."""
     return {
-        "first write of a run (BREATH)": 1000 * lane.BREATH,
+        "first write of a run (FIRST_WRITE_DELAY_SECONDS)": 1000 * run_writer.FIRST_WRITE_DELAY_SECONDS,
         "announcing that a run has begun (BEGUN_PATIENCE)": 1000 * worker.BEGUN_PATIENCE,
-        "between commits of several runs (LONGEST_REST)": 1000 * journal.LONGEST_REST,
+        "between commits of several runs (MAX_GROUP_DELAY_SECONDS)": 1000 * journal.MAX_GROUP_DELAY_SECONDS,
     }
 
 

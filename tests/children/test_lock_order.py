@@ -23,7 +23,7 @@ from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import NotFound
-from holdfast.journal.batch import Ties, write_portions
+from holdfast.journal.batch import EndEffects, write_portions
 from holdfast.settings import Settings, load_settings
 from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of, somebody_waits
 from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock
@@ -101,7 +101,7 @@ def batch(worker: int) -> Operation:
                 outcome = random.choice([SUCCESS, RolledBack(), None])
             else:
                 outcome = random.choice([None, Waiting(awaited=dict.fromkeys(scene.keys[run["run_id"]], False))])
-            portions.append(replace(portion_of(run, outcome), ties=Ties(parent=run["parent_run_id"])))
+            portions.append(replace(portion_of(run, outcome), effects=EndEffects(parent=run["parent_run_id"])))
         if backwards:
             portions.reverse()
         with suppress(psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):

@@ -24,7 +24,7 @@ from holdfast.engine.threads import delete_thread
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, LeaseLost
 from holdfast.insight.fleet import queue_figures, waits_for
-from holdfast.journal.batch import Portion, Ties, write_portions
+from holdfast.journal.batch import EndEffects, Portion, write_portions
 from holdfast.settings import Settings, load_settings
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (
@@ -85,7 +85,7 @@ class Family:
 
 
 def portion(run: DictRow, outcome: Outcome) -> Portion:
-    return replace(portion_of(run, outcome), ties=Ties(parent=run["parent_run_id"]))
+    return replace(portion_of(run, outcome), effects=EndEffects(parent=run["parent_run_id"]))
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ from holdfast.engine.threads import delete_thread
 from holdfast.errors import RunSignal
 from holdfast.execution.starting_point import CHECKPOINT
 from holdfast.journal.batch import CheckpointEntry
-from holdfast.journal.journal import Journal, Lane
+from holdfast.journal.journal import Journal
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import load_settings
 from holdfast.upkeep.sweeps import SWEEP_EVENTS
 
@@ -52,15 +53,15 @@ class Holding:
     """A run as the worker that claimed it knows it, whether it is still right about that or not."""
 
     run: DictRow
-    lane: Lane
+    writer: RunWriter
 
     @property
     def run_id(self) -> UUID:
-        return self.lane.run_id
+        return self.writer.run_id
 
     @property
     def fence(self) -> int:
-        return self.lane.fence
+        return self.writer.fence
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class Fleet:
     async def _open(self, journals: int) -> None:
         await self._database.open()
         for _ in range(journals):
-            journal = Journal(self._settings, lambda visible, ready: None, lambda lane: None)
+            journal = Journal(self._settings, lambda visible, ready: None, lambda writer: None)
             self._journals.append(journal)
             self._tasks.append(asyncio.create_task(journal.run()))
 
@@ -203,8 +204,8 @@ class Fleet:
 
         holdings = []
         for row in self._run(step()):
-            lane = worker.journal.open_lane(row["run_id"], row["thread_id"], row["fence"], row["next_seq"])
-            holdings.append(Holding(row, lane))
+            writer = worker.journal.open_writer(row["run_id"], row["thread_id"], row["fence"], row["next_seq"])
+            holdings.append(Holding(row, writer))
         worker.holdings += holdings
         return holdings
 
@@ -223,10 +224,10 @@ class Fleet:
 
     def late(self, holding: Holding, journal: int) -> Holding:
         """The same claim in the hands of an attempt that has not noticed anything yet."""
-        lane = holding.lane
+        writer = holding.writer
         return Holding(
             holding.run,
-            self._journals[journal].open_lane(lane.run_id, lane.thread_id, lane.fence, lane.next_seq),
+            self._journals[journal].open_writer(writer.run_id, writer.thread_id, writer.fence, writer.next_seq),
         )
 
     # --- upkeep -----------------------------------------------------------------------------------
@@ -313,12 +314,12 @@ def _by_thread(rows: psycopg.Cursor[DictRow]) -> dict[UUID, set[str]]:
 
 
 async def _hand_in(write: Write) -> None:
-    lane = write.holding.lane
+    writer = write.holding.writer
     for number in range(write.events):
-        lane.event("values", orjson.dumps({"number": number}))
+        writer.add_event("values", orjson.dumps({"number": number}))
     if write.checkpoint is not None:
-        lane.checkpoint(checkpoint_entry(lane.thread_id, lane.run_id, write.checkpoint))
-    await (lane.flush() if write.outcome is None else lane.finish(write.outcome))
+        writer.add_checkpoint(checkpoint_entry(writer.thread_id, writer.run_id, write.checkpoint))
+    await (writer.flush() if write.outcome is None else writer.finish(write.outcome))
 
 
 def checkpoint_entry(thread_id: UUID, run_id: UUID, checkpoint_id: str) -> CheckpointEntry:

@@ -18,7 +18,8 @@ from holdfast.engine.outcome import Ended, Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
 from holdfast.journal.batch import EventEntry, Portion, write_portions
-from holdfast.journal.journal import Journal, Lane
+from holdfast.journal.journal import Journal
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.engine.driver import checkpoint_entry, new_checkpoint_id
 from tests.support.records import query
@@ -103,7 +104,7 @@ async def checkpoint_ids(database: Database, thread_id: UUID) -> set[str]:
 async def open_journal(settings: Settings, announced: list[ReadyRun] | None = None) -> AsyncIterator[Journal]:
     """A worker's journal, at work. `announced` gets the runs that became ready."""
     heard: list[ReadyRun] = [] if announced is None else announced
-    journal = Journal(settings, lambda visible, ready: heard.extend(ready), lambda lane: None)
+    journal = Journal(settings, lambda visible, ready: heard.extend(ready), lambda writer: None)
     task = asyncio.create_task(journal.run())
     try:
         yield journal
@@ -112,13 +113,13 @@ async def open_journal(settings: Settings, announced: list[ReadyRun] | None = No
         await task
 
 
-def lane_of(journal: Journal, run: DictRow) -> Lane:
-    return journal.open_lane(run["run_id"], run["thread_id"], run["fence"], run["next_seq"])
+def writer_of(journal: Journal, run: DictRow) -> RunWriter:
+    return journal.open_writer(run["run_id"], run["thread_id"], run["fence"], run["next_seq"])
 
 
-def put_checkpoint(lane: Lane) -> str:
+def put_checkpoint(writer: RunWriter) -> str:
     checkpoint_id = new_checkpoint_id()
-    lane.checkpoint(checkpoint_entry(lane.thread_id, lane.run_id, checkpoint_id))
+    writer.add_checkpoint(checkpoint_entry(writer.thread_id, writer.run_id, checkpoint_id))
     return checkpoint_id
 
 

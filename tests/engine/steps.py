@@ -178,7 +178,7 @@ class Steps(RuleBasedStateMachine):
 
     def settle(self, before: Snapshot, write: Write, answer: Any) -> None:
         holding, outcome = write.holding, write.outcome
-        thread_id = holding.lane.thread_id
+        thread_id = holding.writer.thread_id
         if write.events == 0 and write.checkpoint is None and outcome is None:
             assert answer is None
             return
@@ -189,7 +189,7 @@ class Steps(RuleBasedStateMachine):
         if isinstance(outcome, Ended) and holding.run_id in self.expected.promised:
             assert isinstance(answer, Cancelled)
             assert answer.action == "rollback"
-            holding.lane.discard()
+            holding.writer.discard()
             return
         assert answer is None
         # Each outcome writes one event of its own.

@@ -19,10 +19,10 @@ from tests.engine.scene import (
     claim_runs,
     create,
     declare_lost,
-    lane_of,
     online_worker,
     open_journal,
     put_checkpoint,
+    writer_of,
 )
 from tests.support.records import query, run_row
 
@@ -109,18 +109,18 @@ async def die(database: Database, worker_id: UUID) -> None:
 async def progress(settings: Settings, run: DictRow) -> None:
     """The run does a step, and is not a suspect any more."""
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
+        writer = writer_of(journal, run)
         reported: list[bool] = []
-        lane.on_progress = lambda: reported.append(True)
-        put_checkpoint(lane)
-        lane.progressed()
-        await lane.flush()
+        writer.on_progress = lambda: reported.append(True)
+        put_checkpoint(writer)
+        writer.add_progress()
+        await writer.flush()
     assert reported == [True]
 
 
 async def end(settings: Settings, run: DictRow) -> None:
     async with open_journal(settings) as journal:
-        await lane_of(journal, run).finish(SUCCESS)
+        await writer_of(journal, run).finish(SUCCESS)
 
 
 @pytest.mark.parametrize("tenant_id", ["", "acme"], ids=["without tenants", "with tenants"])
@@ -253,9 +253,9 @@ async def test_new_killer_beside_an_innocent_suspect(database: Database, setting
     [killer] = await several(database, worker_id, 1)
     # LangGraph stores the input before the first node begins.
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, killer)
-        put_checkpoint(lane)
-        await lane.flush()
+        writer = writer_of(journal, killer)
+        put_checkpoint(writer)
+        await writer.flush()
     await die(database, worker_id)
     row = await run_row(database, innocent["run_id"])
     assert (row["status"], row["crashes_in_a_row"]) == ("pending", 3)

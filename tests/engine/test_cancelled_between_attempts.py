@@ -13,7 +13,7 @@ from holdfast.engine.outcome import Released
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import CancelAction
 from holdfast.settings import Settings
-from tests.engine.scene import claim_runs, create, lane_of, online_worker, open_journal
+from tests.engine.scene import claim_runs, create, online_worker, open_journal, writer_of
 from tests.support.records import query
 
 
@@ -29,7 +29,7 @@ async def test_a_cancel_just_before_the_pause_of_a_retry(
         worker_id = await online_worker(database)
         [run] = await claim_runs(database, worker_id)
         await cancel_runs(database, thread_id, None, action)
-        await lane_of(journal, run).finish(Released(after=600.0))
+        await writer_of(journal, run).finish(Released(after=600.0))
         assert [ready.after for ready in announced if ready.run_id == run["run_id"]] == [0.0]
         [again] = await claim_runs(database, worker_id)
     assert (again["run_id"], again["cancel_action"]) == (run["run_id"], action)
@@ -41,9 +41,9 @@ async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database
         await create(database, thread_id)
         await create(database, thread_id)
         [run] = await claim_runs(database, await online_worker(database))
-        lane = lane_of(journal, run)
-        lane.event("values", b"{}")
-        await lane.finish(Released())
+        writer = writer_of(journal, run)
+        writer.add_event("values", b"{}")
+        await writer.finish(Released())
     cancelled = await cancel_runs(database, thread_id, None, "interrupt")
     assert len(cancelled.ended) == 2
     assert cancelled.told == [thread_id]

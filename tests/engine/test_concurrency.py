@@ -18,7 +18,8 @@ from holdfast.engine.outcome import RolledBack
 from holdfast.engine.states import CancelAction
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import Cancelled, NotFound, RunSignal
-from holdfast.journal.journal import Journal, Lane
+from holdfast.journal.journal import Journal
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.engine.scene import (
     BROKEN_QUEUES,
@@ -28,13 +29,13 @@ from tests.engine.scene import (
     commit_held_up,
     create,
     exists,
-    lane_of,
     online_worker,
     open_journal,
     portion_of,
     put_checkpoint,
     somebody_waits,
     unfinished,
+    writer_of,
 )
 from tests.support.records import query, run_row, thread_events, thread_row
 
@@ -95,10 +96,10 @@ async def test_several_workers_execute_every_run_once_and_in_order(database: Dat
 
         async def execute(run: dict[str, object]) -> None:
             nonlocal left
-            lane = lane_of(journal, run)
-            lane.event("values", b"{}")
-            await lane.flush()
-            await lane.finish(SUCCESS)
+            writer = writer_of(journal, run)
+            writer.add_event("values", b"{}")
+            await writer.flush()
+            await writer.finish(SUCCESS)
             left -= 1
 
         while left:
@@ -219,10 +220,10 @@ async def test_a_cancel_and_a_claim_of_the_same_run(database: Database) -> None:
     assert (row["status"], row["cancel_action"]) == ("running", "interrupt")
 
 
-async def finish_soon(lane: Lane) -> RunSignal | None:
+async def finish_soon(writer: RunWriter) -> RunSignal | None:
     await asyncio.sleep(random.uniform(0.0, 0.003))
     try:
-        await lane.finish(SUCCESS)
+        await writer.finish(SUCCESS)
     except RunSignal as signal:
         return signal
     return None
@@ -238,12 +239,12 @@ async def test_cancels_race_ends(database: Database, settings: Settings, action:
             thread_id = uuid4()
             await create(database, thread_id)
             [run] = await claim_runs(database, worker_id)
-            lane = lane_of(journal, run)
-            put_checkpoint(lane)
-            await lane.flush()
+            writer = writer_of(journal, run)
+            put_checkpoint(writer)
+            await writer.flush()
 
             signal, cancelled = await asyncio.gather(
-                finish_soon(lane),
+                finish_soon(writer),
                 cancel_runs(database, thread_id, None, action),
             )
             if action == "interrupt" or not cancelled.requested:
@@ -254,8 +255,8 @@ async def test_cancels_race_ends(database: Database, settings: Settings, action:
             assert isinstance(signal, Cancelled)
             assert signal.action == "rollback"
             assert (await run_row(database, run["run_id"]))["status"] == "running"
-            lane.discard()
-            await lane.finish(RolledBack())
+            writer.discard()
+            await writer.finish(RolledBack())
             assert not await exists(database, run["run_id"])
             assert (await thread_row(database, thread_id))["status"] == "idle"
     assert action == "interrupt" or promised > 0

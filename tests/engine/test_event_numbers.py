@@ -11,36 +11,36 @@ from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.reap import release_orphans
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from holdfast.upkeep.sweeps import SWEEP_EVENTS
-from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, lane_of, online_worker, open_journal
+from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, online_worker, open_journal, writer_of
 from tests.support.records import query
 
 # Each ends a running run that was announced and has written two events.
-Ending = Callable[[Database, Lane, UUID], Awaitable[None]]
+Ending = Callable[[Database, RunWriter, UUID], Awaitable[None]]
 
 
-async def finished(database: Database, lane: Lane, worker_id: UUID) -> None:
-    await lane.finish(SUCCESS)
+async def finished(database: Database, writer: RunWriter, worker_id: UUID) -> None:
+    await writer.finish(SUCCESS)
 
 
-async def rolled_back_by_its_owner(database: Database, lane: Lane, worker_id: UUID) -> None:
-    await cancel_runs(database, lane.thread_id, None, "rollback")
-    await lane.finish(RolledBack())
+async def rolled_back_by_its_owner(database: Database, writer: RunWriter, worker_id: UUID) -> None:
+    await cancel_runs(database, writer.thread_id, None, "rollback")
+    await writer.finish(RolledBack())
 
 
-async def rolled_back_in_the_queue(database: Database, lane: Lane, worker_id: UUID) -> None:
-    await lane.finish(Released())
-    await cancel_runs(database, lane.thread_id, None, "rollback")
+async def rolled_back_in_the_queue(database: Database, writer: RunWriter, worker_id: UUID) -> None:
+    await writer.finish(Released())
+    await cancel_runs(database, writer.thread_id, None, "rollback")
 
 
-async def interrupted_in_the_queue(database: Database, lane: Lane, worker_id: UUID) -> None:
-    await lane.finish(Released())
-    await cancel_runs(database, lane.thread_id, None, "interrupt")
+async def interrupted_in_the_queue(database: Database, writer: RunWriter, worker_id: UUID) -> None:
+    await writer.finish(Released())
+    await cancel_runs(database, writer.thread_id, None, "interrupt")
 
 
-async def poisoned(database: Database, lane: Lane, worker_id: UUID) -> None:
+async def poisoned(database: Database, writer: RunWriter, worker_id: UUID) -> None:
     await declare_lost(database, worker_id)
     await release_orphans(database, max_crashes=1)
 
@@ -60,11 +60,11 @@ async def test_numbers_go_on_after_everything_has_expired(
             await create(database, thread_id)
             worker_id = await online_worker(database)
             [run] = await claim_runs(database, worker_id)
-            lane = lane_of(journal, run)
-            lane.event("values", b"{}")
-            lane.event("values", b"{}")
-            await lane.flush()
-            await (finished if number == 0 else ending)(database, lane, worker_id)
+            writer = writer_of(journal, run)
+            writer.add_event("values", b"{}")
+            writer.add_event("values", b"{}")
+            await writer.flush()
+            await (finished if number == 0 else ending)(database, writer, worker_id)
     [highest] = await query(database, "SELECT max(seq) AS seq FROM event WHERE thread_id = %s", thread_id)
     async with database.connection() as connection:
         await connection.execute(SWEEP_EVENTS, {"ttl": 0.0, "batch": 100, "aside": []})

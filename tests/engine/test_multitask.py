@@ -14,7 +14,7 @@ from holdfast.engine.reap import release_orphans
 from holdfast.errors import Cancelled, Conflict, NotFound
 from holdfast.execution.starting_point import COMMAND_WRITES, NULL_TASK_ID
 from holdfast.journal.batch import WritesEntry
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.engine.scene import (
     INTERRUPTED,
@@ -24,11 +24,11 @@ from tests.engine.scene import (
     create,
     declare_lost,
     exists,
-    lane_of,
     online_worker,
     open_journal,
     put_checkpoint,
     unfinished,
+    writer_of,
 )
 from tests.support.records import post_run, query, run_row, thread_events, thread_row
 
@@ -45,9 +45,9 @@ async def everything(database: Database) -> list[object]:
     return [await query(database, f"SELECT * FROM {table} ORDER BY 1") for table in ("run", "thread")]
 
 
-def put_writes(lane: Lane, checkpoint_id: str, task_id: str, index: int, progress: int = 0) -> None:
-    place = (str(lane.thread_id), "", checkpoint_id, task_id, index)
-    lane.writes(WritesEntry([(place, ("", "channel", "json", b"1"))], replace=False, progress=progress))
+def put_writes(writer: RunWriter, checkpoint_id: str, task_id: str, index: int, progress: int = 0) -> None:
+    place = (str(writer.thread_id), "", checkpoint_id, task_id, index)
+    writer.add_writes(WritesEntry([(place, ("", "channel", "json", b"1"))], replace=False, progress=progress))
 
 
 async def writes_left(database: Database, thread_id: UUID) -> set[tuple[str, int]]:
@@ -85,7 +85,7 @@ async def test_enqueue_waits_for_the_runs_before_it(database: Database, settings
     assert run["run_id"] == first.run["run_id"]
     assert await claim_runs(database, worker_id) == []
     async with open_journal(settings) as journal:
-        await lane_of(journal, run).finish(SUCCESS)
+        await writer_of(journal, run).finish(SUCCESS)
     assert (await thread_row(database, thread_id))["status"] == "busy"
     assert [row["run_id"] for row in await claim_runs(database, worker_id)] == [second.run["run_id"]]
 
@@ -96,15 +96,15 @@ async def test_interrupt_keeps_what_the_old_run_did(database: Database, settings
     [run] = await claim_runs(database, worker_id)
     queued = await create(database, thread_id)
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
-        checkpoint = put_checkpoint(lane)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        checkpoint = put_checkpoint(writer)
+        await writer.flush()
         new = await create(database, thread_id, multitask_strategy="interrupt")
         assert new.cancelled.ended == [queued.run["run_id"]]
         assert [row["run_id"] for row in new.cancelled.requested] == [run["run_id"]]
         assert not new.ready
         assert await statuses(database, thread_id) == ["running", "interrupted", "pending"]
-        await lane.finish(INTERRUPTED)
+        await writer.finish(INTERRUPTED)
     assert await statuses(database, thread_id) == ["interrupted", "interrupted", "pending"]
     thread = await thread_row(database, thread_id)
     assert thread["status"] == "busy"
@@ -121,19 +121,19 @@ async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, setti
     earlier = await create(database, thread_id)
     async with open_journal(settings) as journal:
         [run] = await claim_runs(database, worker_id)
-        lane = lane_of(journal, run)
-        kept = put_checkpoint(lane)
-        await lane.finish(SUCCESS)
+        writer = writer_of(journal, run)
+        kept = put_checkpoint(writer)
+        await writer.finish(SUCCESS)
         before = await thread_row(database, thread_id)
 
         old = await create(database, thread_id)
         [run] = await claim_runs(database, worker_id)
         queued = await create(database, thread_id)
-        lane = lane_of(journal, run)
-        lane.event("values", b"{}")
-        erased = put_checkpoint(lane)
-        put_writes(lane, erased, "task", 0)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        writer.add_event("values", b"{}")
+        erased = put_checkpoint(writer)
+        put_writes(writer, erased, "task", 0)
+        await writer.flush()
         new = await create(database, thread_id, multitask_strategy="rollback")
         assert new.cancelled.ended == [queued.run["run_id"]]
         assert [row["run_id"] for row in new.cancelled.requested] == [old.run["run_id"]]
@@ -141,11 +141,11 @@ async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, setti
 
         # The owner, who does not know yet, cannot end it any other way.
         with pytest.raises(Cancelled) as refused:
-            await lane.finish(SUCCESS)
+            await writer.finish(SUCCESS)
         assert refused.value.action == "rollback"
         assert await statuses(database, thread_id) == ["success", "running", "pending"]
-        lane.discard()
-        await lane.finish(RolledBack())
+        writer.discard()
+        await writer.finish(RolledBack())
 
     assert not await exists(database, old.run["run_id"])
     assert await exists(database, earlier.run["run_id"])
@@ -167,20 +167,20 @@ async def test_rolling_back_a_command_takes_its_writes_back(database: Database, 
     await create(database, thread_id)
     async with open_journal(settings) as journal:
         [run] = await claim_runs(database, worker_id)
-        lane = lane_of(journal, run)
-        head = put_checkpoint(lane)
-        put_writes(lane, head, "asking", INTERRUPT_INDEX)
-        put_writes(lane, head, "done", 0)
-        await lane.finish(SUCCESS)
+        writer = writer_of(journal, run)
+        head = put_checkpoint(writer)
+        put_writes(writer, head, "asking", INTERRUPT_INDEX)
+        put_writes(writer, head, "done", 0)
+        await writer.finish(SUCCESS)
 
         await create(database, thread_id, kwargs={"command": {"resume": "yes"}})
         [run] = await claim_runs(database, worker_id)
-        lane = lane_of(journal, run)
-        put_writes(lane, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
-        put_writes(lane, head, "asking", 0)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        put_writes(writer, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
+        put_writes(writer, head, "asking", 0)
+        await writer.flush()
         await cancel_runs(database, thread_id, None, "rollback")
-        await lane.finish(RolledBack())
+        await writer.finish(RolledBack())
     assert await writes_left(database, thread_id) == {("asking", INTERRUPT_INDEX), ("done", 0)}
     assert await checkpoint_ids(database, thread_id) == {head}
     assert await statuses(database, thread_id) == ["success"]
@@ -193,16 +193,16 @@ async def test_rolling_back_a_queued_command_leaves_the_running_one_alone(
     await create(database, thread_id)
     async with open_journal(settings) as journal:
         [run] = await claim_runs(database, worker_id)
-        lane = lane_of(journal, run)
-        head = put_checkpoint(lane)
-        put_writes(lane, head, "asking", INTERRUPT_INDEX)
-        await lane.finish(SUCCESS)
+        writer = writer_of(journal, run)
+        head = put_checkpoint(writer)
+        put_writes(writer, head, "asking", INTERRUPT_INDEX)
+        await writer.finish(SUCCESS)
 
         await create(database, thread_id, kwargs={"command": {"resume": {"1" * 32: "yes"}}})
         [run] = await claim_runs(database, worker_id)
-        lane = lane_of(journal, run)
-        put_writes(lane, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        put_writes(writer, head, NULL_TASK_ID, RESUME_INDEX, COMMAND_WRITES)
+        await writer.flush()
         queued = await create(database, thread_id, kwargs={"command": {"resume": {"0" * 32: "again"}}})
         await cancel_runs(database, thread_id, [queued.run["run_id"]], "rollback")
     assert await writes_left(database, thread_id) == {("asking", INTERRUPT_INDEX), (NULL_TASK_ID, RESUME_INDEX)}
@@ -232,9 +232,9 @@ async def test_interrupting_a_run_between_two_attempts(database: Database, setti
     await create(database, thread_id)
     [run] = await claim_runs(database, worker_id)
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
-        checkpoint = put_checkpoint(lane)
-        await lane.finish(Released(after=60.0))
+        writer = writer_of(journal, run)
+        checkpoint = put_checkpoint(writer)
+        await writer.finish(Released(after=60.0))
     await cancel_runs(database, thread_id, None, "interrupt")
     assert await statuses(database, thread_id) == ["interrupted"]
     thread = await thread_row(database, thread_id)
@@ -250,7 +250,7 @@ async def test_interrupting_a_running_run(database: Database, settings: Settings
     assert [(row["run_id"], row["worker_id"]) for row in cancelled.requested] == [(run["run_id"], worker_id)]
     assert await statuses(database, thread_id) == ["running"]
     async with open_journal(settings) as journal:
-        await lane_of(journal, run).finish(INTERRUPTED)
+        await writer_of(journal, run).finish(INTERRUPTED)
     thread = await thread_row(database, thread_id)
     assert (thread["status"], thread["error"]["error"]) == ("interrupted", "UserInterrupt")
 
@@ -265,7 +265,7 @@ async def test_rolling_back_the_only_run_sets_the_thread_free(
         [run] = await claim_runs(database, worker_id)
         await cancel_runs(database, thread_id, None, "rollback")
         async with open_journal(settings) as journal:
-            await lane_of(journal, run).finish(RolledBack())
+            await writer_of(journal, run).finish(RolledBack())
     else:
         await cancel_runs(database, thread_id, None, "rollback")
     assert await statuses(database, thread_id) == []
@@ -278,7 +278,7 @@ async def test_a_finished_run_cannot_be_cancelled(database: Database, settings: 
     await create(database, thread_id)
     [run] = await claim_runs(database, worker_id)
     async with open_journal(settings) as journal:
-        await lane_of(journal, run).finish(SUCCESS)
+        await writer_of(journal, run).finish(SUCCESS)
     before = await everything(database)
     cancelled = await cancel_runs(database, thread_id, [run["run_id"]], "rollback")
     assert (cancelled.ended, cancelled.requested) == ([], [])
@@ -299,9 +299,9 @@ async def test_a_promised_rollback_survives_the_worker(database: Database, setti
     await create(database, thread_id)
     [run] = await claim_runs(database, worker_id)
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
-        put_checkpoint(lane)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        put_checkpoint(writer)
+        await writer.flush()
     await cancel_runs(database, thread_id, None, "rollback")
     await declare_lost(database, worker_id)
     await release_orphans(database, max_crashes=3)
@@ -317,9 +317,9 @@ async def test_a_promised_rollback_of_a_poison_run_happens(database: Database, s
     waiting = await create(database, thread_id)
     [run] = await claim_runs(database, worker_id)
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
-        put_checkpoint(lane)
-        await lane.flush()
+        writer = writer_of(journal, run)
+        put_checkpoint(writer)
+        await writer.flush()
     await cancel_runs(database, thread_id, [run["run_id"]], "rollback")
     await declare_lost(database, worker_id)
     await release_orphans(database, max_crashes=1)

@@ -24,12 +24,12 @@ from tests.engine.scene import (
     commit_held_up,
     create,
     declare_lost,
-    lane_of,
     online_worker,
     open_journal,
     portion_of,
     put_checkpoint,
     somebody_waits,
+    writer_of,
 )
 from tests.support.records import query, run_row, thread_events
 
@@ -108,8 +108,8 @@ async def test_a_commit_under_way_when_its_worker_is_taken_over_counts(database:
     [again] = await claim_runs(database, await online_worker(database))
     assert (again["fence"], again["announced_seq"]) == (run["fence"] + 2, 3)
     async with open_journal(settings) as journal:
-        zombie = lane_of(journal, run)
-        zombie.event("values", b"{}")
+        zombie = writer_of(journal, run)
+        zombie.add_event("values", b"{}")
         with pytest.raises(LeaseLost):
             await zombie.flush()
     assert len(await thread_events(database, thread_id)) == 3
@@ -155,15 +155,15 @@ async def test_a_commit_that_comes_during_the_takeover_writes_nothing(
     [run] = await claim_runs(database, worker_id)
     await declare_lost(database, worker_id)
     async with open_journal(settings) as journal:
-        lane = lane_of(journal, run)
+        writer = writer_of(journal, run)
         async with database.transaction() as releasing:
             await releasing.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
             await releasing.execute(
                 RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3, "accompanied": [], "poison": False}
             )
-            lane.event("values", b"{}")
-            put_checkpoint(lane)
-            writing = asyncio.create_task(lane.flush() if outcome is None else lane.finish(outcome))  # type: ignore[arg-type]
+            writer.add_event("values", b"{}")
+            put_checkpoint(writer)
+            writing = asyncio.create_task(writer.flush() if outcome is None else writer.finish(outcome))  # type: ignore[arg-type]
             await somebody_waits(database)
         with pytest.raises(LeaseLost):
             await writing
@@ -182,12 +182,12 @@ async def test_neighbours_of_a_lost_run_are_written_every_time(database: Databas
             mine, lost = uuid4(), uuid4()
             await create(database, mine)
             await create(database, lost)
-            lanes = {row["thread_id"]: lane_of(journal, row) for row in await claim_runs(database, worker_id)}
-            held = lanes[mine]
-            stale = journal.open_lane(lanes[lost].run_id, lost, 99, 1)
-            for lane in (stale, held):
-                lane.event("values", b"{}")
-                put_checkpoint(lane)
+            writers = {row["thread_id"]: writer_of(journal, row) for row in await claim_runs(database, worker_id)}
+            held = writers[mine]
+            stale = journal.open_writer(writers[lost].run_id, lost, 99, 1)
+            for writer in (stale, held):
+                writer.add_event("values", b"{}")
+                put_checkpoint(writer)
             answers = await asyncio.gather(
                 stale.flush(), held.flush() if outcome is None else held.finish(outcome), return_exceptions=True
             )

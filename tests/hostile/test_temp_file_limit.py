@@ -63,9 +63,9 @@ async def test_event_beyond_the_limit_fails_its_own_run(limited: Settings, datab
 async def test_write_beyond_the_limit_fails_no_run_of_its_batch(limited: Settings, database: Database) -> None:
     async with open_station(limited, database, catalog_of(graph=line(first))) as station:
         created = [await post_run(database, "graph", input=GO) for _ in range(2)]
-        large, small = [attempt.lane for attempt in await station.claim(2)]
-        large.event("custom", b'"%s"' % LARGE.encode())
-        small.event("custom", b"1")
+        large, small = [attempt.writer for attempt in await station.claim(2)]
+        large.add_event("custom", b'"%s"' % LARGE.encode())
+        small.add_event("custom", b"1")
         await small.finish(Ended(status=RunStatus.SUCCESS, resting="idle", values=b"{}"))
         statuses = {(await run_row(database, one.run["run_id"]))["status"] for one in created}
     assert statuses == {"success", "running"}

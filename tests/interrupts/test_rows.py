@@ -18,10 +18,10 @@ from holdfast.engine.reap import release_orphans
 from holdfast.engine.runs import delete_run
 from holdfast.engine.states import RunStatus
 from holdfast.errors import AlreadyAnswered
-from holdfast.journal.batch import Ties
+from holdfast.journal.batch import EndEffects
 from holdfast.journal.journal import Journal
 from holdfast.settings import Settings
-from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, lane_of, online_worker, open_journal
+from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, online_worker, open_journal, writer_of
 from tests.support.records import query
 
 ID = "0" * 31 + "a"
@@ -57,7 +57,7 @@ class Scene:
         """Claim the thread's next run, and end it so."""
         [run] = await claim_runs(self.database, self.worker_id)
         gated = run["asking"] or answer_of(run["kwargs"]) is not None
-        await lane_of(self.journal, run).finish(outcome, ties=Ties(gated=gated))
+        await writer_of(self.journal, run).finish(outcome, effects=EndEffects(gated=gated))
         return run
 
     async def ask(self, *values: tuple[str, Any]) -> UUID:

@@ -22,7 +22,8 @@ from holdfast.execution.executor import Attempt, Executor
 from holdfast.execution.graph_stream import Claimed
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.journal.batch import Entry
-from holdfast.journal.journal import Group, Journal, Lane
+from holdfast.journal.journal import Group, Journal
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
 from tests.support.records import query
@@ -53,24 +54,24 @@ class MortalJournal(Journal):
 
     async def _settle(self, group: Group, *, repeat: bool) -> None:
         cut: Group = {}
-        for lane, (portion, waiters, size) in group.items():
+        for writer, (portion, waiters, size) in group.items():
             left = None if self.lifetime is None else self.lifetime - len(self.durable)
             if self.whole and left is not None and left > 0:
                 left = None
             if left is not None and left <= len(portion.entries):
                 portion = replace(portion, entries=portion.entries[: max(0, left)], outcome=None)
                 # Whoever waits never hears of it: the process is gone by then.
-                cut[lane] = (portion, (), size)
+                cut[writer] = (portion, (), size)
             else:
-                cut[lane] = (portion, waiters, size)
+                cut[writer] = (portion, waiters, size)
             self.durable += portion.entries
             if portion.outcome is not None:
                 self.durable.append(portion.outcome)
-        writing = {lane: item for lane, item in cut.items() if item[0].entries or item[0].outcome is not None}
+        writing = {writer: item for writer, item in cut.items() if item[0].entries or item[0].outcome is not None}
         await super()._settle(writing, repeat=repeat)
         if self.dead:
-            for lane, item in group.items():
-                lane._fail(LeaseLost("the process died"), item[1])
+            for writer, item in group.items():
+                writer._fail(LeaseLost("the process died"), item[1])
 
 
 class Station:
@@ -80,21 +81,21 @@ class Station:
         self.database = database
         self.catalog = catalog
         self.worker_id = uuid4()
-        self.journal = MortalJournal(settings, self._announce, self._lane_failed, **mortality)
+        self.journal = MortalJournal(settings, self._announce, self._writer_failed, **mortality)
         self.executor = Executor(settings, database, catalog)
         self.announced: list[tuple[UUID, int]] = []
         self.flushes: list[Flush] = []
         self._attempts: dict[UUID, Attempt] = {}
 
     async def claim(self, slots: int = 1) -> list[Attempt]:
-        """Claim what is due and open its lanes."""
+        """Claim what is due and open its writers."""
         async with self.database.connection() as connection:
             rows = await claim(connection, self.worker_id, slots, self.catalog.graph_ids)
         return [self.attempt(Claimed(**row)) for row in rows]
 
     def attempt(self, run: Claimed) -> Attempt:
-        lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
-        attempt = self._attempts[run.run_id] = Attempt(run, lane)
+        writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
+        attempt = self._attempts[run.run_id] = Attempt(run, writer)
         return attempt
 
     async def execute_next(self) -> tuple[Attempt, Outcome | None]:
@@ -111,10 +112,10 @@ class Station:
         self.flushes += visible
         self.announced += [(flush.thread_id, flush.last_seq) for flush in visible]
 
-    def _lane_failed(self, lane: Lane) -> None:
-        attempt = self._attempts.get(lane.run_id)
-        if attempt is not None and attempt.lane is lane and lane.failure is not None:
-            attempt.stop(lane.failure)
+    def _writer_failed(self, writer: RunWriter) -> None:
+        attempt = self._attempts.get(writer.run_id)
+        if attempt is not None and attempt.writer is writer and writer.failure is not None:
+            attempt.stop(writer.failure)
 
 
 @asynccontextmanager

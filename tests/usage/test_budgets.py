@@ -253,9 +253,9 @@ async def test_the_next_attempt_knows_that_there_is_nothing_left(settings: Setti
         [attempt] = await lost.claim()
         executing = asyncio.create_task(lost.executor.execute(attempt))
         await reached.wait()
-        await attempt.lane.flush()
+        await attempt.writer.flush()
         await lost.die()
-        attempt.lane.void()
+        attempt.writer.mark_lost()
         await executing
     # Meanwhile, as if the lost attempt had counted more.
     run_id = created.run["run_id"]

@@ -20,7 +20,7 @@ from holdfast.engine.usage import Tally, usage_totals
 from holdfast.errors import LeaseLost
 from holdfast.execution.executor import Attempt
 from holdfast.graphs.assistants import assistant_id
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings
@@ -56,12 +56,12 @@ def spend(attempt: Attempt, tokens: int) -> None:
     attempt.meter.record("nobody-knows-2", None, {"input_tokens": tokens}, None)
 
 
-async def tokens_of_run(database: Database, lane: Lane) -> int:
-    return _tokens((await run_row(database, lane.run_id))["usage"])
+async def tokens_of_run(database: Database, writer: RunWriter) -> int:
+    return _tokens((await run_row(database, writer.run_id))["usage"])
 
 
-async def tokens_of_thread(database: Database, lane: Lane) -> int:
-    return _tokens((await thread_row(database, lane.thread_id))["usage"])
+async def tokens_of_thread(database: Database, writer: RunWriter) -> int:
+    return _tokens((await thread_row(database, writer.thread_id))["usage"])
 
 
 def _tokens(stored: Any) -> int:
@@ -97,24 +97,24 @@ async def test_a_commit_that_is_repeated_counts_once(
     attempt = await open_attempt(station)
     answers = LosingAnswers(monkeypatch, station.database)
     spend(attempt, 5)
-    await attempt.lane.flush()
+    await attempt.writer.flush()
     answers.due = 1
     spend(attempt, 7)
     if end is None:
-        await attempt.lane.flush()
+        await attempt.writer.flush()
     else:
-        await attempt.lane.finish(end)
+        await attempt.writer.finish(end)
     assert answers.seen == [12], "it was not committed"
-    assert await tokens_of_thread(station.database, attempt.lane) == 12
+    assert await tokens_of_thread(station.database, attempt.writer) == 12
     if not isinstance(end, RolledBack):
-        assert await tokens_of_run(station.database, attempt.lane) == 12
+        assert await tokens_of_run(station.database, attempt.writer) == 12
 
 
 async def test_a_stale_fence_counts_nothing(station: Station) -> None:
     stale = await open_attempt(station)
     held = await open_attempt(station)
     spend(stale, 5)
-    await stale.lane.flush()
+    await stale.writer.flush()
     await query(
         station.database,
         "UPDATE run SET fence = fence + 1, status = 'pending', worker_id = NULL WHERE run_id = %s RETURNING 1",
@@ -122,12 +122,11 @@ async def test_a_stale_fence_counts_nothing(station: Station) -> None:
     )
     spend(stale, 7)
     spend(held, 11)
-    results = await asyncio.gather(stale.lane.flush(), held.lane.flush(), return_exceptions=True)
+    results = await asyncio.gather(stale.writer.flush(), held.writer.flush(), return_exceptions=True)
     assert isinstance(results[0], LeaseLost)
-    assert (
-        await tokens_of_run(station.database, stale.lane) == await tokens_of_thread(station.database, stale.lane) == 5
-    )
-    assert await tokens_of_run(station.database, held.lane) == await tokens_of_thread(station.database, held.lane) == 11
+    for attempt, tokens in ((stale, 5), (held, 11)):
+        assert await tokens_of_run(station.database, attempt.writer) == tokens
+        assert await tokens_of_thread(station.database, attempt.writer) == tokens
     # And who is told so hands in nothing more.
     spend(stale, 1)
 
@@ -147,11 +146,11 @@ async def test_many_runs_in_one_commit(station: Station) -> None:
     for number, attempt in enumerate(attempts):
         spend(attempt, number + 1)
         spend(attempt, 10)
-    await asyncio.gather(*(attempt.lane.flush() for attempt in attempts))
+    await asyncio.gather(*(attempt.writer.flush() for attempt in attempts))
     assert station.journal.commits == 1
     for number, attempt in enumerate(attempts):
-        assert await tokens_of_run(station.database, attempt.lane) == number + 11
-        assert await tokens_of_thread(station.database, attempt.lane) == number + 11
+        assert await tokens_of_run(station.database, attempt.writer) == number + 11
+        assert await tokens_of_thread(station.database, attempt.writer) == number + 11
 
 
 async def test_costs_add_up_without_noise(station: Station) -> None:
@@ -161,7 +160,7 @@ async def test_costs_add_up_without_noise(station: Station) -> None:
         thread_id = attempt.run.thread_id
         for _ in range(10):
             attempt.meter.record("gpt-4o", None, {"input_tokens": 1, "output_tokens": 1}, None)
-        await attempt.lane.finish(SUCCESS)
+        await attempt.writer.finish(SUCCESS)
     assert thread_id is not None
     stored = (await thread_row(station.database, thread_id))["usage"]
     assert stored["*"]["calls"] == 30
@@ -175,9 +174,9 @@ async def test_what_was_refused_with_something_else_is_counted_all_the_same(
     """The database refuses what the run wrote with its count: both are discarded, and the end brings the count."""
 
     async def talk(state: Words) -> dict[str, Any]:
-        await attempt.lane.flush()
+        await attempt.writer.flush()
         spend(attempt, 5)
-        attempt.lane.event("no\0kind", b"{}")
+        attempt.writer.add_event("no\0kind", b"{}")
         await asyncio.Event().wait()
         return {}
 
@@ -187,8 +186,8 @@ async def test_what_was_refused_with_something_else_is_counted_all_the_same(
         await station.executor.execute(attempt)
     run = await run_row(database, attempt.run.run_id)
     assert (run["status"], run["error"]["error"]) == ("error", "JournalFailed")
-    assert await tokens_of_run(database, attempt.lane) == 5
-    assert await tokens_of_thread(database, attempt.lane) == 5
+    assert await tokens_of_run(database, attempt.writer) == 5
+    assert await tokens_of_thread(database, attempt.writer) == 5
 
 
 async def test_a_crash_anywhere_leaves_a_count_that_fits_the_checkpoints(
@@ -206,8 +205,8 @@ async def test_a_crash_anywhere_leaves_a_count_that_fits_the_checkpoints(
             await post_run(database, "graph", input=GO)
             attempt, outcome = await mortal.execute_next()
             await mortal.die()
-        before = await tokens_of_run(database, attempt.lane)
-        assert await tokens_of_thread(database, attempt.lane) == before
+        before = await tokens_of_run(database, attempt.writer)
+        assert await tokens_of_thread(database, attempt.writer) == before
         [reached] = await query(
             database,
             "SELECT coalesce(max((metadata ->> 'step')::integer), 0) AS step FROM checkpoints WHERE thread_id = %s",
@@ -220,9 +219,9 @@ async def test_a_crash_anywhere_leaves_a_count_that_fits_the_checkpoints(
         asked = model.asked
         async with open_station(settings, database, catalog) as heir:
             await heir.execute_next()
-        after = await tokens_of_run(database, attempt.lane)
+        after = await tokens_of_run(database, attempt.writer)
         assert after == before + (model.asked - asked) * 10
-        assert await tokens_of_thread(database, attempt.lane) == after
+        assert await tokens_of_thread(database, attempt.writer) == after
         run = await run_row(database, attempt.run.run_id)
         assert (run["status"], run["usage"]["*"]["steps"]) == ("success", 3)
     assert lifetime > 10
@@ -247,7 +246,7 @@ async def test_counting_and_creating_do_not_deadlock(settings: Settings, databas
             for _ in range(60):
                 for attempt in attempts:
                     spend(attempt, 1)
-                await asyncio.gather(*(attempt.lane.flush() for attempt in attempts))
+                await asyncio.gather(*(attempt.writer.flush() for attempt in attempts))
             done.set()
 
         async def request(attempt: Attempt) -> None:
@@ -264,8 +263,8 @@ async def test_counting_and_creating_do_not_deadlock(settings: Settings, databas
 
         await asyncio.gather(count(), *(request(attempt) for attempt in attempts))
         for attempt in attempts:
-            assert await tokens_of_run(database, attempt.lane) == 60
-            assert await tokens_of_thread(database, attempt.lane) == 60
+            assert await tokens_of_run(database, attempt.writer) == 60
+            assert await tokens_of_thread(database, attempt.writer) == 60
         [deadlocks] = await query(database, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert deadlocks["deadlocks"] == 0
 

@@ -52,11 +52,11 @@ async def station(settings: Settings, database: Database) -> AsyncIterator[Stati
         yield opened
 
 
-async def lane_saver(station: Station, *, wait: bool, fresh: bool = False) -> JournalSaver:
+async def journal_saver(station: Station, *, wait: bool, fresh: bool = False) -> JournalSaver:
     """The checkpointer of a run that was really created and claimed."""
     await post_run(station.database, "one", input={"words": []})
     [attempt] = await station.claim()
-    return JournalSaver(station.database, attempt.lane, wait=wait, fresh=fresh)
+    return JournalSaver(station.database, attempt.writer, wait=wait, fresh=fresh)
 
 
 @asynccontextmanager
@@ -79,9 +79,9 @@ def open_saver(settings: Settings, station: Station) -> OpenSaver:
             case "pooled":
                 yield PooledSaver(station.database)
             case "fresh":
-                yield await lane_saver(station, wait=False, fresh=True)
+                yield await journal_saver(station, wait=False, fresh=True)
             case _:
-                yield await lane_saver(station, wait=name == "journal, waiting")
+                yield await journal_saver(station, wait=name == "journal, waiting")
 
     return opened
 
@@ -139,7 +139,7 @@ def asking_graph() -> Pregel[Any, Any, Any, Any]:
 
 async def flushed(saver: Saver) -> None:
     if isinstance(saver, JournalSaver):
-        await saver._lane.flush()
+        await saver._writer.flush()
 
 
 async def described(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> dict[str, Any]:
@@ -292,7 +292,7 @@ async def test_a_read_sees_the_writes_made_before_it(open_saver: OpenSaver) -> N
 
 @pytest.mark.parametrize("wait", [True, False])
 async def test_a_write_under_a_stale_fence_is_refused(wait: bool, station: Station) -> None:
-    saver = await lane_saver(station, wait=wait)
+    saver = await journal_saver(station, wait=wait)
     thread_id = str(uuid4())
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     await station.die()
@@ -328,13 +328,13 @@ async def test_a_plain_function_reads_the_state_from_its_thread(name: str, open_
     async with open_saver(name) as saver:
         graph.checkpointer = saver
         # "sync" so that the state a node looks at is the one it was started from.
-        config: RunnableConfig = {"configurable": {"thread_id": lane_thread(saver)}}
+        config: RunnableConfig = {"configurable": {"thread_id": thread_of(saver)}}
         result = await graph.ainvoke({"words": ["go"]}, config, durability="sync")
 
     assert result["words"] == ["go", "said", "looked"]
     assert seen == [(["go", "said"], ("look",), 3)]
 
 
-def lane_thread(saver: Saver) -> str:
+def thread_of(saver: Saver) -> str:
     assert isinstance(saver, JournalSaver)
-    return str(saver._lane.thread_id)
+    return str(saver._writer.thread_id)

@@ -316,7 +316,7 @@ async def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewe
     """An outage of the whole database that is nearly as long as the lease, and the seconds in which all reconnect."""
     now = 1000.0
     monkeypatch.setattr("holdfast.worker.condition.time", SimpleNamespace(monotonic=lambda: now))
-    writing = Journal(settings, lambda visible, ready: None, lambda lane: None)
+    writing = Journal(settings, lambda visible, ready: None, lambda writer: None)
     heartbeat = Renewals(deadline=now + settings.lease)
     database = Database(settings, "worker")
     condition = Condition(settings, database, heartbeat, writing, None, lambda: [("run", 1)])  # type: ignore[arg-type]

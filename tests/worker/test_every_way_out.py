@@ -370,7 +370,7 @@ async def test_a_factory_that_hangs(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its run can be stopped, and another one takes its slot."""
-    monkeypatch.setattr(executor, "STOP_PATIENCE", 0.1)
+    monkeypatch.setattr(executor, "STOP_TIMEOUT_SECONDS", 0.1)
     entered = asyncio.Event()
 
     async def hang(config: RunnableConfig) -> Any:
@@ -392,7 +392,7 @@ async def test_a_factory_that_hangs(
 async def test_a_factory_that_hangs_when_it_is_left(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "STOP_PATIENCE", 0.1)
+    monkeypatch.setattr(executor, "STOP_TIMEOUT_SECONDS", 0.1)
     graph = raising(ValueError)
 
     @asynccontextmanager

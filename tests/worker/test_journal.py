@@ -19,7 +19,7 @@ from holdfast.engine.outcome import Ended, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost
 from holdfast.journal.batch import CheckpointEntry
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings, load_settings
 from tests.support.catalogs import catalog_of
 from tests.support.records import payloads, post_run, query, run_row, thread_events, thread_row
@@ -44,22 +44,22 @@ async def station(settings: Settings, database: Database) -> AsyncIterator[Stati
         yield opened
 
 
-async def open_lanes(station: Station, count: int) -> list[Lane]:
-    """Lanes of runs that were really created and claimed."""
+async def open_writers(station: Station, count: int) -> list[RunWriter]:
+    """Writers of runs that were really created and claimed."""
     for _ in range(count):
         await post_run(station.database, "steps", input={})
-    lanes = [attempt.lane for attempt in await station.claim(count)]
-    assert len(lanes) == count
-    return lanes
+    writers = [attempt.writer for attempt in await station.claim(count)]
+    assert len(writers) == count
+    return writers
 
 
-async def written(station: Station, lane: Lane) -> list[Any]:
-    """The payloads of a lane's thread, in order; the log is known to be gapless by then."""
-    return payloads(await thread_events(station.database, lane.thread_id), "custom")
+async def written(station: Station, writer: RunWriter) -> list[Any]:
+    """The payloads of a writer's thread, in order; the log is known to be gapless by then."""
+    return payloads(await thread_events(station.database, writer.thread_id), "custom")
 
 
-def say(lane: Lane, value: object) -> None:
-    lane.event("custom", orjson.dumps(value))
+def say(writer: RunWriter, value: object) -> None:
+    writer.add_event("custom", orjson.dumps(value))
 
 
 @asynccontextmanager
@@ -80,38 +80,38 @@ async def waits_for_lock(database: Database) -> bool:
 
 
 async def test_everything_that_waits_goes_into_one_commit(station: Station) -> None:
-    lanes = await open_lanes(station, 20)
-    for number, lane in enumerate(lanes):
-        say(lane, number)
-        say(lane, -number)
-    await asyncio.gather(*(lane.flush() for lane in lanes))
+    writers = await open_writers(station, 20)
+    for number, writer in enumerate(writers):
+        say(writer, number)
+        say(writer, -number)
+    await asyncio.gather(*(writer.flush() for writer in writers))
 
     assert station.journal.commits == 1
-    for number, lane in enumerate(lanes):
-        assert await written(station, lane) == [number, -number]
-    assert sorted(station.announced) == sorted((lane.thread_id, 3) for lane in lanes)
+    for number, writer in enumerate(writers):
+        assert await written(station, writer) == [number, -number]
+    assert sorted(station.announced) == sorted((writer.thread_id, 3) for writer in writers)
 
 
 async def test_what_a_run_says_first_is_written_although_nobody_waits(station: Station) -> None:
-    [lane] = await open_lanes(station, 1)
-    say(lane, "first")
-    await until_true(lambda: station.announced == [(lane.thread_id, 2)], "it is written")
-    assert await written(station, lane) == ["first"]
+    [writer] = await open_writers(station, 1)
+    say(writer, "first")
+    await until_true(lambda: station.announced == [(writer.thread_id, 2)], "it is written")
+    assert await written(station, writer) == ["first"]
 
 
 async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.journal.run_writer.BREATH", 3600)
-    lane, other = await open_lanes(station, 2)
-    say(lane, "first")
+    monkeypatch.setattr("holdfast.journal.run_writer.FIRST_WRITE_DELAY_SECONDS", 3600)
+    writer, other = await open_writers(station, 2)
+    say(writer, "first")
     say(other, "awaited")
     await other.flush()
-    assert (await written(station, lane), await written(station, other)) == ([], ["awaited"])
-    say(lane, "last")
-    await lane.finish(SUCCESS)
+    assert (await written(station, writer), await written(station, other)) == ([], ["awaited"])
+    say(writer, "last")
+    await writer.finish(SUCCESS)
     assert station.journal.commits == 2
-    assert await written(station, lane) == ["first", "last"]
+    assert await written(station, writer) == ["first", "last"]
 
 
 @pytest.mark.parametrize(("runs", "rests"), [(1, 0), (2, 1)])
@@ -120,7 +120,7 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
 ) -> None:
     """Of one run it does not: there is nobody to wait for, and somebody may wait for the run's next step."""
     longest = 0.0123
-    monkeypatch.setattr("holdfast.journal.journal.LONGEST_REST", longest)
+    monkeypatch.setattr("holdfast.journal.journal.MAX_GROUP_DELAY_SECONDS", longest)
     rested: list[float] = []
     rest = station.journal._rest
 
@@ -128,17 +128,17 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
         rested.append(seconds)
         await rest(seconds)
 
-    lanes = await open_lanes(station, runs)
+    writers = await open_writers(station, runs)
     monkeypatch.setattr(station.journal, "_rest", noted)
-    async with blocked(station.database, lanes[0].run_id):
-        for lane in lanes:
-            say(lane, "slowly")
-        flushing = asyncio.gather(*(lane.flush() for lane in lanes))
+    async with blocked(station.database, writers[0].run_id):
+        for writer in writers:
+            say(writer, "slowly")
+        flushing = asyncio.gather(*(writer.flush() for writer in writers))
         await until(lambda: waits_for_lock(station.database), "the commit is under way")
         await asyncio.sleep(longest)
     await flushing
-    say(lanes[0], "after it")
-    await lanes[0].flush()
+    say(writers[0], "after it")
+    await writers[0].flush()
     assert rested.count(longest) == rests
     assert station.journal.commits == 2
 
@@ -149,14 +149,14 @@ async def test_the_rest_is_over_when_everybody_waits(
 ) -> None:
     rest = station.journal._rest
     monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
-    lane, other, ended = await open_lanes(station, 3)
-    say(lane, "first")
+    writer, other, ended = await open_writers(station, 3)
+    say(writer, "first")
     say(other, "first")
-    flushing = [asyncio.create_task(lane.flush()), asyncio.create_task(other.flush())]
+    flushing = [asyncio.create_task(writer.flush()), asyncio.create_task(other.flush())]
     await asyncio.gather(*flushing, ended.finish(SUCCESS))
     assert station.journal.commits == 1
-    say(lane, "second")
-    waiting = asyncio.create_task(lane.flush())
+    say(writer, "second")
+    waiting = asyncio.create_task(writer.flush())
     await asyncio.sleep(0.05)
     assert not waiting.done(), "the other may still bring something"
     match other_one:
@@ -164,73 +164,73 @@ async def test_the_rest_is_over_when_everybody_waits(
             await asyncio.wait_for(other.finish(SUCCESS), 30)
         case "has ended":
             await asyncio.wait_for(asyncio.gather(waiting, other.finish(SUCCESS)), 30)
-            say(lane, "third")
-            waiting = asyncio.create_task(lane.flush())
+            say(writer, "third")
+            waiting = asyncio.create_task(writer.flush())
         case "is lost":
-            other.void()
+            other.mark_lost()
         case "is superseded":
             successor = await other.supersede()
-            successor.void()
+            successor.mark_lost()
     await asyncio.wait_for(waiting, 30)
-    assert await written(station, lane) == ["first", "second", *(["third"] if other_one == "has ended" else [])]
+    assert await written(station, writer) == ["first", "second", *(["third"] if other_one == "has ended" else [])]
 
 
 async def test_who_waits_since_before_is_not_kept_waiting(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it handed in came while the commit was under way."""
     rest = station.journal._rest
     monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
-    lane, *ended = await open_lanes(station, 3)
+    writer, *ended = await open_writers(station, 3)
     async with blocked(station.database, ended[0].run_id):
         ending = [asyncio.create_task(one.finish(SUCCESS)) for one in ended]
         await until(lambda: waits_for_lock(station.database), "the commit is under way")
-        say(lane, "meanwhile")
-        waiting = asyncio.create_task(lane.flush())
+        say(writer, "meanwhile")
+        waiting = asyncio.create_task(writer.flush())
         await asyncio.sleep(0)
     await asyncio.wait_for(asyncio.gather(waiting, *ending), 30)
 
 
 async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:
-    first, *others = await open_lanes(station, 10)
+    first, *others = await open_writers(station, 10)
     async with blocked(station.database, first.run_id):
         say(first, "first")
         await until(lambda: waits_for_lock(station.database), "the first commit is under way")
-        for number, lane in enumerate(others):
-            say(lane, number)
-        flushing = asyncio.gather(*(lane.flush() for lane in [first, *others]))
+        for number, writer in enumerate(others):
+            say(writer, number)
+        flushing = asyncio.gather(*(writer.flush() for writer in [first, *others]))
     await flushing
 
     assert station.journal.commits == 2
 
 
 async def test_order_and_numbers_survive_any_interleaving(station: Station) -> None:
-    lanes = await open_lanes(station, 12)
+    writers = await open_writers(station, 12)
     chance = random.Random(7)
 
-    async def write(lane: Lane) -> None:
+    async def write(writer: RunWriter) -> None:
         for number in range(60):
-            say(lane, number)
+            say(writer, number)
             match chance.randrange(4):
                 case 0:
-                    await lane.flush()
+                    await writer.flush()
                 case 1:
                     await asyncio.sleep(0)
-        await lane.finish(SUCCESS)
+        await writer.finish(SUCCESS)
 
-    await asyncio.gather(*(write(lane) for lane in lanes))
+    await asyncio.gather(*(write(writer) for writer in writers))
 
     assert station.journal.commits < 12 * 60
-    for lane in lanes:
-        events = await thread_events(station.database, lane.thread_id)
+    for writer in writers:
+        events = await thread_events(station.database, writer.thread_id)
         assert payloads(events, "custom") == list(range(60))
         assert [event.kind for event in events[-1:]] == ["end"]
-        assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 62
+        assert (await thread_row(station.database, writer.thread_id))["last_seq"] == 62
 
 
 async def test_a_stale_fence_writes_nothing_and_its_neighbours_are_written(station: Station) -> None:
-    before, stale, after = await open_lanes(station, 3)
+    before, stale, after = await open_writers(station, 3)
     await query(station.database, TAKE_OVER, stale.run_id)
-    for lane in (before, stale, after):
-        say(lane, "late")
+    for writer in (before, stale, after):
+        say(writer, "late")
     results = await asyncio.gather(before.flush(), stale.flush(), after.finish(SUCCESS), return_exceptions=True)
 
     assert [type(result) for result in results] == [type(None), LeaseLost, type(None)]
@@ -247,7 +247,7 @@ async def test_a_stale_fence_writes_nothing_and_its_neighbours_are_written(stati
 
 @pytest.mark.parametrize("outcome", [SUCCESS, Released(), Released(after=1.0), RolledBack()])
 async def test_no_outcome_is_written_under_a_stale_fence(outcome: Any, station: Station) -> None:
-    stale, other = await open_lanes(station, 2)
+    stale, other = await open_writers(station, 2)
     await query(station.database, TAKE_OVER, stale.run_id)
     taken_over = await run_row(station.database, stale.run_id)
 
@@ -259,7 +259,7 @@ async def test_no_outcome_is_written_under_a_stale_fence(outcome: Any, station: 
 
 
 async def test_a_run_that_was_deleted_is_told_so(station: Station) -> None:
-    gone, other = await open_lanes(station, 2)
+    gone, other = await open_writers(station, 2)
     await query(station.database, "DELETE FROM run WHERE run_id = %s RETURNING run_id", gone.run_id)
     say(gone, "late")
     say(other, "fine")
@@ -269,20 +269,20 @@ async def test_a_run_that_was_deleted_is_told_so(station: Station) -> None:
     assert await written(station, gone) == []
 
 
-def spoil(lane: Lane, how: str) -> None:
+def spoil(writer: RunWriter, how: str) -> None:
     """Hand in something that the database, or the driver, refuses."""
-    row = (str(lane.thread_id), "", "id", None, '{"channel_versions": {}}', "{}")
+    row = (str(writer.thread_id), "", "id", None, '{"channel_versions": {}}', "{}")
     match how:
         case "nul in the kind":
-            lane.event("cus\0tom", b"{}")
+            writer.add_event("cus\0tom", b"{}")
         case "lone surrogate in the namespace":
-            lane.event("custom", b"{}", "child:\ud800")
+            writer.add_event("custom", b"{}", "child:\ud800")
         case "nul in jsonb":
-            lane.checkpoint(CheckpointEntry([], (*row[:4], '{"text": "\\u0000"}', "{}")))
+            writer.add_checkpoint(CheckpointEntry([], (*row[:4], '{"text": "\\u0000"}', "{}")))
         case "no json at all":
-            lane.checkpoint(CheckpointEntry([], (*row[:4], "{", "{}")))
+            writer.add_checkpoint(CheckpointEntry([], (*row[:4], "{", "{}")))
         case "number already given":
-            lane.next_seq = 1
+            writer.next_seq = 1
 
 
 @pytest.mark.parametrize(
@@ -296,11 +296,11 @@ def spoil(lane: Lane, how: str) -> None:
     ],
 )
 async def test_what_the_database_refuses_fails_its_own_run_only(how: str, station: Station) -> None:
-    before, culprit, after = await open_lanes(station, 3)
+    before, culprit, after = await open_writers(station, 3)
     say(culprit, "good")
     await culprit.flush()
-    for lane in (before, culprit, after):
-        say(lane, "with the bad")
+    for writer in (before, culprit, after):
+        say(writer, "with the bad")
     spoil(culprit, how)
     results = await asyncio.gather(before.flush(), culprit.flush(), after.finish(SUCCESS), return_exceptions=True)
 
@@ -321,18 +321,18 @@ async def test_what_the_database_refuses_fails_its_own_run_only(how: str, statio
 
 
 async def test_an_entry_that_is_too_large_is_refused_at_once(station: Station) -> None:
-    lane, other = await open_lanes(station, 2)
-    say(lane, "small")
+    writer, other = await open_writers(station, 2)
+    say(writer, "small")
     with pytest.raises(JournalFailed, match="MAX_ENTRY_BYTES"):
-        lane.event("custom", b"x" * (1024 * 1024 + 1))
+        writer.add_event("custom", b"x" * (1024 * 1024 + 1))
     say(other, "fine")
-    await asyncio.gather(lane.flush(), other.flush())
+    await asyncio.gather(writer.flush(), other.flush())
 
-    assert await written(station, lane) == ["small"]
+    assert await written(station, writer) == ["small"]
 
 
 async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
-    fast, slow = await open_lanes(station, 2)
+    fast, slow = await open_writers(station, 2)
     handed_in = 0
 
     async def write() -> None:
@@ -340,7 +340,7 @@ async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
         for number in range(100):
             say(fast, [number, "x" * 4096])
             handed_in += 1
-            await fast.room()
+            await fast.wait_for_space()
 
     async with blocked(station.database, fast.run_id):
         writing = asyncio.create_task(write())
@@ -352,110 +352,110 @@ async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
         assert handed_in == 16
         assert not writing.done()
         say(slow, "small")
-        await asyncio.wait_for(slow.room(), 60)
+        await asyncio.wait_for(slow.wait_for_space(), 60)
     await writing
     await fast.flush()
 
     assert [number for number, _ in await written(station, fast)] == list(range(100))
 
 
-async def test_a_void_lane_writes_nothing_more(station: Station) -> None:
-    lane, other = await open_lanes(station, 2)
+async def test_a_void_writer_writes_nothing_more(station: Station) -> None:
+    writer, other = await open_writers(station, 2)
     async with blocked(station.database, other.run_id):
         say(other, "in flight")
         await until(lambda: waits_for_lock(station.database), "a commit is under way")
-        say(lane, "waiting")
-        flushing = asyncio.gather(lane.flush(), lane.finish(SUCCESS), return_exceptions=True)
+        say(writer, "waiting")
+        flushing = asyncio.gather(writer.flush(), writer.finish(SUCCESS), return_exceptions=True)
         await asyncio.sleep(0)
-        lane.void()
+        writer.mark_lost()
         assert [type(result) for result in await flushing] == [LeaseLost, LeaseLost]
     await other.flush()
 
-    assert await written(station, lane) == []
+    assert await written(station, writer) == []
     assert await written(station, other) == ["in flight"]
     with pytest.raises(LeaseLost):
-        say(lane, "late")
-    lane.discard()
+        say(writer, "late")
+    writer.discard()
     with pytest.raises(LeaseLost):
-        await lane.finish(SUCCESS)
+        await writer.finish(SUCCESS)
 
 
 async def test_a_rollback_asked_for_meanwhile_outranks_the_end(station: Station) -> None:
-    lane, other = await open_lanes(station, 2)
-    say(lane, "to be undone")
-    await lane.flush()
-    await cancel_runs(station.database, lane.thread_id, None, "rollback")
-    results = await asyncio.gather(lane.finish(SUCCESS), other.finish(SUCCESS), return_exceptions=True)
+    writer, other = await open_writers(station, 2)
+    say(writer, "to be undone")
+    await writer.flush()
+    await cancel_runs(station.database, writer.thread_id, None, "rollback")
+    results = await asyncio.gather(writer.finish(SUCCESS), other.finish(SUCCESS), return_exceptions=True)
 
     assert isinstance(results[0], Cancelled)
     assert results[0].action == "rollback"
     assert results[1] is None
-    assert (await run_row(station.database, lane.run_id))["status"] == "running"
-    lane.discard()
-    await lane.finish(RolledBack())
-    assert await query(station.database, "SELECT 1 FROM run WHERE run_id = %s", lane.run_id) == []
-    assert (await thread_row(station.database, lane.thread_id))["status"] == "idle"
-    assert (await thread_row(station.database, lane.thread_id))["last_seq"] == 3
+    assert (await run_row(station.database, writer.run_id))["status"] == "running"
+    writer.discard()
+    await writer.finish(RolledBack())
+    assert await query(station.database, "SELECT 1 FROM run WHERE run_id = %s", writer.run_id) == []
+    assert (await thread_row(station.database, writer.thread_id))["status"] == "idle"
+    assert (await thread_row(station.database, writer.thread_id))["last_seq"] == 3
 
 
 @pytest.mark.parametrize("outcome", [Released(), Released(after=0.5)])
 async def test_a_rollback_asked_for_meanwhile_waits_while_the_run_goes_on(outcome: Any, station: Station) -> None:
     """Handing a run back is no end: whoever claims it next sees the request."""
-    [lane] = await open_lanes(station, 1)
-    await cancel_runs(station.database, lane.thread_id, None, "rollback")
-    await lane.finish(outcome)
+    [writer] = await open_writers(station, 1)
+    await cancel_runs(station.database, writer.thread_id, None, "rollback")
+    await writer.finish(outcome)
 
-    run = await run_row(station.database, lane.run_id)
+    run = await run_row(station.database, writer.run_id)
     assert (run["status"], run["cancel_action"]) == ("pending", "rollback")
 
 
 async def test_flush_waits_for_what_is_in_flight(station: Station) -> None:
-    [lane] = await open_lanes(station, 1)
-    await lane.flush()
+    [writer] = await open_writers(station, 1)
+    await writer.flush()
     assert station.journal.commits == 0
-    async with blocked(station.database, lane.run_id):
-        say(lane, "in flight")
+    async with blocked(station.database, writer.run_id):
+        say(writer, "in flight")
         await until(lambda: waits_for_lock(station.database), "the commit is under way")
-        flushing = asyncio.create_task(lane.flush())
+        flushing = asyncio.create_task(writer.flush())
         for _ in range(20):
             await asyncio.sleep(0)
         assert not flushing.done()
     await flushing
-    assert await written(station, lane) == ["in flight"]
+    assert await written(station, writer) == ["in flight"]
 
 
 async def test_a_flush_that_is_cancelled_leaves_the_journal_alone(station: Station) -> None:
-    [lane] = await open_lanes(station, 1)
-    async with blocked(station.database, lane.run_id):
-        say(lane, 1)
-        flushing = asyncio.create_task(lane.flush())
+    [writer] = await open_writers(station, 1)
+    async with blocked(station.database, writer.run_id):
+        say(writer, 1)
+        flushing = asyncio.create_task(writer.flush())
         await until(lambda: waits_for_lock(station.database), "the commit is under way")
         flushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await flushing
-    say(lane, 2)
-    await lane.flush()
-    assert await written(station, lane) == [1, 2]
+    say(writer, 2)
+    await writer.flush()
+    assert await written(station, writer) == [1, 2]
 
 
-async def test_a_superseded_lane_is_silent_and_its_successor_goes_on(station: Station) -> None:
-    [lane] = await open_lanes(station, 1)
-    say(lane, 1)
-    successor = await lane.supersede()
+async def test_a_superseded_writer_is_silent_and_its_successor_goes_on(station: Station) -> None:
+    [writer] = await open_writers(station, 1)
+    say(writer, 1)
+    successor = await writer.supersede()
     with pytest.raises(LeaseLost):
-        say(lane, "from the one left behind")
+        say(writer, "from the one left behind")
     say(successor, 2)
     await successor.finish(SUCCESS)
 
-    assert await written(station, lane) == [1, 2]
-    assert (await run_row(station.database, lane.run_id))["status"] == "success"
+    assert await written(station, writer) == [1, 2]
+    assert (await run_row(station.database, writer.run_id))["status"] == "success"
 
 
 async def test_close_writes_what_waits_first(settings: Settings, database: Database) -> None:
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
-        lanes = await open_lanes(station, 5)
-        for lane in lanes:
-            say(lane, "at the last moment")
+        writers = await open_writers(station, 5)
+        for writer in writers:
+            say(writer, "at the last moment")
         station.journal.close()
-    for lane in lanes:
-        assert await written(station, lane) == ["at the last moment"]
+    for writer in writers:
+        assert await written(station, writer) == ["at the last moment"]

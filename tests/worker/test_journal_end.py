@@ -20,7 +20,7 @@ async def test_a_worker_ends_with_its_journal(
 ) -> None:
     worker = Worker(settings, GraphCatalog.load(load_config(EXAMPLES)))
 
-    async def broken(lanes: Any) -> None:
+    async def broken(writers: Any) -> None:
         raise RuntimeError("a defect in the journal")
 
     monkeypatch.setattr(worker.journal, "_write", broken)

@@ -16,7 +16,7 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import LeaseLost
 from holdfast.journal.batch import CheckpointEntry, WritesEntry
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
 from tests.support.records import payloads, post_run, query, run_row, thread_events
@@ -37,50 +37,50 @@ async def station(settings: Settings, database: Database) -> AsyncIterator[Stati
         yield opened
 
 
-async def open_lanes(station: Station, count: int) -> list[Lane]:
+async def open_writers(station: Station, count: int) -> list[RunWriter]:
     for _ in range(count):
         await post_run(station.database, "steps", input={})
-    return [attempt.lane for attempt in await station.claim(count)]
+    return [attempt.writer for attempt in await station.claim(count)]
 
 
-def hand_in(lane: Lane, number: int) -> None:
+def hand_in(writer: RunWriter, number: int) -> None:
     """An event, a checkpoint and a write: one of each kind of row."""
-    thread_id, checkpoint_id = str(lane.thread_id), f"{number:08d}"
-    lane.event("custom", orjson.dumps(number))
+    thread_id, checkpoint_id = str(writer.thread_id), f"{number:08d}"
+    writer.add_event("custom", orjson.dumps(number))
     blob = (thread_id, "", "words", checkpoint_id, "msgpack", b"blob")
     row = (thread_id, "", checkpoint_id, None, f'{{"v": 4, "channel_versions": {{"words": "{checkpoint_id}"}}}}', "{}")
-    lane.checkpoint(CheckpointEntry([blob], row, 2))
-    lane.writes(WritesEntry([((thread_id, "", checkpoint_id, "task", 0), ("", "words", "msgpack", b"x"))], False))
+    writer.add_checkpoint(CheckpointEntry([blob], row, 2))
+    writer.add_writes(WritesEntry([((thread_id, "", checkpoint_id, "task", 0), ("", "words", "msgpack", b"x"))], False))
 
 
-async def count_rows(database: Database, table: str, lane: Lane) -> int:
-    rows = await query(database, f"SELECT count(*) AS n FROM {table} WHERE thread_id = %s", str(lane.thread_id))
+async def count_rows(database: Database, table: str, writer: RunWriter) -> int:
+    rows = await query(database, f"SELECT count(*) AS n FROM {table} WHERE thread_id = %s", str(writer.thread_id))
     return int(rows[0]["n"])
 
 
-async def assert_all_written_once(station: Station, lane: Lane, count: int) -> None:
-    assert payloads(await thread_events(station.database, lane.thread_id), "custom") == list(range(count))
+async def assert_all_written_once(station: Station, writer: RunWriter, count: int) -> None:
+    assert payloads(await thread_events(station.database, writer.thread_id), "custom") == list(range(count))
     for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
-        assert await count_rows(station.database, table, lane) == count
+        assert await count_rows(station.database, table, writer) == count
 
 
 async def test_sessions_killed_under_load_lose_and_double_nothing(station: Station) -> None:
-    lanes = await open_lanes(station, 8)
+    writers = await open_writers(station, 8)
 
     killed = 0
 
-    async def write(lane: Lane) -> int:
+    async def write(writer: RunWriter) -> int:
         """As long as there is somebody to kill."""
         number = 0
         while number < 40 or killed < 4:
-            hand_in(lane, number)
+            hand_in(writer, number)
             if number % 3 == 0:
-                await lane.flush()
+                await writer.flush()
             number += 1
-        await lane.finish(SUCCESS)
+        await writer.finish(SUCCESS)
         return number
 
-    writing = asyncio.gather(*(write(lane) for lane in lanes))
+    writing = asyncio.gather(*(write(writer) for writer in writers))
     while killed < 4:
         commits = station.journal.commits
         killed += len(await query(station.database, KILL_JOURNAL))
@@ -90,9 +90,9 @@ async def test_sessions_killed_under_load_lose_and_double_nothing(station: Stati
 
         await until(went_on, "a commit after a kill")
 
-    for lane, written in zip(lanes, await writing, strict=True):
-        await assert_all_written_once(station, lane, written)
-        assert (await run_row(station.database, lane.run_id))["status"] == "success"
+    for writer, written in zip(writers, await writing, strict=True):
+        await assert_all_written_once(station, writer, written)
+        assert (await run_row(station.database, writer.run_id))["status"] == "success"
 
 
 def breaking(
@@ -121,13 +121,13 @@ def breaking(
     return broken
 
 
-async def end(lane: Lane, number: int, outcome: Outcome | None = None) -> None:
+async def end(writer: RunWriter, number: int, outcome: Outcome | None = None) -> None:
     """Hand in and wait, without a pause in which the journal could take one without the other."""
-    hand_in(lane, number)
+    hand_in(writer, number)
     if outcome is None:
-        await lane.flush()
+        await writer.flush()
     else:
-        await lane.finish(outcome)
+        await writer.finish(outcome)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after the commit"])
@@ -135,16 +135,16 @@ async def end(lane: Lane, number: int, outcome: Outcome | None = None) -> None:
 async def test_a_lost_answer_neither_loses_nor_doubles(
     before: bool, times: int, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lanes = await open_lanes(station, 3)
+    writers = await open_writers(station, 3)
     broken = breaking(monkeypatch, before=before, times=times)
-    for lane in lanes:
-        hand_in(lane, 0)
-    await asyncio.gather(*(end(lane, 1) for lane in lanes))
-    await asyncio.gather(*(end(lane, 2, SUCCESS) for lane in lanes))
+    for writer in writers:
+        hand_in(writer, 0)
+    await asyncio.gather(*(end(writer, 1) for writer in writers))
+    await asyncio.gather(*(end(writer, 2, SUCCESS) for writer in writers))
 
     assert len(broken) == times
-    for lane in lanes:
-        await assert_all_written_once(station, lane, 3)
+    for writer in writers:
+        await assert_all_written_once(station, writer, 3)
 
 
 OUTCOMES: dict[str, Outcome] = {
@@ -160,18 +160,18 @@ OUTCOMES: dict[str, Outcome] = {
 async def test_an_end_whose_answer_was_lost_is_written_once(
     name: str, before: bool, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane, other = await open_lanes(station, 2)
-    await end(lane, 0)
+    writer, other = await open_writers(station, 2)
+    await end(writer, 0)
     broken = breaking(monkeypatch, before=before)
-    await asyncio.gather(end(lane, 1, OUTCOMES[name]), end(other, 0, SUCCESS))
+    await asyncio.gather(end(writer, 1, OUTCOMES[name]), end(other, 0, SUCCESS))
 
     assert broken
     assert station.journal.commits == 2
     assert (await run_row(station.database, other.run_id))["status"] == "success"
     assert [event.kind for event in await thread_events(station.database, other.thread_id)][1:] == ["custom", "end"]
-    events = await thread_events(station.database, lane.thread_id)
+    events = await thread_events(station.database, writer.thread_id)
     assert payloads(events, "custom") == [0, 1]
-    rows = await query(station.database, "SELECT * FROM run WHERE run_id = %s", lane.run_id)
+    rows = await query(station.database, "SELECT * FROM run WHERE run_id = %s", writer.run_id)
     match name:
         case "ended":
             assert [row["status"] for row in rows] == ["success"]
@@ -190,7 +190,7 @@ async def test_an_end_whose_answer_was_lost_is_written_once(
 async def test_a_lost_answer_in_a_group_with_a_stale_fence(
     before: bool, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, ended, stale = await open_lanes(station, 3)
+    held, ended, stale = await open_writers(station, 3)
     await query(
         station.database,
         "UPDATE run SET fence = fence + 1, status = 'pending', worker_id = NULL WHERE run_id = %s RETURNING 1",
@@ -202,8 +202,8 @@ async def test_a_lost_answer_in_a_group_with_a_stale_fence(
 
     assert broken
     assert [type(result) for result in results] == [type(None), type(None), LeaseLost]
-    for lane in (held, ended):
-        await assert_all_written_once(station, lane, 1)
+    for writer in (held, ended):
+        await assert_all_written_once(station, writer, 1)
     assert [event.kind for event in await thread_events(station.database, stale.thread_id)] == ["metadata"]
     await end(held, 1)
     await assert_all_written_once(station, held, 2)
@@ -213,56 +213,56 @@ async def test_a_run_taken_over_during_an_outage_is_told_when_it_is_over(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit happened, its answer was lost, and before the second try another worker took the run."""
-    lane, other = await open_lanes(station, 2)
+    writer, other = await open_writers(station, 2)
 
     def taken_over() -> Exception:
         with open_blocking_session(station.database.settings, "test") as connection:
             connection.execute(
                 "UPDATE run SET fence = fence + 1, status = 'pending', worker_id = NULL WHERE run_id = %s",
-                (lane.run_id,),
+                (writer.run_id,),
             )
         return psycopg.OperationalError("the connection was lost")
 
     breaking(monkeypatch, before=False, error=taken_over)
-    results = await asyncio.gather(end(lane, 0), end(other, 0), return_exceptions=True)
+    results = await asyncio.gather(end(writer, 0), end(other, 0), return_exceptions=True)
 
     assert [type(result) for result in results] == [LeaseLost, type(None)]
-    await assert_all_written_once(station, lane, 1)
+    await assert_all_written_once(station, writer, 1)
     await assert_all_written_once(station, other, 1)
 
 
-async def test_a_lane_voided_during_an_outage_is_not_waited_for(
+async def test_a_writer_voided_during_an_outage_is_not_waited_for(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane, other = await open_lanes(station, 2)
+    writer, other = await open_writers(station, 2)
 
     def void() -> Exception:
-        lane.void()
+        writer.mark_lost()
         return OSError("no route to host")
 
     breaking(monkeypatch, before=True, error=void)
-    results = await asyncio.gather(end(lane, 0), end(other, 0), return_exceptions=True)
+    results = await asyncio.gather(end(writer, 0), end(other, 0), return_exceptions=True)
 
     assert [type(result) for result in results] == [LeaseLost, type(None)]
-    assert [event.kind for event in await thread_events(station.database, lane.thread_id)] == ["metadata"]
+    assert [event.kind for event in await thread_events(station.database, writer.thread_id)] == ["metadata"]
     await assert_all_written_once(station, other, 1)
 
 
 async def test_a_server_that_is_read_only_for_a_while_fails_no_run(station: Station) -> None:
     """As after a fail-over, when the old address still leads to the standby."""
-    [lane] = await open_lanes(station, 1)
-    hand_in(lane, 0)
-    await lane.flush()
+    [writer] = await open_writers(station, 1)
+    hand_in(writer, 0)
+    await writer.flush()
     await set_read_only(station.database, "on")
     await query(station.database, KILL_JOURNAL)
-    hand_in(lane, 1)
-    flushing = asyncio.create_task(lane.flush())
+    hand_in(writer, 1)
+    flushing = asyncio.create_task(writer.flush())
     await until(lambda: refused(station), "a commit was refused by the read-only server")
     assert not flushing.done()
     await set_read_only(station.database, "off")
     await flushing
 
-    await assert_all_written_once(station, lane, 2)
+    await assert_all_written_once(station, writer, 2)
 
 
 async def set_read_only(database: Database, state: str) -> None:

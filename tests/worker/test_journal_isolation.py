@@ -26,7 +26,7 @@ from tests.support.records import payloads, query, run_row, thread_events
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
 from tests.worker.crash_graphs import steps
-from tests.worker.test_journal_faults import breaking, open_lanes
+from tests.worker.test_journal_faults import breaking, open_writers
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 # The larger an event is, the longer the server takes for it.
@@ -66,7 +66,7 @@ async def hasty_station(
 ) -> AsyncIterator[Station]:
     """A commit that waits is given up: it may take nearly as long as the lease. One of a run that is well takes less,
     also on a busy machine. A wait for a lock does not end sooner, as behind PgBouncer."""
-    monkeypatch.setattr("holdfast.journal.session.LIMIT_GROUPS_LOCKS", "SET lock_timeout = '1min'")
+    monkeypatch.setattr("holdfast.journal.session.SET_GROUP_LOCK_TIMEOUT", "SET lock_timeout = '1min'")
     hasty = settings.model_copy(update={"lease": 4.0})
     async with open_station(hasty, database, catalog_of(steps=steps([]))) as opened:
         yield opened
@@ -85,11 +85,11 @@ async def locking(station: Station) -> AsyncIterator[AsyncConnection[Any]]:
 async def test_a_write_that_never_gets_done_fails_its_own_run(hasty_station: Station, database: Database) -> None:
     async with database.connection() as connection:
         await connection.execute(SLOW_EVENTS)
-    slow, *others = await open_lanes(hasty_station, 4)
-    slow.event("custom", orjson.dumps("x" * 200_000))
-    for number, lane in enumerate(others):
-        lane.event("custom", orjson.dumps(number))
-    ends = [lane.finish(SUCCESS) for lane in others]
+    slow, *others = await open_writers(hasty_station, 4)
+    slow.add_event("custom", orjson.dumps("x" * 200_000))
+    for number, writer in enumerate(others):
+        writer.add_event("custom", orjson.dumps(number))
+    ends = [writer.finish(SUCCESS) for writer in others]
     written = await asyncio.gather(slow.flush(), *ends, return_exceptions=True)
     assert isinstance(written[0], JournalFailed)
     assert "an event (custom), 200002 bytes" in str(written[0])
@@ -98,23 +98,24 @@ async def test_a_write_that_never_gets_done_fails_its_own_run(hasty_station: Sta
     slow.discard()
     await slow.finish(Ended(status=RunStatus.ERROR, resting="error"))
     assert (await run_row(database, slow.run_id))["status"] == "error"
-    for number, lane in enumerate(others):
-        assert (await run_row(database, lane.run_id))["status"] == "success"
-        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+    for number, writer in enumerate(others):
+        assert (await run_row(database, writer.run_id))["status"] == "success"
+        assert payloads(await thread_events(database, writer.thread_id), "custom") == [number]
 
 
 @pytest.mark.parametrize("state", ["53200", "58030", "53100"], ids=["memory", "disk", "full disk"])
 async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
     station: Station, database: Database, state: str
 ) -> None:
-    lanes = await open_lanes(station, 4)
+    writers = await open_writers(station, 4)
     async with database.connection() as connection:
         await connection.execute(SHORT.format(size=0, state=state).encode())
-    for number, lane in enumerate(lanes):
-        lane.event("custom", orjson.dumps(number))
-    waiting = [asyncio.create_task(lane.flush()) for lane in lanes]
+    for number, writer in enumerate(writers):
+        writer.add_event("custom", orjson.dumps(number))
+    waiting = [asyncio.create_task(writer.flush()) for writer in writers]
     await until_true(
-        lambda: all(lane.tries > 1 for lane in lanes) or any(task.done() for task in waiting), "all were tried twice"
+        lambda: all(writer.tries > 1 for writer in writers) or any(task.done() for task in waiting),
+        "all were tried twice",
     )
     assert not any(task.done() for task in waiting)
     assert station.journal.backoff.failing
@@ -122,23 +123,23 @@ async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
         await connection.execute("DROP TRIGGER short ON event")
     async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
-    for number, lane in enumerate(lanes):
-        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+    for number, writer in enumerate(writers):
+        assert payloads(await thread_events(database, writer.thread_id), "custom") == [number]
 
 
 @pytest.mark.parametrize("state", ["53200", "53100"], ids=["memory", "full disk"])
 async def test_write_that_the_server_has_no_room_for_fails_its_own_run(
     station: Station, database: Database, state: str
 ) -> None:
-    large, other = await open_lanes(station, 2)
+    large, other = await open_writers(station, 2)
     async with database.connection() as connection:
         await connection.execute(SHORT.format(size=100_000, state=state).encode())
-    large.event("custom", orjson.dumps("x" * 200_000))
+    large.add_event("custom", orjson.dumps("x" * 200_000))
     failing = asyncio.create_task(large.flush())
     async with asyncio.timeout(60):
         while not failing.done():
             # The server works for others.
-            other.event("custom", b"1")
+            other.add_event("custom", b"1")
             await other.flush()
             await asyncio.sleep(0.05)
         with pytest.raises(JournalFailed, match="could not store it"):
@@ -148,16 +149,16 @@ async def test_write_that_the_server_has_no_room_for_fails_its_own_run(
 async def test_neighbours_do_not_wait_for_the_lock_that_a_run_waits_for(settings: Settings, database: Database) -> None:
     settings = settings.model_copy(update={"lease": 900.0})
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
-        locked, other = await open_lanes(station, 2)
+        locked, other = await open_writers(station, 2)
         async with locking(station) as holder:
             await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
             locked.isolated = True
-            locked.event("custom", b"1")
+            locked.add_event("custom", b"1")
             waiting = asyncio.create_task(locked.flush())
             for _ in range(2):
                 await until_true(lambda: locked in station.journal.in_flight, "the locked run is tried")
                 async with asyncio.timeout(60):
-                    other.event("custom", b"2")
+                    other.add_event("custom", b"2")
                     await other.flush()
         async with asyncio.timeout(60):
             await waiting
@@ -166,11 +167,11 @@ async def test_neighbours_do_not_wait_for_the_lock_that_a_run_waits_for(settings
 async def test_neighbours_in_a_group_do_not_wait_for_the_lock_either(settings: Settings, database: Database) -> None:
     settings = settings.model_copy(update={"lease": 900.0})
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
-        locked, other = await open_lanes(station, 2)
+        locked, other = await open_writers(station, 2)
         async with locking(station) as holder:
             await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
-            for lane in (locked, other):
-                lane.event("custom", b"1")
+            for writer in (locked, other):
+                writer.add_event("custom", b"1")
             waiting = asyncio.create_task(locked.flush())
             async with asyncio.timeout(60):
                 await other.flush()
@@ -181,19 +182,19 @@ async def test_neighbours_in_a_group_do_not_wait_for_the_lock_either(settings: S
 
 
 async def test_a_run_that_somebody_has_locked_waits_alone(hasty_station: Station, database: Database) -> None:
-    locked, *others = await open_lanes(hasty_station, 3)
+    locked, *others = await open_writers(hasty_station, 3)
     async with locking(hasty_station) as holder:
         await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
-        for number, lane in enumerate([locked, *others]):
-            lane.event("custom", orjson.dumps(number))
+        for number, writer in enumerate([locked, *others]):
+            writer.add_event("custom", orjson.dumps(number))
         waiting = asyncio.create_task(locked.flush())
         async with asyncio.timeout(60):
-            await asyncio.gather(*(lane.flush() for lane in others))
+            await asyncio.gather(*(writer.flush() for writer in others))
             # They are not held up from now on.
-            for lane in others:
-                lane.event("custom", orjson.dumps("again"))
-                await lane.flush()
-        locked.event("custom", orjson.dumps("later"))
+            for writer in others:
+                writer.add_event("custom", orjson.dumps("again"))
+                await writer.flush()
+        locked.add_event("custom", orjson.dumps("later"))
         assert not waiting.done()
     async with asyncio.timeout(60):
         await waiting
@@ -204,68 +205,68 @@ async def test_a_run_that_somebody_has_locked_waits_alone(hasty_station: Station
 
 
 async def test_a_run_that_is_lost_while_it_waits_alone_is_told_so(hasty_station: Station) -> None:
-    [lane] = await open_lanes(hasty_station, 1)
+    [writer] = await open_writers(hasty_station, 1)
     async with locking(hasty_station) as holder:
-        await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (lane.run_id,))
-        ending = asyncio.create_task(lane.finish(SUCCESS))
+        await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (writer.run_id,))
+        ending = asyncio.create_task(writer.finish(SUCCESS))
         await until_true(
-            lambda: lane.isolated and lane in hasty_station.journal.in_flight and not lane._waiters,
+            lambda: writer.isolated and writer in hasty_station.journal.in_flight and not writer._waiters,
             "it is written alone",
         )
-        lane.void()
+        writer.mark_lost()
         async with asyncio.timeout(60):
             with pytest.raises(LeaseLost):
                 await ending
 
 
 async def test_a_locked_table_fails_nobody(hasty_station: Station, database: Database) -> None:
-    lanes = await open_lanes(hasty_station, 5)
+    writers = await open_writers(hasty_station, 5)
     async with locking(hasty_station) as holder:
         await holder.execute("LOCK TABLE event IN ACCESS EXCLUSIVE MODE")
-        for number, lane in enumerate(lanes):
-            lane.event("custom", orjson.dumps(number))
-        waiting = [asyncio.create_task(lane.flush()) for lane in lanes]
+        for number, writer in enumerate(writers):
+            writer.add_event("custom", orjson.dumps(number))
+        waiting = [asyncio.create_task(writer.flush()) for writer in writers]
 
         async with asyncio.timeout(60):
-            while not any(lane.isolated for lane in lanes):
+            while not any(writer.isolated for writer in writers):
                 await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
     async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
-    for number, lane in enumerate(lanes):
-        assert lane.failure is None
-        assert payloads(await thread_events(database, lane.thread_id), "custom") == [number]
+    for number, writer in enumerate(writers):
+        assert writer.failure is None
+        assert payloads(await thread_events(database, writer.thread_id), "custom") == [number]
 
 
 async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commits happen, and their answers come too late."""
     monkeypatch.setattr("holdfast.journal.journal.LARGE_WRITE_BYTES", 0)
-    [lane] = await open_lanes(station, 1)
-    lane.event("custom", b"1")
+    [writer] = await open_writers(station, 1)
+    writer.add_event("custom", b"1")
     broken = breaking(monkeypatch, before=False, times=3, error=lambda: NoAnswer("too late"))
-    await lane.flush()
+    await writer.flush()
     assert len(broken) == 3
-    await lane.finish(SUCCESS)
-    events = await thread_events(station.database, lane.thread_id)
+    await writer.finish(SUCCESS)
+    events = await thread_events(station.database, writer.thread_id)
     assert [event.kind for event in events] == ["metadata", "custom", "end"]
 
 
 async def test_a_session_that_was_given_up_writes_nothing_any_more(hasty_station: Station, database: Database) -> None:
     """It gets what was sent to it when all of that has been written by another one, and something else since."""
-    [lane] = await open_lanes(hasty_station, 1)
-    thread_id = str(lane.thread_id)
+    [writer] = await open_writers(hasty_station, 1)
+    thread_id = str(writer.thread_id)
     answer = (thread_id, "", "1", "task", -4)
-    lane.event("custom", b"1")
-    await lane.flush()
+    writer.add_event("custom", b"1")
+    await writer.flush()
     assert hasty_station.journal.session._connection is not None
     pid = hasty_station.journal.session._connection.info.backend_pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        lane.writes(WritesEntry([(answer, ("", "words", "msgpack", b"x"))], True))
+        writer.add_writes(WritesEntry([(answer, ("", "words", "msgpack", b"x"))], True))
         async with asyncio.timeout(60):
-            await lane.flush()
-        lane.writes(WritesEntry([], False, takes=answer))
-        await lane.flush()
+            await writer.flush()
+        writer.add_writes(WritesEntry([], False, takes=answer))
+        await writer.flush()
     finally:
         os.kill(pid, signal.SIGCONT)
 

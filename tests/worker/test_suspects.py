@@ -106,10 +106,10 @@ class DyingWorker:
         """Assert that the attempt has made no progress while it waits at the gate."""
         async with open_station(self._settings, self._database, catalog_of(graph=graph)) as station:
             [attempt] = await station.claim()
-            attempt.lane.on_progress = lambda: self.progressed.append(number)
+            attempt.writer.on_progress = lambda: self.progressed.append(number)
             executing = asyncio.create_task(station.executor.execute(attempt))
             await until_true(lambda: self._gate.inside == number, "the run waits at the gate")
-            await attempt.lane.flush()
+            await attempt.writer.flush()
             assert self.progressed == []
             if number == 1:
                 await station.die()
@@ -177,10 +177,10 @@ async def test_returned_task_of_an_entrypoint_is_progress(settings: Settings, da
         allowed = death
         async with open_station(settings, database, catalog_of(graph=graph)) as station:
             [attempt] = await station.claim()
-            attempt.lane.on_progress = lambda: None
+            attempt.writer.on_progress = lambda: None
             executing = asyncio.create_task(station.executor.execute(attempt))
             await until_true(next_task_hangs, "one more task has returned")
-            await attempt.lane.flush()
+            await attempt.writer.flush()
             await station.die()
             attempt.stop(LeaseLost("the process died"))
             await executing

@@ -9,9 +9,9 @@ import structlog
 
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, LeaseLost
-from holdfast.execution.endings import bare_end, ties_of
+from holdfast.execution.endings import bare_end, effects_of
 from holdfast.execution.transient import pause_before_retry
-from holdfast.journal.batch import Ties
+from holdfast.journal.batch import EndEffects
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import ESCAPING, kind_and_place
 
@@ -30,13 +30,13 @@ async def abandon(attempt: Attempt, error: BaseException, settings: Settings) ->
     crash, or the run would be executed for ever.
     """
     run = attempt.run
-    ties = ties_of(run)
+    effects = effects_of(run)
     # A parent is locked in its place in any case. Nothing is written about it.
-    for kept in (ties, Ties(parent=ties.parent)):
+    for kept in (effects, EndEffects(parent=effects.parent)):
         try:
-            attempt.lane.discard()
+            attempt.writer.discard()
             outcome = _counted(attempt, error, settings)
-            await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=kept)
+            await attempt.writer.finish(outcome, graph_id=run.graph_id, effects=kept)
         except LeaseLost:
             return None
         except ESCAPING as refusal:
@@ -44,8 +44,8 @@ async def abandon(attempt: Attempt, error: BaseException, settings: Settings) ->
             if isinstance(refusal, Cancelled):
                 error = refusal
         else:
-            if kept != ties and isinstance(outcome, Ended):
-                log.error("run.end_reduced", webhook=ties.webhook, questions=ties.gated)
+            if kept != effects and isinstance(outcome, Ended):
+                log.error("run.end_reduced", webhook=effects.webhook, questions=effects.gated)
             return outcome
     return None
 
@@ -55,4 +55,4 @@ def _counted(attempt: Attempt, error: BaseException, settings: Settings) -> Outc
         return RolledBack()
     if attempt.run.retries < settings.max_retries:
         return Released(after=pause_before_retry(error, attempt.run.retries, settings))
-    return replace(bare_end(attempt.lane, error), dead_letter="retries_exhausted")
+    return replace(bare_end(attempt.writer, error), dead_letter="retries_exhausted")

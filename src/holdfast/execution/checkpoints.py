@@ -31,7 +31,7 @@ from holdfast.execution.private_fields import public_config
 from holdfast.execution.stale_resumes import without_stale_answers
 from holdfast.execution.starting_point import CHECKPOINT, COMMAND_WRITES, NOTHING, NULL_TASK_ID
 from holdfast.journal.batch import CheckpointEntry, WriteKey, WritesEntry
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.resources.checkpoints import PooledSaver, stored_values
 
 __all__ = ["JournalSaver", "PooledSaver"]
@@ -62,7 +62,7 @@ class JournalSaver(PooledSaver):
     def __init__(
         self,
         database: Database,
-        lane: Lane,
+        writer: RunWriter,
         *,
         wait: bool = False,
         hold: bool = False,
@@ -71,7 +71,7 @@ class JournalSaver(PooledSaver):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(database, serde=serde)
-        self._lane = lane
+        self._writer = writer
         self._wait = wait
         self._held: list[CheckpointEntry | WritesEntry] | None = [] if hold else None
         self._fresh = fresh
@@ -87,7 +87,7 @@ class JournalSaver(PooledSaver):
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
         self.release()
-        await self._lane.flush()
+        await self._writer.flush()
         async with super()._cursor(pipeline=pipeline) as cursor:
             yield cursor
 
@@ -97,11 +97,11 @@ class JournalSaver(PooledSaver):
             if (
                 configurable.get("checkpoint_ns", "") not in self._written_namespaces
                 and not configurable.get("checkpoint_id")
-                and configurable["thread_id"] == str(self._lane.thread_id)
+                and configurable["thread_id"] == str(self._writer.thread_id)
             ):
                 return None
         found = await super().aget_tuple(config)
-        if found is not None and found.config["configurable"]["thread_id"] == str(self._lane.thread_id):
+        if found is not None and found.config["configurable"]["thread_id"] == str(self._writer.thread_id):
             found = await without_stale_answers(self._database, found, own_answer=self._own_answer)
         if found is not None and found.config["configurable"].get("checkpoint_ns", "") == "":
             self._has_head = True
@@ -209,9 +209,9 @@ class JournalSaver(PooledSaver):
 
     def _enter(self, entry: CheckpointEntry | WritesEntry) -> None:
         if isinstance(entry, CheckpointEntry):
-            self._lane.checkpoint(entry)
+            self._writer.add_checkpoint(entry)
         else:
-            self._lane.writes(entry)
+            self._writer.add_writes(entry)
 
     async def _hand_in(self, entry: CheckpointEntry | WritesEntry, *, progress: bool) -> None:
         if self._held is not None:
@@ -219,11 +219,11 @@ class JournalSaver(PooledSaver):
             return
         self._enter(entry)
         if progress:
-            self._lane.progressed()
+            self._writer.add_progress()
         if self._wait:
-            await self._lane.flush()
+            await self._writer.flush()
         else:
-            await self._lane.room()
+            await self._writer.wait_for_space()
 
 
 # LangGraph asks for it at the start of every run, and Python would find it out anew each time.

@@ -19,8 +19,8 @@ from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.progress import Progress
 from holdfast.execution.starting_point import waiting_interrupts
 from holdfast.execution.transient import leaves
-from holdfast.journal.batch import Ties
-from holdfast.journal.run_writer import Lane
+from holdfast.journal.batch import EndEffects
+from holdfast.journal.run_writer import RunWriter
 from holdfast.sdk.children import WaitsForChildren
 from holdfast.streams.serialize import to_json
 from holdfast.telemetry.exceptions import ESCAPING, clean, kind_and_place, message_of
@@ -114,16 +114,16 @@ def awaited_children(failure: BaseException) -> dict[str, bool]:
     return awaited
 
 
-def bare_end(lane: Lane, failure: BaseException) -> Ended:
+def bare_end(writer: RunWriter, failure: BaseException) -> Ended:
     """The end with nothing of what the run's code has made but the message."""
     error = describe(failure)
-    lane.event("error", to_json(error))
+    writer.add_event("error", to_json(error))
     return Ended(status=RunStatus.ERROR, resting="error", interrupts=None, error=error)
 
 
-def ties_of(run: Claimed) -> Ties:
+def effects_of(run: Claimed) -> EndEffects:
     answer = answer_of(run.kwargs)
-    return Ties(
+    return EndEffects(
         webhook=has_webhook(run.kwargs),
         parent=run.parent_run_id,
         gated=run.asking or answer is not None,

@@ -43,7 +43,7 @@ from holdfast.errors import (
     RunTimeout,
 )
 from holdfast.execution.checkpoints import JournalSaver, PooledSaver
-from holdfast.execution.endings import awaited_children, bare_end, describe, left_behind, state_at_end, ties_of
+from holdfast.execution.endings import awaited_children, bare_end, describe, effects_of, left_behind, state_at_end
 from holdfast.execution.graph_stream import Claimed, run_config, stream_graph
 from holdfast.execution.messages import MessageModes
 from holdfast.execution.meter import UsageMeter
@@ -58,7 +58,7 @@ from holdfast.execution.transient import is_transient, pause_before_retry
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.context_schema import graph_context
 from holdfast.graphs.exits import GraphCode, contained, exit_of
-from holdfast.journal.journal import Lane
+from holdfast.journal.run_writer import RunWriter
 from holdfast.resources.checkpoints import highest_step
 from holdfast.resources.tenant_store import store_of
 from holdfast.sdk.current_run import CurrentRun, enter_run
@@ -78,7 +78,7 @@ Begin = Callable[["Attempt", AsyncExitStack], Awaitable[tuple[Pregel[Any, Any, A
 # other: it would otherwise hand the run back, uncounted, each time.
 STOPS = (LeaseLost, Drained, Cancelled, RunTimeout)
 # How long user code may take to react to being stopped before it is left behind.
-STOP_PATIENCE = 10.0
+STOP_TIMEOUT_SECONDS = 10.0
 
 
 class Attempt:
@@ -89,9 +89,9 @@ class Attempt:
 
     meter: UsageMeter
 
-    def __init__(self, run: Claimed, lane: Lane) -> None:
+    def __init__(self, run: Claimed, writer: RunWriter) -> None:
         self.run = run
-        self.lane = lane
+        self.writer = writer
         # None: traces are off.
         self.trace: AttemptSpan | None = None
         self._stopped: asyncio.Future[RunSignal] = asyncio.get_running_loop().create_future()
@@ -102,20 +102,20 @@ class Attempt:
     def open(self) -> None:
         """Begin to count what the run uses. Before everything else that is done with it."""
         self.meter = UsageMeter(self.run, self._used, self.stop)
-        self.lane.on_shared = self.meter.share
+        self.writer.on_shared = self.meter.share
         if self.meter.exceeded is not None:
             self.stop(self.meter.exceeded)
 
     def stop(self, signal: RunSignal) -> None:
         """Interrupt the graph where it stands. The first signal decides, but a lost lease outranks all."""
-        if isinstance(signal, LeaseLost) and self.lane.failure is None:
-            self.lane.void()
+        if isinstance(signal, LeaseLost) and self.writer.failure is None:
+            self.writer.mark_lost()
         if not self._stopped.done():
             self._stopped.set_result(signal)
 
     def _used(self, usage: str) -> None:
-        if self.lane.failure is None:
-            self.lane.usage(usage)
+        if self.writer.failure is None:
+            self.writer.add_usage(usage)
 
     def settle(self) -> None:
         """Hand in what the attempt has used, for the last time: with its end, whatever was discarded before."""
@@ -184,7 +184,7 @@ class Executor:
                     attempt.settle()
                 elif failure is not None and attempt.meter.has_counted:
                     log.warning("usage.not_written", error=kind_and_place(failure))
-                await attempt.lane.finish(outcome, graph_id=run.graph_id, ties=ties_of(run))
+                await attempt.writer.finish(outcome, graph_id=run.graph_id, effects=effects_of(run))
             except LeaseLost:
                 log.info("run.lost", fence=run.fence)
                 return None
@@ -196,7 +196,7 @@ class Executor:
                     raise
                 if not isinstance(error, RunSignal):
                     log.warning("run.outcome_failed", error=kind_and_place(error))
-                attempt.lane.discard()
+                attempt.writer.discard()
                 progress.values = None
                 failure = contained(error)
             else:
@@ -207,20 +207,20 @@ class Executor:
         """The end of a run whose end could not be written twice: nothing of what its code has made but the message."""
         if isinstance(failure, Cancelled) and failure.action == "rollback":
             return RolledBack()
-        return bare_end(attempt.lane, failure or JournalFailed("The run's end could not be written."))
+        return bare_end(attempt.writer, failure or JournalFailed("The run's end could not be written."))
 
     async def _begin_in_time(
         self, attempt: Attempt, stack: AsyncExitStack
     ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig]:
-        """Begin, unless the run's time is over, or it was stopped STOP_PATIENCE ago: a graph's factory may wait for
-        something that never comes. In the same task, because what a factory opens has to be closed by the task that
+        """Begin, unless the run's time is over, or it was stopped STOP_TIMEOUT_SECONDS ago: a graph's factory may wait
+        for something that never comes. In the same task, because what a factory opens has to be closed by the task that
         opened it. Raises the RunSignal then."""
         loop = asyncio.get_running_loop()
         limit, overdue = attempt.meter.time_limit(self._settings.run_timeout)
-        scope = asyncio.timeout(max(0.0, limit - attempt.run.elapsed) + STOP_PATIENCE)
+        scope = asyncio.timeout(max(0.0, limit - attempt.run.elapsed) + STOP_TIMEOUT_SECONDS)
 
         def give_up_soon(_: object) -> None:
-            scope.reschedule(loop.time() + STOP_PATIENCE)
+            scope.reschedule(loop.time() + STOP_TIMEOUT_SECONDS)
 
         try:
             async with scope:
@@ -241,7 +241,7 @@ class Executor:
         durability = run.kwargs.get("durability")
         saver = self._saver(
             self._database,
-            attempt.lane,
+            attempt.writer,
             wait=durability == "sync",
             hold=durability == "exit",
             fresh=run.fresh,
@@ -279,16 +279,16 @@ class Executor:
             signal = attempt.stopped.result()
         elif not task.done():
             signal = overdue
-        lane = attempt.lane
+        writer = attempt.writer
         await _stop_task(task, attempt)
         attempt.meter.close()
-        if attempt.lane is not lane:
+        if attempt.writer is not writer:
             # The checkpointer belongs to the one left behind, and can do nothing more; the state still has to be read.
             graph.checkpointer = PooledSaver(self._database).with_allowlist(self._catalog.checkpoint_types)
         if task.done() and not task.cancelled():
-            task.exception()  # Fetched, or asyncio would report it where the lane's failure says it all.
-        if attempt.lane.failure is not None:
-            return attempt.lane.failure
+            task.exception()  # Fetched, or asyncio would report it where the writer's failure says it all.
+        if attempt.writer.failure is not None:
+            return attempt.writer.failure
         if signal is not None and (isinstance(signal, Cancelled) or not _succeeded(task)):
             return signal
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -308,7 +308,7 @@ class Executor:
         self, attempt: Attempt, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, progress: Progress
     ) -> None:
         """The graph's stream, into the journal."""
-        run, lane = attempt.run, attempt.lane
+        run, writer = attempt.run, attempt.writer
         kwargs = run.kwargs
         attempt.meter.attach()
         if run.progress == NOTHING:
@@ -346,18 +346,18 @@ class Executor:
                 if attempt.pace.silent:
                     attempt.pace.first_event(self._database.metrics, run.graph_id)
                 for place, kind, data in modes.events(namespace, mode, chunk):
-                    lane.event(kind, public_json(kind, to_json(data)), place)
-                if lane.crowded:
-                    await lane.room()
+                    writer.add_event(kind, public_json(kind, to_json(data)), place)
+                if writer.is_full:
+                    await writer.wait_for_space()
         finally:
             if isinstance(graph.checkpointer, JournalSaver):
                 graph.checkpointer.release()
-            if lane.failure is None:
+            if writer.failure is None:
                 for place, kind, data in modes.finish():
-                    lane.event(kind, public_json(kind, to_json(data)), place)
+                    writer.add_event(kind, public_json(kind, to_json(data)), place)
         if progress.seen_values and ("values" not in requested or not progress.told):
             # Whoever waits for the result finds it here.
-            lane.event("output", to_json(progress.output))
+            writer.add_event("output", to_json(progress.output))
 
     def _current(self, attempt: Attempt) -> CurrentRun:
         """The run as its own code finds it."""
@@ -404,7 +404,7 @@ class Executor:
                 case RunTimeout():
                     error = describe(failure)
                     left = await left_behind(graph, config, progress, RunStatus.TIMEOUT)
-                    attempt.lane.event("error", to_json(error))
+                    attempt.writer.add_event("error", to_json(error))
                     return replace(left, error=error)
                 case BudgetExceeded():
                     log.warning("run.over_budget", limit=str(failure))
@@ -451,7 +451,7 @@ class Executor:
         log.warning("run.failed", error=kind_and_place(failure))
         if dead_letter is not None:
             log.warning("run.dead_letter", reason=dead_letter)
-        attempt.lane.event("error", to_json(error))
+        attempt.writer.add_event("error", to_json(error))
         return replace(
             left or Ended(status=RunStatus.ERROR, resting="error", interrupts=None),
             error=error,
@@ -469,7 +469,7 @@ async def _clean_up(stack: AsyncExitStack) -> None:
     """Leave what a graph's factory has opened. What has become of the run is decided."""
     try:
         with GraphCode():
-            async with asyncio.timeout(STOP_PATIENCE):
+            async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
                 await stack.aclose()
     except ESCAPING as error:
         log.warning("graph.cleanup_failed", error=kind_and_place(error))
@@ -477,13 +477,13 @@ async def _clean_up(stack: AsyncExitStack) -> None:
 
 async def _stop_task(task: asyncio.Task[None], attempt: Attempt) -> None:
     """Cancel user code and wait for it. Code that swallows the cancellation is asked again, then left behind with a
-    lane that writes nothing more."""
-    deadline = time.monotonic() + STOP_PATIENCE
+    writer that writes nothing more."""
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while not task.done() and time.monotonic() < deadline:
         task.cancel()
         await asyncio.wait({task}, timeout=1.0)
     if not task.done():
-        log.error("run.unstoppable", seconds=STOP_PATIENCE)
-        attempt.lane = await attempt.lane.supersede()
+        log.error("run.unstoppable", seconds=STOP_TIMEOUT_SECONDS)
+        attempt.writer = await attempt.writer.supersede()
         # Whatever becomes of it, nobody is there any more to hear of it.
         task.add_done_callback(lambda left: None if left.cancelled() else left.exception())

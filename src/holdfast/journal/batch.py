@@ -163,7 +163,7 @@ Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry | ProgressEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
+class EndEffects:
     """Whom the end of a run concerns, besides its thread."""
 
     # Somebody wants to be told by a webhook.
@@ -176,7 +176,7 @@ class Ties:
     branches: bool = False
 
 
-NO_TIES = Ties()
+NO_EFFECTS = EndEffects()
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Portion:
     first_seq: int
     entries: list[Entry] = field(default_factory=list)
     outcome: Outcome | None = None
-    ties: Ties = NO_TIES
+    effects: EndEffects = NO_EFFECTS
     # How far the run has come with these entries; 0: no further than it was. Known once they are written.
     progress: int = 0
     # The number of its last event.
@@ -203,9 +203,9 @@ class Portion:
         self.touches_thread = self.outcome is not None or UsageEntry in kinds
 
     @property
-    def parent_to_tell(self) -> UUID | None:
+    def parent_to_wake(self) -> UUID | None:
         """The parent, if it may have waited for what happens here."""
-        return self.ties.parent if isinstance(self.outcome, Ended | RolledBack) else None
+        return self.effects.parent if isinstance(self.outcome, Ended | RolledBack) else None
 
     def flush(self, stamp: datetime | None) -> Flush:
         """Its events, once they are committed."""
@@ -277,7 +277,7 @@ async def write_portions(
         if touched := sorted({portion.thread_id for portion in portions if portion.touches_thread}):
             await connection.execute(LOCK_THREADS, {"thread_ids": touched})
         if outcomes:
-            parents = [portion.parent_to_tell for portion in outcomes]
+            parents = [portion.parent_to_wake for portion in outcomes]
             await lock_with_parents(connection, [portion.run_id for portion in portions], parents)
         verified = await connection.execute(VERIFY, _claims(portions))
     used = await _write_entries(connection, portions, repeat=repeat)
@@ -387,9 +387,9 @@ async def _write_outcomes(
                 "last_seqs": bigints([portion.last_seq for portion, _ in ended]),
             },
         )
-        if telling := [portion.run_id for portion, _ in ended if portion.ties.webhook]:
+        if telling := [portion.run_id for portion, _ in ended if portion.effects.webhook]:
             await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
-        if gates := [_gated(portion, end) for portion, end in ended if portion.ties.gated or end.interrupts]:
+        if gates := [_gated(portion, end) for portion, end in ended if portion.effects.gated or end.interrupts]:
             await follow_ends(connection, gates)
     promoted = await _write_waits(connection, outcomes)
     if released:
@@ -409,7 +409,7 @@ async def _write_outcomes(
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
     if rolled_back:
         await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
-    if told := [parent for portion in outcomes if (parent := portion.parent_to_tell) is not None]:
+    if told := [parent for portion in outcomes if (parent := portion.parent_to_wake) is not None]:
         promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
     return promoted
 
@@ -435,4 +435,4 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
 def _gated(portion: Portion, end: Ended) -> Gated:
     waiting = None if end.resting is None else end.interrupts
     success = end.status == RunStatus.SUCCESS
-    return Gated(portion.thread_id, portion.run_id, success, waiting, branches=portion.ties.branches)
+    return Gated(portion.thread_id, portion.run_id, success, waiting, branches=portion.effects.branches)

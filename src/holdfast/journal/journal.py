@@ -39,8 +39,8 @@ from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.ready import ReadyRun
 from holdfast.errors import JournalFailed, RunSignal
 from holdfast.journal.batch import INSPECT, LAST_EVENT, Portion, write_portions
-from holdfast.journal.run_writer import Group, Item, Lane
-from holdfast.journal.session import ANSWER_SHARE, JournalSession
+from holdfast.journal.run_writer import Group, Item, RunWriter
+from holdfast.journal.session import COMMIT_TIMEOUT_LEASE_SHARE, JournalSession
 from holdfast.journal.traces import trace_commits
 from holdfast.journal.write_errors import (
     is_locked,
@@ -57,13 +57,13 @@ from holdfast.streams.hints import Flush
 from holdfast.telemetry import tracing
 from holdfast.telemetry.metrics import Metrics
 
-__all__ = ["Group", "Journal", "Lane"]
+__all__ = ["Group", "Journal", "RunWriter"]
 
 log = structlog.get_logger(__name__)
 
 # Seconds that the journal rests at most.
-LONGEST_REST = 0.02
-# How long the commit of an isolated lane may wait for a lock: the other runs wait for that long, too.
+MAX_GROUP_DELAY_SECONDS = 0.02
+# How long the commit of an isolated writer may wait for a lock: the other runs wait for that long, too.
 LIMIT_LOCKS = "SET LOCAL lock_timeout = '100ms'"
 # After this many failures of a group, while the server answers, its runs are written one by one.
 FAILURES_TOGETHER = 2
@@ -79,26 +79,26 @@ Announce = Callable[[list[Flush], list[ReadyRun]], None]
 
 
 class Journal:
-    """Writes for all runs of one worker. `failed_callback` is told of a lane that can write no more."""
+    """Writes for all runs of one worker. `failed_callback` is told of a writer that can write no more."""
 
     def __init__(
         self,
         settings: Settings,
         announce: Announce,
-        failed: Callable[[Lane], None],
+        failed: Callable[[RunWriter], None],
         metrics: Metrics | None = None,
     ) -> None:
         self.settings = settings
-        self.in_flight: set[Lane] = set()
+        self.in_flight: set[RunWriter] = set()
         self.commits = 0
         self._metrics = metrics or Metrics(enabled=False)
         self._began = 0.0
         self._announce = announce
         self._on_failed = failed
-        self._dirty: dict[Lane, None] = {}
+        self._dirty: dict[RunWriter, None] = {}
         self._wake = asyncio.Event()
         # Of runs that may still write. Nobody closes that of an attempt that fell over.
-        self._open: WeakSet[Lane] = WeakSet()
+        self._open: WeakSet[RunWriter] = WeakSet()
         # Whether all of them wait. Only asked while the journal rests.
         self._awaited = asyncio.Event()
         self._awaited.set()
@@ -112,29 +112,29 @@ class Journal:
         # When what is being written was taken up, for traces.
         self._taken_at = 0
 
-    def open_lane(self, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> Lane:
-        lane = Lane(self, run_id, thread_id, fence, next_seq)
-        self._open.add(lane)
-        return lane
+    def open_writer(self, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> RunWriter:
+        writer = RunWriter(self, run_id, thread_id, fence, next_seq)
+        self._open.add(writer)
+        return writer
 
-    def close_lane(self, lane: Lane) -> None:
-        """Nobody has to wait for what the lane may bring."""
-        self._open.discard(lane)
+    def close_writer(self, writer: RunWriter) -> None:
+        """Nobody has to wait for what the writer may bring."""
+        self._open.discard(writer)
         self._look_who_waits()
 
-    def wake(self, lane: Lane) -> None:
-        self._dirty[lane] = None
-        if lane.due:
+    def wake(self, writer: RunWriter) -> None:
+        self._dirty[writer] = None
+        if writer.due:
             self._wake.set()
             self._look_who_waits()
 
-    def failed(self, lane: Lane) -> None:
-        self._dirty.pop(lane, None)
-        self.close_lane(lane)
-        self._on_failed(lane)
+    def failed(self, writer: RunWriter) -> None:
+        self._dirty.pop(writer, None)
+        self.close_writer(writer)
+        self._on_failed(writer)
 
     def _look_who_waits(self) -> None:
-        if not self._awaited.is_set() and sum(lane.awaited for lane in self._dirty) >= len(self._open):
+        if not self._awaited.is_set() and sum(writer.awaited for writer in self._dirty) >= len(self._open):
             self._awaited.set()
 
     async def run(self, connected: Callable[[], None] = lambda: None) -> None:
@@ -146,12 +146,12 @@ class Journal:
                 await self._connect()
                 await self._wake.wait()
                 self._wake.clear()
-                while lanes := [lane for lane in self._dirty if lane.due or self.closing]:
-                    for lane in lanes:
-                        del self._dirty[lane]
-                    lanes = [lane for lane in lanes if lane.failure is None]
-                    await self._write([lane for lane in lanes if not lane.isolated])
-                    if isolated := [lane for lane in lanes if lane.isolated and lane.failure is None]:
+                while writers := [writer for writer in self._dirty if writer.due or self.closing]:
+                    for writer in writers:
+                        del self._dirty[writer]
+                    writers = [writer for writer in writers if writer.failure is None]
+                    await self._write([writer for writer in writers if not writer.isolated])
+                    if isolated := [writer for writer in writers if writer.isolated and writer.failure is None]:
                         await self._write(isolated, apart=True)
                 if self.closing:
                     return
@@ -174,13 +174,13 @@ class Journal:
         self.closing = True
         self._wake.set()
 
-    async def _write(self, lanes: list[Lane], *, apart: bool = False) -> None:
-        taken = {lane: lane._take() for lane in lanes}
-        # A lane that only waits (its last entries are committed) has nothing to write.
-        writing = {lane: item for lane, item in taken.items() if item[0].entries or item[0].outcome is not None}
-        for lane, item in taken.items():
-            if lane not in writing:
-                lane._committed(*item)
+    async def _write(self, writers: list[RunWriter], *, apart: bool = False) -> None:
+        taken = {writer: writer._take() for writer in writers}
+        # A writer that only waits (its last entries are committed) has nothing to write.
+        writing = {writer: item for writer, item in taken.items() if item[0].entries or item[0].outcome is not None}
+        for writer, item in taken.items():
+            if writer not in writing:
+                writer._committed(*item)
         self.in_flight = set(writing)
         began = time.monotonic()
         self._taken_at = time.time_ns()
@@ -195,7 +195,7 @@ class Journal:
             size = sum(item[2] for item in writing.values())
             log.debug("journal.flushed", runs=len(writing), entries=entries, bytes=size, seconds=round(took, 6))
         if len(writing) > 1 and not self.closing:
-            await self._rest(min(LONGEST_REST, took))
+            await self._rest(min(MAX_GROUP_DELAY_SECONDS, took))
 
     async def _rest(self, seconds: float) -> None:
         """Let more gather, for as long as there is somebody who does not wait already."""
@@ -238,17 +238,17 @@ class Journal:
                     await self._write_apart(group)
                     return
                 await self.backoff.failed(error)
-            for lane in [lane for lane in group if lane.failure is not None]:
-                lane._reject(group.pop(lane)[1])
+            for writer in [writer for writer in group if writer.failure is not None]:
+                writer._reject(group.pop(writer)[1])
 
     async def _isolate(self, group: Group, error: Exception, *, repeat: bool) -> None:
         """The database refused something: write run by run, and let the culprit fail alone."""
         if len(group) > 1:
-            for lane, item in group.items():
-                await self._settle({lane: item}, repeat=repeat)
+            for writer, item in group.items():
+                await self._settle({writer: item}, repeat=repeat)
             return
-        for lane, item in group.items():
-            self._refuse(lane, item, error, f"The database refused what the run wrote: {error}")
+        for writer, item in group.items():
+            self._refuse(writer, item, error, f"The database refused what the run wrote: {error}")
 
     async def _write_apart(self, group: Group) -> None:
         """The server answers, but what a group wrote does not get through. Write run by run, each once: those first
@@ -257,80 +257,80 @@ class Journal:
         commits = self.commits
         failed = 0
         error: Exception | None = None
-        for lane, item in sorted(group.items(), key=lambda one: (one[0].tries, one[1][2])):
-            if lane.failure is not None:
-                lane._reject(item[1])
+        for writer, item in sorted(group.items(), key=lambda one: (one[0].tries, one[1][2])):
+            if writer.failure is not None:
+                writer._reject(item[1])
             elif failed >= FAILED_RUNS:
                 # It is not these runs: the server is short of something, or somebody has locked a table.
-                lane._put_back(*item[:2])
-            elif (kept := await self._write_alone(lane, item, commits)) is None:
+                writer._put_back(*item[:2])
+            elif (kept := await self._write_alone(writer, item, commits)) is None:
                 failed = 0
                 self.backoff.succeeded()
             else:
                 failed += 1
                 error = kept
-        # One run that waits for a lock is no outage. The others do not wait for the pause: the lanes do.
+        # One run that waits for a lock is no outage. The others do not wait for the pause: the writers do.
         if error is not None and self.commits == commits and (failed > 1 or not is_locked(error)):
             self.backoff.note(error)
 
-    async def _write_alone(self, lane: Lane, item: Item, commits: int) -> Exception | None:
+    async def _write_alone(self, writer: RunWriter, item: Item, commits: int) -> Exception | None:
         """Write what one run wrote, and decide about it. Returns what kept it from being written or refused. `commits`:
         how many there were when the first of several runs was tried.
 
         The server may be short of memory, or slow, for a moment, and so for every run. The run is to blame only if
         others were written meanwhile, or if it has written much.
         """
-        if lane.commits_at_failure is not None:
-            commits = lane.commits_at_failure
-        lane.tries += 1
+        if writer.commits_at_failure is not None:
+            commits = writer.commits_at_failure
+        writer.tries += 1
         try:
             try:
-                self._done({lane: item}, *await self._commit([item[0]], repeat=True, lock_limit=True))
+                self._done({writer: item}, *await self._commit([item[0]], repeat=True, lock_limit=True))
             except psycopg.errors.DivisionByZero:
                 await self.session.rollback()
-                await self._commit_held({lane: item}, repeat=True, lock_limit=True)
+                await self._commit_held({writer: item}, repeat=True, lock_limit=True)
             return None
         except Exception as error:
             if is_refusal(error):
                 await self.session.rollback()
-                self._refuse(lane, item, error, f"The database refused what the run wrote: {error}")
+                self._refuse(writer, item, error, f"The database refused what the run wrote: {error}")
                 return None
-            lane.commits_at_failure = self.commits
+            writer.commits_at_failure = self.commits
             if is_locked(error):
                 await self.session.rollback()
             else:
                 await self.session.close()
                 to_blame = self.commits > commits or item[2] > LARGE_WRITE_BYTES
                 if to_blame and not waits_for_others(error) and await self.session.answers():
-                    lane.failed_tries += 1
-                    if is_too_slow(error) or lane.failed_tries >= MAX_FAILED_TRIES:
-                        return await self._give_up(lane, item, error)
-            self._try_later(lane, item)
+                    writer.failed_tries += 1
+                    if is_too_slow(error) or writer.failed_tries >= MAX_FAILED_TRIES:
+                        return await self._give_up(writer, item, error)
+            self._try_later(writer, item)
             return error
 
-    def _try_later(self, lane: Lane, item: Item) -> None:
-        if lane.failure is None:
-            lane._put_back(*item[:2])
+    def _try_later(self, writer: RunWriter, item: Item) -> None:
+        if writer.failure is None:
+            writer._put_back(*item[:2])
         else:
             # Its lease was lost meanwhile: nobody takes it up again.
-            lane._reject(item[1])
+            writer._reject(item[1])
 
-    async def _give_up(self, lane: Lane, item: Item, error: Exception) -> Exception | None:
+    async def _give_up(self, writer: RunWriter, item: Item, error: Exception) -> Exception | None:
         """Let a run fail whose write was not answered, unless it was stored all the same."""
         try:
             verdict = await self._look_up(item[0])
         except (psycopg.Error, OSError, TimeoutError) as failure:
             await self.session.close()
-            self._try_later(lane, item)
+            self._try_later(writer, item)
             return failure
         if isinstance(verdict, RunSignal):
-            lane._fail(verdict, item[1])
+            writer._fail(verdict, item[1])
         elif verdict:
-            self._done({lane: item}, [], None, {})
+            self._done({writer: item}, [], None, {})
         else:
-            seconds = ANSWER_SHARE * self.settings.lease
+            seconds = COMMIT_TIMEOUT_LEASE_SHARE * self.settings.lease
             what = f"did not store it within {seconds:g} seconds" if is_too_slow(error) else "could not store it"
-            self._refuse(lane, item, error, f"The database {what}: of what the run wrote, {largest_part(item[0])}")
+            self._refuse(writer, item, error, f"The database {what}: of what the run wrote, {largest_part(item[0])}")
         return None
 
     async def _look_up(self, portion: Portion) -> RunSignal | bool:
@@ -349,10 +349,10 @@ class Journal:
             return last is not None and portion.first_seq <= portion.last_seq <= last["seq"]
         return verdict
 
-    def _refuse(self, lane: Lane, item: Item, error: Exception, about: str) -> None:
-        ids = {"run_id": str(lane.run_id), "thread_id": str(lane.thread_id)}
+    def _refuse(self, writer: RunWriter, item: Item, error: Exception, about: str) -> None:
+        ids = {"run_id": str(writer.run_id), "thread_id": str(writer.thread_id)}
         log.warning("journal.refused", **ids, error=kind_of(error))
-        lane._fail(JournalFailed(about), item[1])
+        writer._fail(JournalFailed(about), item[1])
 
     def _done(
         self, group: Group, promoted: list[ReadyRun], stamp: datetime | None, shared: Mapping[UUID, list[DictRow]]
@@ -363,15 +363,15 @@ class Journal:
             trace_commits(group, self._taken_at)
         visible = []
         ready = list(promoted)
-        for lane, (portion, waiters, size) in group.items():
+        for writer, (portion, waiters, size) in group.items():
             if portion.outcome is not None:
-                self._open.discard(lane)
-            if lane.failure is None:
-                lane._committed(portion, waiters, size)
+                self._open.discard(writer)
+            if writer.failure is None:
+                writer._committed(portion, waiters, size)
             else:
-                lane._reject(waiters)
-            if portion.outcome is None and lane.run_id in shared:
-                lane._share(shared[lane.run_id])
+                writer._reject(waiters)
+            if portion.outcome is None and writer.run_id in shared:
+                writer._share(shared[writer.run_id])
             if portion.last_seq >= portion.first_seq:
                 visible.append(portion.flush(stamp))
             if isinstance(portion.outcome, Released) and all(run.run_id != portion.run_id for run in promoted):
@@ -398,32 +398,32 @@ class Journal:
         threads = sorted({portion.thread_id for portion, _, _ in group.values() if portion.touches_thread})
         held: Group = {}
         settled: Group = {}
-        refused: dict[Lane, RunSignal] = {}
+        refused: dict[RunWriter, RunSignal] = {}
         promoted: list[ReadyRun] = []
         shared: Mapping[UUID, list[DictRow]] = {}
         async with asyncio.timeout(self.settings.lease):
             await self._begin(connection, lock_limit=lock_limit)
             if threads:
                 await connection.execute(LOCK_THREADS, {"thread_ids": threads})
-            parents = [item[0].parent_to_tell for item in group.values()]
-            inspected = [lane.run_id for lane in group] + [parent for parent in parents if parent is not None]
+            parents = [item[0].parent_to_wake for item in group.values()]
+            inspected = [writer.run_id for writer in group] + [parent for parent in parents if parent is not None]
             cursor = await connection.execute(INSPECT, {"run_ids": inspected})
             rows = {row["run_id"]: row for row in await cursor.fetchall()}
-            for lane, item in group.items():
-                verdict = judge(item[0], rows.get(lane.run_id), repeat=repeat)
+            for writer, item in group.items():
+                verdict = judge(item[0], rows.get(writer.run_id), repeat=repeat)
                 if verdict is None:
-                    held[lane] = item
+                    held[writer] = item
                 elif isinstance(verdict, RunSignal):
-                    refused[lane] = verdict
+                    refused[writer] = verdict
                 else:
-                    settled[lane] = item
+                    settled[writer] = item
             if held:
                 portions = [item[0] for item in held.values()]
                 written = await write_portions(connection, portions, verify=False, repeat=repeat)
                 promoted, shared = await written.ready(), await written.shared()
             await connection.execute("COMMIT")
-        for lane, verdict in refused.items():
-            lane._fail(verdict, group[lane][1])
+        for writer, verdict in refused.items():
+            writer._fail(verdict, group[writer][1])
         self._done({**held, **settled}, promoted, None, shared)
 
     def _measure(self, group: Group) -> None:

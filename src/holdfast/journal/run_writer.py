@@ -16,13 +16,13 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waitin
 from holdfast.engine.states import RunStatus
 from holdfast.errors import JournalFailed, LeaseLost, RunSignal
 from holdfast.journal.batch import (
-    NO_TIES,
+    NO_EFFECTS,
     CheckpointEntry,
+    EndEffects,
     Entry,
     EventEntry,
     Portion,
     ProgressEntry,
-    Ties,
     UsageEntry,
     WritesEntry,
 )
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 # Seconds that a run's first entries rest.
-BREATH = 0.002
-# Seconds before the write of an isolated lane is tried again.
+FIRST_WRITE_DELAY_SECONDS = 0.002
+# Seconds before the write of an isolated writer is tried again.
 ISOLATED_PAUSE_SECONDS = 1.0
 Waiters = Sequence[asyncio.Future[None]]
-# What was taken from a lane: what to write, who waits for it, and how many bytes it is.
+# What was taken from a writer: what to write, who waits for it, and how many bytes it is.
 Item = tuple[Portion, Waiters, int]
-Group = dict["Lane", Item]
+Group = dict["RunWriter", Item]
 
 
-class Lane:
+class RunWriter:
     """One run's way into the journal. All methods belong to the worker's event loop."""
 
     def __init__(self, journal: Journal, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> None:
@@ -66,7 +66,7 @@ class Lane:
         self._journal = journal
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
-        self._ties = NO_TIES
+        self._effects = NO_EFFECTS
         self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
         # Seconds that the run has waited for the database, for its timeline.
@@ -81,22 +81,22 @@ class Lane:
         # The journal's commits when that last failed.
         self.commits_at_failure: int | None = None
 
-    def event(self, kind: str, data: bytes, namespace: str = "") -> None:
+    def add_event(self, kind: str, data: bytes, namespace: str = "") -> None:
         """Append an event to the thread's log. It gets its number, and becomes visible, when it is committed."""
         self._add(EventEntry(kind, namespace, data), len(data))
 
-    def checkpoint(self, entry: CheckpointEntry) -> None:
+    def add_checkpoint(self, entry: CheckpointEntry) -> None:
         size = len(entry.row[4]) + len(entry.row[5]) + sum(len(blob[5] or b"") for blob in entry.blobs)
         self._add(entry, size)
 
-    def writes(self, entry: WritesEntry) -> None:
+    def add_writes(self, entry: WritesEntry) -> None:
         self._add(entry, sum(len(row[3]) for _, row in entry.rows))
 
-    def usage(self, stored: str) -> None:
+    def add_usage(self, stored: str) -> None:
         """All that the run has used by now. It is durable before whatever is handed in after it."""
         self._add(UsageEntry(stored), len(stored))
 
-    def progressed(self) -> None:
+    def add_progress(self) -> None:
         """Of a suspect: what was handed in before has never been reached by an earlier attempt."""
         if self.on_progress is not None:
             self._add(ProgressEntry(), 0)
@@ -109,17 +109,17 @@ class Lane:
             await self._wait()
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether too much of this run is still on its way to the database."""
         return self._bytes > self._journal.settings.journal_buffer_bytes
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait while it is."""
-        while self.crowded:
+        while self.is_full:
             await self.flush()
 
-    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, ties: Ties = NO_TIES) -> None:
-        """Write the outcome after everything handed in before, with what its `ties` ask for, and wait until it is
+    async def finish(self, outcome: Outcome, *, graph_id: str | None = None, effects: EndEffects = NO_EFFECTS) -> None:
+        """Write the outcome after everything handed in before, with what its `effects` ask for, and wait until it is
         durable.
 
         Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
@@ -131,14 +131,14 @@ class Lane:
             case Ended(status=status, error=error, resting=resting):
                 paused = status == RunStatus.SUCCESS and resting == "interrupted"
                 end = {"status": str(status), "error": error, "paused": paused, "graph_id": graph_id}
-                self.event("end", to_json({**end, "waited": round(self._waited, 6)}))
+                self.add_event("end", to_json({**end, "waited": round(self._waited, 6)}))
             case RolledBack():
-                self.event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
+                self.add_event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
             case Released() | Waiting():
                 # Hidden from clients. The run's timeline reads when the attempt ended, and what it waited for.
-                self.event("released", orjson.dumps({"waited": round(self._waited, 6)}))
+                self.add_event("released", orjson.dumps({"waited": round(self._waited, 6)}))
         self._outcome = outcome
-        self._ties = ties
+        self._effects = effects
         await self._wait()
 
     def discard(self) -> None:
@@ -150,20 +150,20 @@ class Lane:
         if not isinstance(self.failure, LeaseLost):
             self.failure = None
 
-    def void(self) -> None:
+    def mark_lost(self) -> None:
         """The lease is lost: write nothing more, and tell everybody who waits."""
         self._fail(LeaseLost(f"run {self.run_id} is no longer held"))
 
-    async def supersede(self) -> Lane:
-        """A new lane for the same run; whoever still holds this one writes nothing more."""
+    async def supersede(self) -> RunWriter:
+        """A new writer for the same run; whoever still holds this one writes nothing more."""
         await self.flush()
-        successor = self._journal.open_lane(self.run_id, self.thread_id, self.fence, self.next_seq)
+        successor = self._journal.open_writer(self.run_id, self.thread_id, self.fence, self.next_seq)
         successor._waited = self._waited
         successor.trace = self.trace
         successor.on_progress = self.on_progress
         successor.on_shared = self.on_shared
         self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
-        self._journal.close_lane(self)
+        self._journal.close_writer(self)
         return successor
 
     def _add(self, entry: Entry, size: int) -> None:
@@ -177,7 +177,7 @@ class Lane:
         self._bytes += size
         if self._rested is None:
             self._rested = False
-            asyncio.get_running_loop().call_later(BREATH, self._rest)
+            asyncio.get_running_loop().call_later(FIRST_WRITE_DELAY_SECONDS, self._rest)
         self._journal.wake(self)
 
     @property
@@ -211,7 +211,7 @@ class Lane:
             self.next_seq,
             self._entries,
             self._outcome,
-            self._ties,
+            self._effects,
         )
         waiters, size = self._waiters, self._bytes
         self._entries, self._outcome, self._waiters = [], None, []
@@ -221,7 +221,7 @@ class Lane:
         """Write it later. It may have been written: then writing it again changes nothing."""
         self._entries = [*portion.entries, *self._entries]
         if portion.outcome is not None:
-            self._outcome, self._ties = portion.outcome, portion.ties
+            self._outcome, self._effects = portion.outcome, portion.effects
         self._waiters = [*waiters, *self._waiters]
         self.isolated = self._pausing = True
         asyncio.get_running_loop().call_later(ISOLATED_PAUSE_SECONDS, self._resume)

@@ -16,10 +16,10 @@ from holdfast.db.session_names import application_name
 from holdfast.settings import Settings
 
 # Of the lease: how long a commit may take.
-ANSWER_SHARE = 0.9
+COMMIT_TIMEOUT_LEASE_SHARE = 0.9
 # How long a group may wait for a lock. Behind PgBouncer, where a session cannot be set, it may for as long as a commit
 # may take.
-LIMIT_GROUPS_LOCKS = "SET lock_timeout = '2s'"
+SET_GROUP_LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 
 
 class JournalSession:
@@ -39,7 +39,7 @@ class JournalSession:
         """The session that is open, or a new one."""
         if self._connection is None or self._connection.closed:
             # Before the timeout of a commit: cancelling a statement of a server that hangs takes ten seconds more.
-            limit = ANSWER_SHARE * self._settings.lease
+            limit = COMMIT_TIMEOUT_LEASE_SHARE * self._settings.lease
             try:
                 connection = await open_session(self._settings, "journal", planned_once=True, answer_timeout=limit)
             except BaseException:
@@ -55,7 +55,7 @@ class JournalSession:
                     raise
             self._connection, self._backend_pid = connection, connection.info.backend_pid
             if self._settings.session_url is not None:
-                await connection.execute(LIMIT_GROUPS_LOCKS)
+                await connection.execute(SET_GROUP_LOCK_TIMEOUT)
             if self.missing:
                 self.missing = False
                 self.on_found()

@@ -15,8 +15,8 @@ def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> 
     A commit that holds events alone is counted and gets no span of its own: a streaming model causes hundreds of them
     in a second.
     """
-    for lane, (portion, _, size) in group.items():
-        if lane.trace is None:
+    for writer, (portion, _, size) in group.items():
+        if writer.trace is None:
             continue
         events = sum(type(entry) is EventEntry for entry in portion.entries)
         durable = len(portion.entries) - events
@@ -27,4 +27,4 @@ def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> 
             "holdfast.journal.runs": len(group),
         }
         with tracing.harmless():
-            lane.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)
+            writer.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)

@@ -40,7 +40,8 @@ from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.exits import contain_exits
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
-from holdfast.journal.journal import Journal, Lane, outlive
+from holdfast.journal.journal import Journal, outlive
+from holdfast.journal.run_writer import RunWriter
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import cancel_all, run_together
 from holdfast.resources.store import PooledStore
@@ -93,7 +94,7 @@ class Worker:
         self.signals = signals_for(self.database)
         # Hints are sent by another one that is kept.
         self._claiming = KeptConnection(self.database, others=2, planned_once=True)
-        self.journal = Journal(settings, self._announce, self._lane_failed, self.database.metrics)
+        self.journal = Journal(settings, self._announce, self._writer_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
         self.executor.signals = self.signals
         project = catalog.project
@@ -312,13 +313,13 @@ class Worker:
         return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
-        lane = self.journal.open_lane(run.run_id, run.thread_id, run.fence, run.next_seq)
+        writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
         self._strays.claimed(run.run_id)
-        attempt = Attempt(run, lane)
-        attempt.trace = lane.trace = trace_attempt(run, self._looked_at)
+        attempt = Attempt(run, writer)
+        attempt.trace = writer.trace = trace_attempt(run, self._looked_at)
         if run.suspect:
             # From then on this worker may take another suspect.
-            lane.on_progress = self._wake.set
+            writer.on_progress = self._wake.set
             asyncio.get_running_loop().call_later(SUSPECT_SECONDS, self._wake.set)
         self._attempts[run.run_id] = attempt
         if worker_id != self._worker_id:
@@ -347,7 +348,7 @@ class Worker:
             trace_crash(attempt.trace, error)
             # Counted, so that it comes to an end.
             outcome = await abandon(attempt, error, self._settings)
-            if outcome is None and not isinstance(attempt.lane.failure, LeaseLost):
+            if outcome is None and not isinstance(attempt.writer.failure, LeaseLost):
                 self._strays.unended(run.run_id)
         else:
             trace_end(attempt.trace, outcome)
@@ -477,11 +478,11 @@ class Worker:
             announce_ready(self.signals, ready)
             self._wake.set()
 
-    def _lane_failed(self, lane: Lane) -> None:
-        attempt = self._attempts.get(lane.run_id)
-        if attempt is not None and attempt.lane is lane:
-            assert isinstance(lane.failure, RunSignal)
-            attempt.stop(lane.failure)
+    def _writer_failed(self, writer: RunWriter) -> None:
+        attempt = self._attempts.get(writer.run_id)
+        if attempt is not None and attempt.writer is writer:
+            assert isinstance(writer.failure, RunSignal)
+            attempt.stop(writer.failure)
 
     async def _report(self) -> None:
         while True:
