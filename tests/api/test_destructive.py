@@ -10,10 +10,9 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
 
-from holdfast.api.app import ROUTERS
-from holdfast.api.destructive import destroys
+from holdfast.api.app import ROUTES
+from holdfast.api.routes import SOCKET
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings
@@ -60,9 +59,9 @@ HARMLESS = {
 }
 # How clients send no body.
 NOTHING: list[dict[str, Any]] = [{}, {"json": None}, {"json": {}}]
-ROUTES = [route for _, router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-CHANGING = {(method, route.path): route for route in ROUTES for method in route.methods or () if method != "GET"}
-DESTRUCTIVE = {place: route for place, route in CHANGING.items() if destroys(route.path, route.methods or ())}
+DECLARED = [route for _, routes in ROUTES for route in routes.declared]
+CHANGING = {(method, route.path): route for route in DECLARED for method in route.methods - {"GET", SOCKET}}
+DESTRUCTIVE = {place: route for place, route in CHANGING.items() if route.destroys}
 
 
 def test_every_changing_route_is_known_to_be_destructive_or_not() -> None:
@@ -88,7 +87,7 @@ async def test_destructive_routes_refuse_unknown_fields(web: httpx.AsyncClient) 
     for place, route in DESTRUCTIVE.items():
         answer = await send(web, place, json={"elder_than": 60})
         assert answer.status_code == 422, place
-        expected = "'elder_than' " if route.body_field is not None else "takes no body"
+        expected = "'elder_than' " if route.arguments.body is not None else "takes no body"
         assert expected in answer.json()["detail"], place
         for nothing in NOTHING:
             assert "no body" not in (await send(web, place, **nothing)).text, place
@@ -99,7 +98,7 @@ async def test_refusal_shortens_a_long_unknown_name(web: httpx.AsyncClient, leng
     name = "older_than" + "x" * (length - 10)
     for place, route in DESTRUCTIVE.items():
         answers = [await send(web, place, f"?{name}=60")]
-        if route.body_field is not None:
+        if route.arguments.body is not None:
             answers.append(await send(web, place, json={name: 60}))
         for answer in answers:
             assert answer.status_code == 422, place

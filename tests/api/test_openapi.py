@@ -14,8 +14,8 @@ import pytest
 import schemathesis
 from pydantic import BaseModel
 
-from holdfast.api import shapes
-from holdfast.api.app import build_app
+from holdfast.api import response_models as shapes
+from holdfast.api.app import describe
 from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
 from tests.support.intruder import operations
@@ -33,7 +33,7 @@ def described(auth: object = None) -> dict[str, Any]:
     project = SimpleNamespace(project=load_config(EXAMPLES))
     settings = load_settings({}, database_url="postgresql://nowhere")
     web: Any = SimpleNamespace(settings=settings, catalog=project, auth=auth)
-    return build_app(web).openapi()
+    return describe(web).document()
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 import structlog
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import holdfast
 from holdfast.api import (
     assistants,
     children,
@@ -36,15 +34,15 @@ from holdfast.api import (
 )
 from holdfast.api.context import WebContext
 from holdfast.api.custom_app import own_routes, surround
-from holdfast.api.edge import BodyLimit
-from holdfast.api.errors import Json, install_error_handlers
-from holdfast.api.express import Api, Express
-from holdfast.api.meta import describe, meta_router
+from holdfast.api.errors import Json
+from holdfast.api.meta import meta_routes
+from holdfast.api.openapi import Description, pages
 from holdfast.api.perimeter import MountPrefix, Perimeter
 from holdfast.api.request_context import RequestContextLayer
-from holdfast.api.shapes import refusals
-from holdfast.api.shortcuts import Shortcuts
-from holdfast.api.traces import SILENT, traced
+from holdfast.api.response_models import refusals
+from holdfast.api.router import Router
+from holdfast.api.routes import Route
+from holdfast.api.traces import traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
 from holdfast.graphs.loading import summary_of
@@ -56,49 +54,51 @@ STOPPING = "The server is stopping. Send the request again, to the server that t
 CLOSING = {"retry-after": "1", "connection": "close"}
 
 # Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
-ROUTERS = (
-    ("assistants", assistants.router),
-    ("threads", threads.router),
-    ("threads", state.router),
-    ("runs crons", crons.router),
-    ("runs", runs.router),
-    ("runs", run_sets.router),
-    ("threads", usage.router),
-    ("runs", children.router),
-    ("runs", interrupts.router),
-    ("runs", timeline.router),
-    ("event_streaming", commands.router),
-    ("event_streaming", events.router),
-    ("threads", thread_stream.router),
-    ("store", store.router),
-    ("webhooks", webhooks.router),
-    ("runs", dead_letters.router),
-    ("tenants", tenants.router),
-    ("fleet", fleet.router),
-    ("fleet", timeline.activity_router),
+ROUTES = (
+    ("assistants", assistants.routes),
+    ("threads", threads.routes),
+    ("threads", state.routes),
+    ("runs crons", crons.routes),
+    ("runs", runs.routes),
+    ("runs", run_sets.routes),
+    ("threads", usage.routes),
+    ("runs", children.routes),
+    ("runs", interrupts.routes),
+    ("runs", timeline.routes),
+    ("event_streaming", commands.routes),
+    ("event_streaming", events.routes),
+    ("threads", thread_stream.routes),
+    ("store", store.routes),
+    ("webhooks", webhooks.routes),
+    ("runs", dead_letters.routes),
+    ("tenants", tenants.routes),
+    ("fleet", fleet.routes),
+    ("fleet", timeline.activity_routes),
+    ("meta", metrics.routes),
 )
 
 
-def build_app(web: WebContext, section: HttpSection | None = None) -> FastAPI:
+def build_app(web: WebContext, section: HttpSection | None = None, custom: object = None) -> Router:
     """The API of one web process, without what `http` of langgraph.json puts around it. `web` is opened and closed by
-    whoever runs it."""
+    the caller. `custom`: the project's own app, which `/openapi.json` describes too."""
     section = http_section(web.catalog.project).under(web.settings) if section is None else section
-    undocumented = {"docs_url": None, "redoc_url": None, "openapi_url": None} if "meta" in section.disabled else {}
-    app = Api(title="Holdfast", version=holdfast.__version__, telemetry=SILENT, **undocumented)  # type: ignore[arg-type]
-    app.state.holdfast = web
-    install_error_handlers(app)
-    app.add_middleware(BodyLimit, limit=web.settings.max_body_bytes)
-    meta = meta_router(section)
-    app.include_router(meta)
-    denials = {} if web.auth is None else refusals(401, 403, 429)
-    switched_on = [router for switches, router in ROUTERS if section.disabled.isdisjoint(switches.split())]
+    routes = [*meta_routes(section).declared, *_switched_on(section)]
     if "meta" not in section.disabled:
-        switched_on.append(metrics.router)
-    for router in switched_on:
-        app.include_router(router, responses=denials)
-    app.router.middleware_stack = Shortcuts(app.router, [meta, *switched_on])
-    app.express = Express(web, switched_on)
-    return app
+        routes += pages(describe(web, section, custom)).declared
+    return Router(web, routes)
+
+
+def describe(web: WebContext, section: HttpSection | None = None, custom: object = None) -> Description:
+    """What `/openapi.json` says of the API that `build_app` makes."""
+    section = http_section(web.catalog.project).under(web.settings) if section is None else section
+    denials = {} if web.auth is None else refusals(401, 403, 429)
+    security = {} if web.auth is None else web.auth.openapi
+    return Description(meta_routes(section).declared, _switched_on(section), denials, custom, security)
+
+
+def _switched_on(section: HttpSection) -> list[Route]:
+    found = [routes for switches, routes in ROUTES if section.disabled.isdisjoint(switches.split())]
+    return [route for routes in found for route in routes.declared]
 
 
 class Application:
@@ -112,9 +112,7 @@ class Application:
         project = web.catalog.project
         section = http_section(project).under(web.settings)
         custom = load_app(project)
-        api = build_app(web, section)
-        describe(api, custom, {} if web.auth is None else web.auth.openapi)
-        inner = surround(custom, api, web, section)
+        inner = surround(custom, build_app(web, section, custom), web, section)
         if section.enable_custom_route_auth is None and (routes := own_routes(custom)):
             log.warning("app.routes_open", app=section.app, routes=routes)
         mounted = MountPrefix(inner, section.mount_prefix)
@@ -124,8 +122,8 @@ class Application:
         self._spec = section.app
         self.customised = custom is not None
         """Whether a project's own layers may change what is sent."""
-        # Nobody can know of another whether it has a lifespan.
-        self._has_lifespan = custom is None or isinstance(custom, Starlette)
+        # Of another app than one of Starlette it is not known before it has tried.
+        self._has_lifespan = isinstance(custom, Starlette)
         self.failure: ConfigError | None = None
         """Why the custom app did not start, once it has tried."""
         self.mount_prefix = section.mount_prefix
@@ -162,6 +160,9 @@ class Application:
             if message["type"] == "lifespan.startup.complete" and self.background is not None:
                 self._running = asyncio.create_task(self.background(), name="background")
 
+        if not self.customised:
+            await _without_lifespan(hear, say, begun=False)
+            return
         try:
             await self._app(scope, hear, say)
         except Exception as error:
@@ -169,17 +170,18 @@ class Application:
                 log.error("app.shutdown_failed", app=self._spec, exc_info=error)
                 raise
             if not self._has_lifespan and "lifespan.startup.failed" not in heard:
-                await self._without_lifespan(hear, say, begun=bool(heard))
+                log.debug("app.without_lifespan", app=self._spec)
+                await _without_lifespan(hear, say, begun=bool(heard))
                 return
             self.failure = self._project.error(
                 "http.app", f"{self._spec}: its lifespan failed to start\n  {summary_of(error)}"
             )
             raise
 
-    async def _without_lifespan(self, receive: Receive, send: Send, *, begun: bool) -> None:
-        log.debug("app.without_lifespan", app=self._spec)
-        if not begun:
-            await receive()
-        await send({"type": "lifespan.startup.complete"})
+
+async def _without_lifespan(receive: Receive, send: Send, *, begun: bool) -> None:
+    if not begun:
         await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await send({"type": "lifespan.shutdown.complete"})

@@ -12,21 +12,21 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from uuid import UUID, uuid4
 
 import structlog
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import Body, Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels.base import BaseChannel
 from langgraph.graph import StateGraph
 from langgraph.pregel.protocol import PregelProtocol
 from psycopg.rows import DictRow
 from pydantic import Field, TypeAdapter, create_model
+from starlette.responses import Response
 
 from holdfast.api.bodies import Contained, NullsAreAbsent, RunConfig, Selected, Whole
 from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, Search, clean_configurable, clean_metadata, only, page
-from holdfast.api.shapes import (
+from holdfast.api.response_models import (
     Assistant,
     AssistantSchemas,
     AssistantVersion,
@@ -37,6 +37,7 @@ from holdfast.api.shapes import (
     pages,
     refusals,
 )
+from holdfast.api.routes import Routes
 from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
 from holdfast.engine.runs import unfinished_by_thread
 from holdfast.engine.threads import present
@@ -63,7 +64,7 @@ from holdfast.resources.known_assistants import LargeAssistant
 from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["assistants"], route_class=JsonRoute)
+routes = Routes(tags=["assistants"])
 
 Column = Literal[
     "assistant_id",
@@ -123,7 +124,7 @@ class Latest(NullsAreAbsent):
     version: Whole = Field(ge=0, le=2**31 - 1)
 
 
-@router.post("/assistants", summary="Create an assistant", responses=answers(Assistant, 400, 404, 409))
+@routes.post("/assistants", summary="Create an assistant", responses=answers(Assistant, 400, 404, 409))
 async def create(web: Web, body: AssistantCreate) -> Response:
     _known_graph(web.catalog, body.graph_id)
     config, context = _mirrored(body.config, body.context)
@@ -159,7 +160,7 @@ async def create(web: Web, body: AssistantCreate) -> Response:
     return Json(present(row))
 
 
-@router.post("/assistants/search", summary="Search assistants", responses=pages(list[SelectedAssistant]))
+@routes.post("/assistants/search", summary="Search assistants", responses=pages(list[SelectedAssistant]))
 async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = None) -> Response:
     body = body or AssistantSearch()
     filters = await _visible(web, body)
@@ -175,7 +176,7 @@ async def search(web: Web, body: Annotated[AssistantSearch | None, Body()] = Non
     return Json([only(present(row), body.select) for row in found], headers=headers)
 
 
-@router.post("/assistants/count", summary="Count assistants", responses=answers(int))
+@routes.post("/assistants/count", summary="Count assistants", responses=answers(int))
 async def count(web: Web, body: Annotated[AssistantCount | None, Body()] = None) -> Response:
     filters = await _visible(web, body or AssistantCount())
     async with web.database.connection() as connection:
@@ -189,12 +190,12 @@ async def _visible(web: WebContext, asked: AssistantSearch | AssistantCount) -> 
     return Filters(metadata=value["metadata"] or {}, graph_id=value["graph_id"], name=asked.name, visible=visible)
 
 
-@router.get("/assistants/{assistant_id}", summary="Get an assistant", responses=answers(Assistant, 404))
+@routes.get("/assistants/{assistant_id}", summary="Get an assistant", responses=answers(Assistant, 404))
 async def get(web: Web, assistant_id: str) -> Response:
     return Json(present(await _assistant(web, assistant_id)))
 
 
-@router.patch("/assistants/{assistant_id}", summary="Change an assistant", responses=answers(Assistant, 400, 404, 409))
+@routes.patch("/assistants/{assistant_id}", summary="Change an assistant", responses=answers(Assistant, 400, 404, 409))
 async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
     if body.graph_id is not None:
         _known_graph(web.catalog, body.graph_id)
@@ -214,7 +215,7 @@ async def patch(web: Web, assistant_id: str, body: AssistantPatch) -> Response:
         return Json(present(await change_assistant(connection, row, changes)))
 
 
-@router.delete(
+@routes.delete(
     "/assistants/{assistant_id}", status_code=204, summary="Delete an assistant", responses=refusals(404, 409)
 )
 async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> Response:
@@ -236,7 +237,7 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
     return Response(status_code=204)
 
 
-@router.post(
+@routes.post(
     "/assistants/{assistant_id}/versions",
     summary="List an assistant's versions",
     responses=pages(list[AssistantVersion], 404),
@@ -251,21 +252,21 @@ async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None,
     return Json([present(row) for row in found], headers=headers)
 
 
-@router.post("/assistants/{assistant_id}/latest", summary="Return to a version", responses=answers(Assistant, 404))
+@routes.post("/assistants/{assistant_id}/latest", summary="Return to a version", responses=answers(Assistant, 404))
 async def latest(web: Web, assistant_id: str, body: Latest) -> Response:
     row = await _assistant(web, assistant_id, "update", {"version": body.version})
     async with web.database.connection() as connection:
         return Json(present(await set_latest(connection, row, body.version)))
 
 
-@router.get("/assistants/{assistant_id}/graph", summary="Draw the graph", responses=answers(Drawing, 404))
+@routes.get("/assistants/{assistant_id}/graph", summary="Draw the graph", responses=answers(Drawing, 404))
 async def graph(web: Web, assistant_id: str, xray: Xray = False) -> Response:
     row = await _assistant(web, assistant_id)
     async with _opened(web, row) as opened:
         return Json(await _aside(row, lambda: opened.get_graph(_config(row), xray=xray).to_json()))
 
 
-@router.get(
+@routes.get(
     "/assistants/{assistant_id}/schemas", summary="The graph's schemas", responses=answers(AssistantSchemas, 404)
 )
 async def schemas(web: Web, assistant_id: str) -> Response:
@@ -274,7 +275,7 @@ async def schemas(web: Web, assistant_id: str) -> Response:
         return Json({"graph_id": row["graph_id"], **await _aside(row, lambda: _schemas(opened))})
 
 
-@router.get(
+@routes.get(
     "/assistants/{assistant_id}/subgraphs",
     summary="The schemas of the subgraphs",
     responses=answers(dict[str, GraphSchemas], 404),
@@ -283,7 +284,7 @@ async def subgraphs(web: Web, assistant_id: str, recurse: bool = False) -> Respo
     return await _subgraphs(web, assistant_id, None, recurse)
 
 
-@router.get(
+@routes.get(
     "/assistants/{assistant_id}/subgraphs/{namespace:path}",
     summary="The schemas of one subgraph",
     responses=answers(dict[str, GraphSchemas], 404),

@@ -6,19 +6,20 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
-from holdfast.api.shapes import Failure, pages
+from holdfast.api.response_models import Failure, pages
+from holdfast.api.routes import Routes
 from holdfast.engine.children.spawn import list_children
 from holdfast.engine.runs import get_run
 from holdfast.engine.threads import present
 
-router = APIRouter(tags=["runs"], route_class=JsonRoute)
+routes = Routes(tags=["runs"])
 
 ChildStatus = Literal[
     "pending", "running", "paused", "success", "error", "timeout", "interrupted", "rolled_back", "deleted"
@@ -41,7 +42,7 @@ class ChildRun(BaseModel):
     ended_at: datetime | None
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/runs/{run_id}/children",
     summary="List a run's children",
     description="In the order in which they were spawned. A Holdfast extension.",

@@ -11,25 +11,26 @@ from uuid import UUID
 
 import orjson
 import psycopg
-from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from holdfast.api.bodies import RunCreate
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute, read_json
 from holdfast.api.errors import Json, not_storable
 from holdfast.api.listing import Page
+from holdfast.api.response_models import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
+from holdfast.api.routes import Routes
 from holdfast.api.runs import create_from
-from holdfast.api.shapes import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
+from holdfast.auth.bounded_json import read_bounded
 from holdfast.engine.budget import LIMITS
 from holdfast.engine.runs import get_run, list_runs
 from holdfast.engine.threads import Brief, get_brief
-from holdfast.errors import AlreadyAnswered, NotFound, RequestError
+from holdfast.errors import AlreadyAnswered, InvalidRequest, NotFound, RequestError
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
 from holdfast.streams.tree import tree_of
 
-router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
+routes = Routes(tags=["event streaming"])
 
 STRATEGIES = ("reject", "enqueue", "interrupt", "rollback")
 
@@ -58,11 +59,11 @@ def read_command(text: bytes) -> dict[str, Any]:
     """The command in a request's body or a WebSocket's frame: it has an integer `id` and a `method`. Raises
     MalformedCommand."""
     try:
-        command = read_json(text)
+        command = read_bounded(text)
     except orjson.JSONDecodeError as error:
         raise MalformedCommand(f"A command is a JSON object, and this is not JSON: {error}.") from None
-    except HTTPException as error:
-        raise MalformedCommand(str(error.detail)) from None
+    except InvalidRequest as error:
+        raise MalformedCommand(str(error)) from None
     if not isinstance(command, dict):
         raise MalformedCommand("A command is a JSON object with an integer id, a method and params.")
     identity = command.get("id")
@@ -73,7 +74,7 @@ def read_command(text: bytes) -> dict[str, Any]:
     return command
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/commands",
     summary="Carry out a command of the thread-centric protocol",
     responses=answers(CommandSucceeded | CommandRefused)

@@ -12,13 +12,12 @@ from uuid import UUID
 
 import psycopg
 import structlog
-from fastapi import Depends, Request
+from fastapi import Depends
 from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
 from holdfast.api.abandoned import AbandonedRuns
 from holdfast.api.connections import WhileConnected
-from holdfast.api.limited_body import LimitedBody
 from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.known_keys import Roster
@@ -51,8 +50,6 @@ from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
 log = structlog.get_logger(__name__)
 
 CALLER = "holdfast.caller"
-# What a request that is answered in one transaction has in the place of the process's context.
-WEB = "holdfast.web"
 
 
 @dataclass
@@ -198,41 +195,19 @@ class WebContext:
 
 async def admitted(web: WebContext, connection: HTTPConnection) -> Caller:
     """Who sends a request, if they may. Raises Denied and OverLimit."""
-    caller = ANYONE if web.auth is None else await _authenticated(web.auth, connection, web.settings)
+    caller = ANYONE if web.auth is None else await web.auth.authenticate(connection)
     await web.admit(caller)
     return caller
 
 
-async def _authenticated(auth: Authenticator, connection: HTTPConnection, settings: Settings) -> Caller:
-    if not auth.reads_body or not isinstance(connection, Request):
-        return await auth.authenticate(connection)
-    # Nobody knows yet who sends the body.
-    receive = LimitedBody(connection.receive, settings.max_body_bytes)
-    request = type(connection)(connection.scope, receive)
-    try:
-        return await auth.authenticate(request)
-    finally:
-        if hasattr(request, "_body"):
-            connection._body = request._body  # It can be received only once.
-
-
-async def identify(connection: HTTPConnection) -> None:
-    """Authenticate a request, if there is something to do so by. Raises Denied and OverLimit."""
-    web: WebContext = connection.app.state.holdfast
-    # With `middleware_order: auth_first` that has been done already.
-    if web.auth is not None and CALLER not in connection.scope:
+async def identified(web: WebContext, connection: HTTPConnection) -> WebContext:
+    """The process's context as the sender of a request sees it. Raises Denied and OverLimit."""
+    if web.auth is None:
+        return web
+    # With `middleware_order: auth_first` the request has been authenticated already.
+    if CALLER not in connection.scope:
         connection.scope[CALLER] = await admitted(web, connection)
-
-
-def process_context(connection: HTTPConnection) -> WebContext:
-    context: WebContext = connection.app.state.holdfast
-    return context
-
-
-def web_of(connection: HTTPConnection) -> WebContext:
-    """The process's context, as the caller of an authenticated request sees it."""
-    context: WebContext = connection.scope.get(WEB) or process_context(connection)
-    return context if context.auth is None else seen_by(context, connection.scope[CALLER])
+    return seen_by(web, connection.scope[CALLER])
 
 
 def seen_by(context: WebContext, caller: Caller) -> WebContext:
@@ -247,9 +222,9 @@ def seen_by(context: WebContext, caller: Caller) -> WebContext:
     return replace(context, caller=caller, catalog=catalog, store=store)
 
 
-async def web_context(request: Request) -> WebContext:
-    # Not a plain function: those FastAPI calls in a thread of their own, at every request.
-    return web_of(request)
+def _given_by_router() -> None:
+    """Marks a parameter that is no part of the request. FastAPI, which describes the routes, takes others for one."""
 
 
-Web = Annotated[WebContext, Depends(web_context)]
+# What an endpoint is given: the context as the caller sees it; in public routes and for WebSockets, the process's own.
+Web = Annotated[WebContext, Depends(_given_by_router)]

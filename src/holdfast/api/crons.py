@@ -8,21 +8,21 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, Response
 from fastapi import Body as FromBody
 from psycopg.rows import DictRow
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.responses import Response
 
 from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, RunCreate, Selected
 from holdfast.api.budgets import fill_budget, keep_budget
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Search, clean_configurable, clean_metadata, only, page
 from holdfast.api.request_context import forward
+from holdfast.api.response_models import Cron, SelectedCron, answers, pages, refusals
+from holdfast.api.routes import Routes
 from holdfast.api.run_kwargs import request_kwargs
-from holdfast.api.shapes import Cron, SelectedCron, answers, pages, refusals
 from holdfast.db.stored_json import as_object
 from holdfast.engine.crons import (
     CronContent,
@@ -44,7 +44,7 @@ from holdfast.graphs.checkpointer import ThreadTtl
 from holdfast.graphs.client_config import client_config
 from holdfast.streams.serialize import to_json
 
-router = APIRouter(tags=["crons"], route_class=JsonRoute)
+routes = Routes(tags=["crons"])
 
 Column = Literal[
     "cron_id",
@@ -145,17 +145,17 @@ class CronSearch(Search):
     select: Selected[Column] | None = None
 
 
-@router.post("/threads/{thread_id}/runs/crons", summary="Create a cron of a thread", responses=answers(Cron, 400, 404))
+@routes.post("/threads/{thread_id}/runs/crons", summary="Create a cron of a thread", responses=answers(Cron, 400, 404))
 async def create_for_thread(web: Web, thread_id: UUID, body: CronCreate) -> Response:
     return await _create(web, body, thread_id)
 
 
-@router.post("/runs/crons", summary="Create a stateless cron", responses=answers(Cron, 400, 404))
+@routes.post("/runs/crons", summary="Create a stateless cron", responses=answers(Cron, 400, 404))
 async def create(web: Web, body: CronCreate) -> Response:
     return await _create(web, body, None)
 
 
-@router.post("/runs/crons/search", summary="Search crons", responses=pages(list[SelectedCron]))
+@routes.post("/runs/crons/search", summary="Search crons", responses=pages(list[SelectedCron]))
 async def search(web: Web, body: Annotated[CronSearch | None, FromBody()] = None) -> Response:
     body = body or CronSearch()
     filters = await _filters(web, body)
@@ -171,21 +171,21 @@ async def search(web: Web, body: Annotated[CronSearch | None, FromBody()] = None
     return Json([only(_shown(row, now="now" in (body.select or ())), body.select) for row in found], headers=headers)
 
 
-@router.post("/runs/crons/count", summary="Count crons", responses=answers(int))
+@routes.post("/runs/crons/count", summary="Count crons", responses=answers(int))
 async def count(web: Web, body: Annotated[CronCount | None, FromBody()] = None) -> Response:
     filters = await _filters(web, body or CronCount())
     async with web.database.connection() as connection:
         return Json(await count_crons(connection, filters))
 
 
-@router.get("/runs/crons/{cron_id}", summary="Get a cron", responses=answers(Cron, 404))
+@routes.get("/runs/crons/{cron_id}", summary="Get a cron", responses=answers(Cron, 404))
 async def get(web: Web, cron_id: UUID) -> Response:
     await _may(web, cron_id, "read")
     async with web.database.connection() as connection:
         return Json(_shown(await get_cron(connection, cron_id)))
 
 
-@router.patch("/runs/crons/{cron_id}", summary="Change a cron", responses=answers(Cron, 400, 404))
+@routes.patch("/runs/crons/{cron_id}", summary="Change a cron", responses=answers(Cron, 400, 404))
 async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
     if not body.model_fields_set:
         raise BadRequest("The request body is empty: there is nothing to change.")
@@ -214,7 +214,7 @@ async def patch(web: Web, cron_id: UUID, body: CronPatch) -> Response:
         return Json(_shown(await change_cron(connection, old, content, user_id)))
 
 
-@router.delete("/runs/crons/{cron_id}", status_code=204, summary="Delete a cron", responses=refusals(404))
+@routes.delete("/runs/crons/{cron_id}", status_code=204, summary="Delete a cron", responses=refusals(404))
 async def delete(web: Web, cron_id: UUID) -> Response:
     await _may(web, cron_id, "delete")
     async with web.database.connection() as connection:

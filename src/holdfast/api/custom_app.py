@@ -5,10 +5,10 @@ Its routes come first, its middleware wraps everything, its lifespan is the serv
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -16,8 +16,10 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted
-from holdfast.api.edge import JsonRequest
 from holdfast.api.perimeter import refuse
+from holdfast.api.request_body import JsonRequest
+from holdfast.api.router import Router as Api
+from holdfast.api.router import route_path
 from holdfast.auth.custom import ANYONE
 from holdfast.errors import RequestError
 from holdfast.graphs.http import HttpSection, build_middleware
@@ -28,12 +30,6 @@ DESCRIBING = frozenset({"/docs", "/openapi.json", "/redoc", "/docs/oauth2-redire
 # Routes of a custom app that are named when the server starts.
 MOST_SHOWN = 10
 UNAUTHENTICATED = NOT_SHADOWED | {"/", "/info", "/redoc", "/docs/oauth2-redirect"}
-
-
-def _path(scope: Scope) -> str:
-    """Without the prefix that everything is under."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 class Authenticated:
@@ -58,14 +54,15 @@ class Authenticated:
         """Find out who sends a request. Returns what to receive its body from; raises RequestError."""
         if CALLER in scope:
             return receive
-        request = JsonRequest(scope, receive) if scope["type"] == "http" else HTTPConnection(scope)
+        body = _KeptBody(receive)
+        request = JsonRequest(scope, body, self._web) if scope["type"] == "http" else HTTPConnection(scope)
         caller = await admitted(self._web, request)
         scope[CALLER] = caller
         if caller is not ANYONE:
             # Where Starlette has them: `request.user` and `request.auth`.
             scope["user"] = caller.user
             scope["auth"] = AuthCredentials([] if caller.user is None else list(caller.user.permissions))
-        return _once_more(request, receive)
+        return body.again
 
 
 class AuthenticatedRoutes(Authenticated):
@@ -77,17 +74,21 @@ class AuthenticatedRoutes(Authenticated):
         return receive
 
 
-def _once_more(request: HTTPConnection, receive: Receive) -> Receive:
-    """`receive`, beginning with the body again if the authenticator has read it."""
-    body: bytes | None = getattr(request, "_body", None)
-    if body is None:
-        return receive
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+class _KeptBody:
+    """Stands in for `receive`, and keeps the messages for who receives after it: an authenticator may read the body."""
 
-    async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: deque[Message] = deque()
 
-    return replay
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._kept.append(message)
+        return message
+
+    async def again(self) -> Message:
+        """The messages from the first on."""
+        return self._kept.popleft() if self._kept else await self._receive()
 
 
 class _ApiLast:
@@ -110,7 +111,7 @@ class _Dispatch:
     own `GET /threads/{id}` leaves the API's PATCH in place.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute], custom: ASGIApp, api: FastAPI, *, api_first: bool = False) -> None:
+    def __init__(self, routes: Iterable[BaseRoute], custom: ASGIApp, api: Api, *, api_first: bool = False) -> None:
         self._routes = routes
         self._custom = custom
         self._api = api
@@ -121,12 +122,12 @@ class _Dispatch:
         await app(scope, receive, send)
 
     def _is_for_api(self, scope: Scope) -> bool:
-        if _path(scope) in NOT_SHADOWED:
+        if route_path(scope) in NOT_SHADOWED:
             return True
         own = best_match(self._routes, scope)
         if own is Match.FULL:
             return False
-        built_in = best_match(self._api.router.routes, scope)
+        built_in = self._api.match(scope)
         if self._api_first or built_in is Match.FULL:
             return built_in is not Match.NONE
         return own is Match.NONE and built_in is Match.PARTIAL
@@ -142,7 +143,7 @@ def best_match(routes: Iterable[BaseRoute], scope: Scope) -> Match:
     return best
 
 
-def surround(custom: ASGIApp | None, api: FastAPI, web: WebContext, section: HttpSection) -> ASGIApp:
+def surround(custom: ASGIApp | None, api: Api, web: WebContext, section: HttpSection) -> ASGIApp:
     """The custom app with the API behind its routes; the API alone when there is none. Raises ConfigError when the
     app's middleware cannot be built."""
     if custom is None:
@@ -169,7 +170,7 @@ def own_routes(custom: ASGIApp | None) -> str:
     return ", ".join(paths[:MOST_SHOWN]) + more
 
 
-def _inside(custom: Starlette, api: FastAPI, web: WebContext, section: HttpSection) -> Starlette:
+def _inside(custom: Starlette, api: Api, web: WebContext, section: HttpSection) -> Starlette:
     """The app's own middleware and error handlers, around a choice between its routes and the API's."""
     router: Router = custom.router
     if router.default == router.not_found or isinstance(router.default, _ApiLast):
@@ -199,7 +200,7 @@ class _Guarded:
 class _AuthFirst:
     """Has requests authenticated before the custom app's middleware sees them."""
 
-    def __init__(self, app: ASGIApp, api: FastAPI, web: WebContext, *, custom_routes: bool) -> None:
+    def __init__(self, app: ASGIApp, api: Api, web: WebContext, *, custom_routes: bool) -> None:
         self._app = app
         self._authenticated = Authenticated(app, web)
         self._api = api
@@ -210,6 +211,6 @@ class _AuthFirst:
         await (self._authenticated if wanted else self._app)(scope, receive, send)
 
     def _wants(self, scope: Scope) -> bool:
-        if _path(scope) in UNAUTHENTICATED:
+        if route_path(scope) in UNAUTHENTICATED:
             return False
-        return self._custom_routes or best_match(self._api.router.routes, scope) is not Match.NONE
+        return self._custom_routes or self._api.match(scope) is not Match.NONE

@@ -12,21 +12,22 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
 from fastapi import Body as FromBody
+from fastapi import Query
 from psycopg.rows import DictRow
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
 from holdfast.api.bodies import Contained, Flag, Number, Whole
 from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json, sentence_about
 from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.request_context import forward
+from holdfast.api.response_models import PLACE, Failure, Run, answers, pages, refusals
+from holdfast.api.routes import Routes
 from holdfast.api.runs import announce_created
-from holdfast.api.shapes import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.streaming import locations
 from holdfast.db.stored_json import as_object
 from holdfast.engine.dead_letters.letters import (
@@ -44,7 +45,7 @@ from holdfast.engine.states import DeadLetter
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_named
 
-router = APIRouter(tags=["dead letters"], route_class=JsonRoute)
+routes = Routes(tags=["dead letters"])
 
 # A hundred years of seconds.
 AGES = 3_155_760_000
@@ -148,7 +149,7 @@ class Discarded(BaseModel):
     more: bool
 
 
-@router.get(
+@routes.get(
     "/dead-letters",
     summary="List dead letters",
     description="Those that are open, the latest first. A Holdfast extension.",
@@ -183,7 +184,7 @@ async def list_open(
     return Json([present_letter(row) for row in shown], headers=headers)
 
 
-@router.post(
+@routes.post(
     "/dead-letters/retry",
     summary="Retry dead letters",
     description="Each as if by itself: one that cannot be retried does not keep the others. A Holdfast extension.",
@@ -203,7 +204,7 @@ async def retry_many(web: Web, body: LettersRetry) -> Response:
     return Json({"retried": len(runs), "runs": runs, "skipped": _skipped(dealt.failed), "more": more})
 
 
-@router.post(
+@routes.post(
     "/dead-letters/discard",
     summary="Discard dead letters",
     description="The runs stay what they are, failed. A Holdfast extension.",
@@ -221,7 +222,7 @@ async def discard_many(web: Web, body: LetterFilters) -> Response:
     return Json({"discarded": len(runs), "runs": runs, "skipped": _skipped(dealt.failed), "more": more})
 
 
-@router.get(
+@routes.get(
     "/dead-letters/{run_id}",
     summary="Get a dead letter",
     description="Open or not, for as long as the run is kept. A Holdfast extension.",
@@ -233,7 +234,7 @@ async def get(web: Web, run_id: UUID) -> Response:
     return Json(present_letter(letter))
 
 
-@router.post(
+@routes.post(
     "/dead-letters/{run_id}/retry",
     summary="Retry a dead letter",
     description="A new run in the same thread; the letter names it from then on. A Holdfast extension.",
@@ -248,7 +249,7 @@ async def retry(web: Web, run_id: UUID, body: Annotated[LetterRetry | None, From
     return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
-@router.post(
+@routes.post(
     "/dead-letters/{run_id}/discard",
     summary="Discard a dead letter",
     description="The run stays what it is, failed. A Holdfast extension.",
@@ -258,7 +259,7 @@ async def discard_one(web: Web, run_id: UUID) -> Response:
     return Json(present_letter(await _discard(web, run_id)))
 
 
-@router.delete(
+@routes.delete(
     "/dead-letters/{run_id}",
     status_code=204,
     summary="Discard a dead letter, without an answer",

@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 from pydantic import ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from holdfast.api.bodies import NullsAreAbsent
@@ -75,7 +74,7 @@ async def refuse_unknown(request: Request, parameters: Iterable[str], *, takes_b
     if not takes_body:
         try:
             given = await request.json() if await request.body() else None
-        except (orjson.JSONDecodeError, HTTPException):
+        except (orjson.JSONDecodeError, InvalidRequest):
             raise InvalidRequest("This request takes no body. Leave it out.") from None
         if given:
             raise InvalidRequest("This request takes no body: what it does is in its path and its query.")

@@ -11,13 +11,14 @@ from uuid import UUID
 
 import orjson
 import psycopg
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from holdfast.api.commands import CommandFailed, MalformedCommand, answer, read_command
-from holdfast.api.context import CALLER, Web, WebContext, admitted, identify, process_context, web_of
-from holdfast.api.edge import JsonRoute
-from holdfast.api.shapes import LAST_EVENT, EventFilter, streamed_thread, takes
+from holdfast.api.context import CALLER, Web, WebContext, admitted, identified, seen_by
+from holdfast.api.response_models import LAST_EVENT, EventFilter, streamed_thread, takes
+from holdfast.api.routes import Routes
 from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, resumed_at
 from holdfast.errors import BadRequest, Denied, RequestError
 from holdfast.lifecycle.cancelling import cancel_all
@@ -27,7 +28,7 @@ from holdfast.streams.log import LogEvent, heads, place_in_log
 from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
 from holdfast.streams.sse import HEARTBEAT
 
-router = APIRouter(tags=["event streaming"], route_class=JsonRoute)
+routes = Routes(tags=["event streaming"])
 
 # Bytes of JSON in a subscription, and in all subscriptions of one WebSocket together. They are kept, and every event is
 # compared with each namespace in them.
@@ -71,7 +72,7 @@ def read_filter(params: Any) -> tuple[Filter, int]:
     return Filter(frozenset(channels), tuple(tuple(prefix) for prefix in namespaces), depth), since or 0
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/stream/events",
     summary="Stream a thread's events of the thread-centric protocol",
     response_class=Response,
@@ -128,7 +129,8 @@ class Socket:
     """One WebSocket: commands in, answers and events out. Each new subscription is sent the past that it asks for;
     what happens from then on is sent once, however many subscriptions match."""
 
-    def __init__(self, web: WebContext, thread_id: UUID, socket: WebSocket) -> None:
+    def __init__(self, process: WebContext, web: WebContext, thread_id: UUID, socket: WebSocket) -> None:
+        self._process = process
         self._web = web
         self._thread_id = thread_id
         self._socket = socket
@@ -186,13 +188,14 @@ class Socket:
         request: what was allowed when the socket was opened may not be allowed any more. Closes the socket of a caller
         who is refused. Raises OverLimit."""
         try:
-            self._socket.scope[CALLER] = await admitted(process_context(self._socket), self._socket)
+            caller = await admitted(self._process, self._socket)
         except Denied as refusal:
             message = f"{refusal.status}: {refusal}"
             await self._send({"type": "error", "id": identity, "error": "unknown_error", "message": message})
             await refuse(self._socket, refusal)
             raise WebSocketDisconnect(4000 + refusal.status) from None
-        return web_of(self._socket)
+        self._socket.scope[CALLER] = caller
+        return seen_by(self._process, caller)
 
     async def _subscription(self, web: WebContext, method: str, params: dict[str, Any]) -> dict[str, Any]:
         match method:
@@ -302,12 +305,11 @@ def _settle(subscription: Subscription) -> None:
         subscription.caught_up.set_result(None)
 
 
-@router.websocket("/threads/{thread_id}/stream/events")
-async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
+@routes.websocket("/threads/{thread_id}/stream/events")
+async def socket_events(process: Web, socket: WebSocket, thread_id: UUID) -> None:
     # Until the handshake is accepted, nothing of what the client sends is read.
     try:
-        await identify(socket)
-        web = web_of(socket)
+        web = await identified(process, socket)
         await web.may_thread(thread_id, "read")
     except RequestError as error:
         # Browsers see the code of a close frame, and not the status of a refused handshake.
@@ -316,7 +318,7 @@ async def socket_events(socket: WebSocket, thread_id: UUID) -> None:
         return
     await socket.accept()
     with web.while_admitted():
-        await Socket(web, thread_id, socket).run()
+        await Socket(process, web, thread_id, socket).run()
     if not web.still_admitted and socket.application_state is WebSocketState.CONNECTED:
         await refuse(socket, Denied(401, "The API key is missing, has expired or was revoked."))
 

@@ -6,19 +6,20 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
-from holdfast.api.shapes import answers, pages, refusals
+from holdfast.api.response_models import answers, pages, refusals
+from holdfast.api.routes import Routes
 from holdfast.engine.threads import present
 from holdfast.errors import Denied
 from holdfast.insight.fleet import drain_worker, list_workers
 
-router = APIRouter(tags=["fleet"], route_class=JsonRoute)
+routes = Routes(tags=["fleet"])
 
 WorkerStatus = Literal["online", "draining", "offline", "lost"]
 
@@ -69,7 +70,7 @@ async def may_fleet(web: WebContext, resource: Literal["workers", "queue"], acti
         raise Denied(403, f"Forbidden: {resource}.{action}")
 
 
-@router.get("/workers", summary="List workers", responses=pages(list[Worker]))
+@routes.get("/workers", summary="List workers", responses=pages(list[Worker]))
 async def workers(
     web: Web,
     status: WorkerStatus | None = None,
@@ -84,7 +85,7 @@ async def workers(
     return Json([present(row) for row in shown], headers=headers)
 
 
-@router.post(
+@routes.post(
     "/workers/{worker_id}/drain",
     status_code=202,
     summary="Have a worker finish what it holds and leave",
@@ -97,7 +98,7 @@ async def drain(web: Web, worker_id: UUID) -> Response:
     return Json({"worker_id": worker_id, "status": status}, status_code=202)
 
 
-@router.get("/queue", summary="Figures of the queue", responses=answers(QueueFigures))
+@routes.get("/queue", summary="Figures of the queue", responses=answers(QueueFigures))
 async def queue(web: Web) -> Response:
     await may_fleet(web, "queue", "read")
     return Json(await web.queue.figures(web.database))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -19,8 +19,7 @@ import psycopg
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.api.context import WEB, WebContext, process_context, web_of
-from holdfast.api.shapes import refusals
+from holdfast.api.context import WebContext
 from holdfast.api.streaming import stream_response, wait_response
 from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.custom import Resource
@@ -33,6 +32,7 @@ from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, ke
 from holdfast.signals.held import HeldSignals
 
 HEADER = "idempotency-key"
+KEY_HEADER = HEADER.encode()
 REPLAYED = "idempotency-replayed"
 LONGEST = 255
 KEY = re.compile(r"[!-~]{1,255}")
@@ -61,7 +61,7 @@ CREATING: Mapping[str, tuple[Resource, str]] = {
 TABLES: Mapping[str, Table] = {"assistants": "assistant", "crons": "cron", "threads": "thread"}
 IDS = ("assistant_id", "cron_id", "run_id", "thread_id")
 
-PARAMETER: dict[str, Any] = {
+KEY_PARAMETER: dict[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
@@ -70,26 +70,18 @@ PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST, "pattern": "^[!-~]+$"},
 }
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
 
 def creates(path: str, methods: Collection[str]) -> bool:
     """Whether a route takes a key."""
     return path in CREATING and set(methods) == {"POST"}
 
 
-def declare(options: dict[str, Any]) -> None:
-    """Add the header to what a route says about itself."""
-    extra = dict(options.get("openapi_extra") or {})
-    if PARAMETER not in extra.get("parameters", ()):
-        options["openapi_extra"] = {**extra, "parameters": [*extra.get("parameters", ()), PARAMETER]}
-    options["responses"] = {**refusals(410), **(options.get("responses") or {})}
-
-
-async def answer_once(request: Request, handler: Handler, path: str) -> Response:
-    """Answer a request that has a key, of the route with this path. Raises InvalidRequest when the key cannot be one,
-    or belongs to another request; otherwise whatever the route raises, and then the key is as unused as before."""
-    web = web_of(request)
+async def answer_once(
+    web: WebContext, request: Request, path: str, answer: Callable[[WebContext], Awaitable[Response]]
+) -> Response:
+    """Answer a request that has a key, of the route with this path. `answer` does so with a context whose database is
+    one transaction. Raises InvalidRequest when the key cannot be one, or belongs to another request; otherwise what
+    `answer` raises, and then the key is as unused as before."""
     body = await request.body()
     asked = Asked(scope_of(web), given_key(request), fingerprint(request, body))
     response: Response | None = None
@@ -98,9 +90,8 @@ async def answer_once(request: Request, handler: Handler, path: str) -> Response
         first = await first_answer(connection, asked, ttl=web.settings.idempotency_ttl)
         if first is None:
             database = OneTransaction(web.database, connection)
-            request.scope[WEB] = replace(process_context(request), database=database, signals=signals, intake=None)
             try:
-                response = await handler(request)
+                response = await answer(replace(web, database=database, signals=signals, intake=None))
             finally:
                 # What is left to do, a stream or what follows a client that has gone, is done after the transaction.
                 database.end()

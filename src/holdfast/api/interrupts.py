@@ -7,17 +7,18 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from psycopg.rows import DictRow
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.bodies import Command, RunCreate
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, metadata_filter, page
+from holdfast.api.response_models import PLACE, Run, answers, pages
+from holdfast.api.routes import Routes
 from holdfast.api.runs import create_from, run_of
-from holdfast.api.shapes import PLACE, Run, answers, pages
 from holdfast.api.streaming import locations
 from holdfast.engine.interrupts.inbox import Filters, questions_of_run, search_questions
 from holdfast.engine.interrupts.resume import names_interrupts
@@ -26,7 +27,7 @@ from holdfast.engine.threads import present
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.graphs.assistants import assistant_named
 
-router = APIRouter(tags=["interrupts"], route_class=JsonRoute)
+routes = Routes(tags=["interrupts"])
 
 # Seconds. Nothing is older than this; Postgres cannot count much further.
 OLDEST = 3e9
@@ -75,7 +76,7 @@ KEPT = {
 }
 
 
-@router.get(
+@routes.get(
     "/interrupts",
     summary="List questions that wait for an answer",
     description="The inbox: what runs have asked and nobody has answered, the oldest first. A Holdfast extension.",
@@ -121,7 +122,7 @@ async def inbox(
     return Json([present(row) for row in shown], headers=headers)
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/runs/{run_id}/resume",
     summary="Answer what a run asked",
     description="Creates the run that goes on with the answer. The first is accepted: whoever comes later gets 409 "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 import holdfast
-from holdfast.api.context import WebContext, admitted
+from holdfast.api.context import Web, WebContext, admitted
 from holdfast.api.errors import Json
-from holdfast.api.shapes import refusals
+from holdfast.api.response_models import refusals
+from holdfast.api.routes import Routes
 from holdfast.auth.keys import KeyAuth
 from holdfast.db.pool_readings import pool_readings
 from holdfast.signals.choose import mode_of
@@ -17,10 +19,10 @@ from holdfast.telemetry import metrics as declared
 from holdfast.telemetry.exposition import CONTENT_TYPE, as_json, as_text, wanted_format
 
 # Scraped by machines, like the other meta routes: not authenticated, unless there are API keys.
-router = APIRouter(tags=["meta"])
+routes = Routes(tags=["meta"], public=True)
 
 
-@router.get(
+@routes.get(
     "/metrics",
     summary="Metrics",
     description="Of this process, and of the fleet as far as the database knows it. While the database is away the "
@@ -31,8 +33,7 @@ router = APIRouter(tags=["meta"])
         **refusals(422, 503),
     },
 )
-async def metrics(request: Request, format: Literal["prometheus", "json"] | None = None) -> Response:
-    web: WebContext = request.app.state.holdfast
+async def metrics(web: Web, request: Request, format: Literal["prometheus", "json"] | None = None) -> Response:
     if isinstance(web.auth, KeyAuth) and web.auth.guarded:
         caller = await admitted(web, request)
         await caller.may("queue", "read", {})

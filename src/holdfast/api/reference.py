@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from holdfast.api.app import build_app
+from holdfast.api.app import describe
 from holdfast.api.context import WebContext
 from holdfast.graphs.config import ProjectConfig
 from holdfast.settings import load_settings
@@ -42,7 +42,7 @@ def document() -> dict[str, Any]:
     project = ProjectConfig(Path("langgraph.json"), Path.cwd(), {}, (), {}, {}, (), "langgraph.json")
     settings = load_settings({}, database_url="postgresql://nowhere")
     web = SimpleNamespace(settings=settings, catalog=SimpleNamespace(project=project), auth=None)
-    return build_app(cast("WebContext", web)).openapi()
+    return describe(cast("WebContext", web)).document()
 
 
 def page(described: Schema) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import Body, Query
 from pydantic import FailFast, Field
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from holdfast.api.bodies import MAX_IDS, RunCreate
 from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
+from holdfast.api.response_models import Run, answers, refusals
+from holdfast.api.routes import Routes
 from holdfast.api.runs import announce_created, described_run
-from holdfast.api.shapes import Run, answers, refusals
 from holdfast.engine.create import NewRun, create_runs_within
 from holdfast.engine.runs import delete_run, present_run, unfinished_by_thread
 from holdfast.errors import InvalidRequest, NotFound
@@ -25,7 +26,7 @@ from holdfast.errors import InvalidRequest, NotFound
 # config and context, so a small request can ask for a great deal.
 MAX_BODIES = 2
 
-router = APIRouter(tags=["runs"], route_class=JsonRoute)
+routes = Routes(tags=["runs"])
 
 
 class BulkCancel(Destructive):
@@ -36,7 +37,7 @@ class BulkCancel(Destructive):
     status: Literal["pending", "running", "all"] | None = None
 
 
-@router.post("/runs/batch", summary="Create stateless runs", responses=answers(list[Run], 400, 404))
+@routes.post("/runs/batch", summary="Create stateless runs", responses=answers(list[Run], 400, 404))
 async def create_batch(
     web: Web, body: Annotated[list[RunCreate], FailFast(), Body(min_length=1, max_length=1000)]
 ) -> Response:
@@ -62,7 +63,7 @@ async def _create_all(web: WebContext, body: list[RunCreate]) -> Response:
     return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
 
 
-@router.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404, 409))
+@routes.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404, 409))
 async def cancel_many(
     web: Web, body: BulkCancel, action: Annotated[Literal["interrupt", "rollback"], Query()] = "interrupt"
 ) -> Response:
@@ -85,7 +86,7 @@ async def cancel_many(
     return Response(status_code=204)
 
 
-@router.delete(
+@routes.delete(
     "/threads/{thread_id}/runs/{run_id}",
     status_code=204,
     summary="Delete a run that has ended",

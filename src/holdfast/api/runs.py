@@ -11,20 +11,30 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import Header, Query
 from psycopg.rows import DictRow
+from starlette.responses import Response
 from uuid_utils.compat import uuid7
 
 from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import RunCreate
 from holdfast.api.budgets import fill_budget
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, clean_metadata, page
 from holdfast.api.request_context import forward
+from holdfast.api.response_models import (
+    PLACE,
+    Run,
+    SelectedRun,
+    answers,
+    awaited_run,
+    cancelled_run,
+    pages,
+    streamed_run,
+)
+from holdfast.api.routes import Routes
 from holdfast.api.run_kwargs import request_kwargs
-from holdfast.api.shapes import PLACE, Run, SelectedRun, answers, awaited_run, cancelled_run, pages, streamed_run
 from holdfast.api.streaming import check_followed, locations, run_resumed_at, stream_response, wait_response
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
@@ -39,7 +49,7 @@ from holdfast.resources.known_assistants import LargeAssistant
 from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
 
-router = APIRouter(tags=["runs"], route_class=JsonRoute)
+routes = Routes(tags=["runs"])
 
 # Across the pause of a run that asks somebody, to the end of the run that goes on with the answer.
 Follow = Annotated[bool, Query(description="Go on with the runs that answer it. A Holdfast extension.")]
@@ -162,13 +172,13 @@ def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
     return created.run
 
 
-@router.post("/threads/{thread_id}/runs", summary="Create a run", responses=answers(Run, 400, 404, 409, headers=PLACE))
+@routes.post("/threads/{thread_id}/runs", summary="Create a run", responses=answers(Run, 400, 404, 409, headers=PLACE))
 async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     run = await create_from(web, body, thread_id)
     return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/runs/stream",
     summary="Create a run and stream it",
     response_class=Response,
@@ -180,7 +190,7 @@ async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = Fa
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, follow=follow)
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/runs/wait", summary="Create a run and wait for it", responses=awaited_run(400, 404, 409)
 )
 async def wait(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
@@ -188,13 +198,13 @@ async def wait(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = Fals
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel", follow=follow)
 
 
-@router.post("/runs", summary="Create a stateless run", responses=answers(Run, 400, 404, headers=PLACE))
+@routes.post("/runs", summary="Create a stateless run", responses=answers(Run, 400, 404, headers=PLACE))
 async def create_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None)
     return Json(present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
 
 
-@router.post(
+@routes.post(
     "/runs/stream",
     summary="Create a stateless run and stream it",
     response_class=Response,
@@ -206,13 +216,13 @@ async def stream_stateless(web: Web, body: RunCreate) -> Response:
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 
 
-@router.post("/runs/wait", summary="Create a stateless run and wait for it", responses=awaited_run(400, 404))
+@routes.post("/runs/wait", summary="Create a stateless run and wait for it", responses=awaited_run(400, 404))
 async def wait_stateless(web: Web, body: RunCreate) -> Response:
     run = await create_from(web, body, None, watched=True)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 
-@router.get("/threads/{thread_id}/runs", summary="List a thread's runs", responses=pages(list[SelectedRun], 404))
+@routes.get("/threads/{thread_id}/runs", summary="List a thread's runs", responses=pages(list[SelectedRun], 404))
 async def list_of_thread(
     web: Web,
     thread_id: UUID,
@@ -233,7 +243,7 @@ async def list_of_thread(
     return Json(selected, headers=headers)
 
 
-@router.get(
+@routes.get(
     "/runs",
     summary="List runs",
     description="All runs, newest first. A Holdfast extension.",
@@ -254,12 +264,12 @@ async def list_all(
     return Json([present_run(run) for run in shown], headers=headers)
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))
+@routes.get("/threads/{thread_id}/runs/{run_id}", summary="Get a run", responses=answers(Run, 404))
 async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     return Json(await _explained(web, run_id, thread_id))
 
 
-@router.get(
+@routes.get(
     "/runs/{run_id}",
     summary="Get a run by its id",
     description="A run by its id alone. A Holdfast extension.",
@@ -269,7 +279,7 @@ async def get_by_id(web: Web, run_id: UUID) -> Response:
     return Json(await _explained(web, run_id))
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run", responses=awaited_run(404))
+@routes.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run", responses=awaited_run(404))
 async def join(
     web: Web, thread_id: UUID, run_id: UUID, cancel_on_disconnect: bool = False, follow: Follow = False
 ) -> Response:
@@ -356,7 +366,7 @@ Modes = Annotated[Sequence[str], Query()]
 LastEventId = Annotated[str | None, Header()]
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/runs/{run_id}/stream",
     summary="Stream a run",
     response_class=Response,
@@ -382,7 +392,7 @@ async def join_stream(
     return stream_response(web, run, after=cursor, modes=modes, cancel_on_disconnect=cancel, follow=follow)
 
 
-@router.get(
+@routes.get(
     "/runs/{run_id}/stream",
     summary="Stream a run by its id",
     response_class=Response,
@@ -403,7 +413,7 @@ async def join_stream_by_id(
     return stream_response(web, run, after=cursor, modes=modes, stateless=True, follow=follow)
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/runs/{run_id}/cancel",
     status_code=202,
     summary="Cancel a run",

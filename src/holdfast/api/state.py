@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
 from fastapi import Body as FromBody
+from fastapi import Query
 from langgraph.types import PregelTask, StateSnapshot, StateUpdate
+from starlette.responses import Response
 
 from holdfast.api.bodies import MAX_SELECTED, Checkpoint
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata, only
-from holdfast.api.shapes import EARLIER, State, Storage, Updated, answers, refusals
+from holdfast.api.response_models import EARLIER, State, Storage, Updated, answers, refusals
+from holdfast.api.routes import Routes
 from holdfast.api.thread_bodies import HistoryRead, StatePatch, StateRead, StateUpdateBody
 from holdfast.db.stored_json import as_object
 from holdfast.engine.thread_state import (
@@ -29,7 +30,7 @@ from holdfast.engine.thread_state import (
 )
 from holdfast.errors import InvalidRequest
 
-router = APIRouter(tags=["threads"], route_class=JsonRoute)
+routes = Routes(tags=["threads"])
 
 FIELDS = (
     "values",
@@ -49,12 +50,12 @@ HISTORY = answers(list[State], 404, headers=EARLIER)
 Select = Annotated[Sequence[str], Query(description="Fields, or `values.<key>` for one key of the state.")]
 
 
-@router.get("/threads/{thread_id}/state", summary="Get the state", responses=answers(State, 404))
+@routes.get("/threads/{thread_id}/state", summary="Get the state", responses=answers(State, 404))
 async def get(web: Web, thread_id: UUID, subgraphs: bool = False, select: Select = ()) -> Response:
     return await _state(web, thread_id, None, subgraphs, select)
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/state/{checkpoint_id}", summary="Get the state at a checkpoint", responses=answers(State, 404)
 )
 async def get_at(
@@ -63,7 +64,7 @@ async def get_at(
     return await _state(web, thread_id, Checkpoint(checkpoint_id=checkpoint_id), subgraphs, select)
 
 
-@router.post(
+@routes.post(
     "/threads/{thread_id}/state/checkpoint",
     summary="Get the state at a checkpoint, of a subgraph if need be",
     responses=answers(State, 404),
@@ -81,7 +82,7 @@ async def _state(
     return Json(_selected(present_state(state), selected))
 
 
-@router.post("/threads/{thread_id}/state", summary="Update the state", responses=answers(Updated, 400, 404, 409))
+@routes.post("/threads/{thread_id}/state", summary="Update the state", responses=answers(Updated, 400, 404, 409))
 async def update(web: Web, thread_id: UUID, body: StateUpdateBody) -> Response:
     visible = await web.caller.may("threads", "update", {"thread_id": thread_id})
     place = _place(body.checkpoint)
@@ -93,7 +94,7 @@ async def update(web: Web, thread_id: UUID, body: StateUpdateBody) -> Response:
     return Json({"checkpoint": reached, "configurable": reached, "checkpoint_id": reached.get("checkpoint_id")})
 
 
-@router.patch(
+@routes.patch(
     "/threads/{thread_id}/state",
     status_code=204,
     summary="Patch the metadata of the state",
@@ -107,7 +108,7 @@ async def patch(web: Web, thread_id: UUID, body: StatePatch) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/threads/{thread_id}/history", summary="Get past states", responses=HISTORY)
+@routes.get("/threads/{thread_id}/history", summary="Get past states", responses=HISTORY)
 async def history(
     web: Web,
     thread_id: UUID,
@@ -119,7 +120,7 @@ async def history(
     return await _history(web, thread_id, HistoryRead(limit=limit), earlier, select)
 
 
-@router.post("/threads/{thread_id}/history", summary="Search past states", responses=HISTORY)
+@routes.post("/threads/{thread_id}/history", summary="Search past states", responses=HISTORY)
 async def search_history(web: Web, thread_id: UUID, body: Annotated[HistoryRead | None, FromBody()] = None) -> Response:
     body = body or HistoryRead()
     return await _history(web, thread_id, body, None if body.before is None else body.before.id, body.select)
@@ -144,7 +145,7 @@ async def _history(
     return Json([_selected(present_state(state), selected) for state in states], headers=headers)
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/storage",
     summary="Get a thread's size",
     description="Bytes that the thread's history takes in the database.",

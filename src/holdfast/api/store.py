@@ -7,22 +7,23 @@ from contextlib import contextmanager
 from datetime import UTC
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body
 from langgraph.store.base import NOT_PROVIDED, InvalidNamespaceError, Item, SearchItem
 from pydantic import AfterValidator, Field
+from starlette.responses import Response
 
 from holdfast.api.bodies import Contained, Flag, NullsAreAbsent, Number, Whole
 from holdfast.api.context import Web, WebContext
 from holdfast.api.destructive import Destructive
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import NEXT, FoundItems, FoundNamespaces, StoredItem, answers, refusals
+from holdfast.api.response_models import NEXT, FoundItems, FoundNamespaces, StoredItem, answers, refusals
+from holdfast.api.routes import Routes
 from holdfast.errors import BadRequest, Denied, InvalidRequest
 from holdfast.graphs.store import LONGEST_TTL
 from holdfast.resources.store import FoundItems as Found
 from holdfast.resources.store import InvalidFilter, TooManyTexts
 
-router = APIRouter(tags=["store"], route_class=JsonRoute)
+routes = Routes(tags=["store"])
 
 # Bytes of a namespace and a key together, and of a path of `index`: Postgres indexes no more than 2700 in a row.
 LONGEST_NAME = 2000
@@ -87,7 +88,7 @@ class NamespaceList(NullsAreAbsent):
     offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
 
-@router.put("/store/items", status_code=204, summary="Put an item", responses=refusals(400))
+@routes.put("/store/items", status_code=204, summary="Put an item", responses=refusals(400))
 async def put(web: Web, body: ItemPut) -> Response:
     namespace = tuple(body.namespace)
     if not namespace:
@@ -105,7 +106,7 @@ async def put(web: Web, body: ItemPut) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/store/items", summary="Get an item", responses=answers(StoredItem | None, 400))
+@routes.get("/store/items", summary="Get an item", responses=answers(StoredItem | None, 400))
 async def get(web: Web, namespace: str = "", key: str | None = None, refresh_ttl: bool | None = None) -> Response:
     """The item, or null when there is none."""
     if key is None:
@@ -119,7 +120,7 @@ async def get(web: Web, namespace: str = "", key: str | None = None, refresh_ttl
     return Json(None if item is None else _present(item))
 
 
-@router.delete("/store/items", status_code=204, summary="Delete an item")
+@routes.delete("/store/items", status_code=204, summary="Delete an item")
 async def delete(web: Web, body: ItemDelete) -> Response:
     asked = await _may(web, "delete", {"namespace": tuple(body.namespace), "key": body.key})
     with _refusals():
@@ -127,7 +128,7 @@ async def delete(web: Web, body: ItemDelete) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/store/items/search", summary="Search items", responses=answers(FoundItems, headers=NEXT))
+@routes.post("/store/items/search", summary="Search items", responses=answers(FoundItems, headers=NEXT))
 async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) -> Response:
     body = body or ItemSearch()
     asked = body.model_dump(include={"filter", "limit", "offset", "query"})
@@ -149,7 +150,7 @@ async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) ->
     return Json({"items": [{**_present(item), "score": item.score} for item in found]}, headers=headers)
 
 
-@router.post("/store/namespaces", summary="List namespaces", responses=answers(FoundNamespaces))
+@routes.post("/store/namespaces", summary="List namespaces", responses=answers(FoundNamespaces))
 async def namespaces(web: Web, body: Annotated[NamespaceList | None, Body()] = None) -> Response:
     body = body or NamespaceList()
     asked = body.model_dump(include={"max_depth", "limit", "offset"})

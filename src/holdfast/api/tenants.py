@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import answers
+from holdfast.api.response_models import answers
+from holdfast.api.routes import Routes
 from holdfast.errors import NotFound
 from holdfast.resources.tenants import default_limits, effective_limits, list_tenants
 
-router = APIRouter(tags=["tenants"], route_class=JsonRoute)
+routes = Routes(tags=["tenants"])
 
 
 class TenantUse(BaseModel):
@@ -31,7 +31,7 @@ class TenantUse(BaseModel):
     spend_per_day_usd: float | None
 
 
-@router.get(
+@routes.get(
     "/tenant",
     summary="What the caller's tenant uses",
     description="And what it may use. 404 for a caller who belongs to no tenant. A Holdfast extension.",

@@ -11,14 +11,15 @@ from uuid import UUID
 import orjson
 import psycopg
 import structlog
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import Header, Query
 from langgraph.types import StateSnapshot
 from psycopg_pool import PoolTimeout
+from starlette.responses import Response
 
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
+from holdfast.api.response_models import streamed_thread
+from holdfast.api.routes import Routes
 from holdfast.api.runs import event_cursor, split_list
-from holdfast.api.shapes import streamed_thread
 from holdfast.api.state import present_state
 from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, resumed_at
 from holdfast.engine.thread_state import read_state
@@ -31,7 +32,7 @@ from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
 
-router = APIRouter(tags=["threads"], route_class=JsonRoute)
+routes = Routes(tags=["threads"])
 
 MODES = ("run_modes", "lifecycle", "state_update")
 DESCRIPTION = """
@@ -52,7 +53,7 @@ Modes = Annotated[
 ]
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/stream",
     summary="Stream all runs of a thread",
     description=DESCRIPTION,

@@ -9,18 +9,19 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import psycopg
-from fastapi import APIRouter, Header, Query, Response
 from fastapi import Body as FromBody
+from fastapi import Header, Query
 from langgraph.types import Command, Send, StateUpdate
 from psycopg.rows import DictRow
+from starlette.responses import Response
 from uuid_utils.compat import uuid7
 
 from holdfast.api.bulk import process_each
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import clean_metadata, only, page
-from holdfast.api.shapes import Detail, Pruned, SelectedThread, Thread, ThreadWithTtl, answers, pages, refusals
+from holdfast.api.response_models import Detail, Pruned, SelectedThread, Thread, ThreadWithTtl, answers, pages, refusals
+from holdfast.api.routes import Routes
 from holdfast.api.thread_bodies import (
     Superstep,
     ThreadCount,
@@ -46,10 +47,10 @@ from holdfast.engine.threads import (
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.resources.pruning import keep_latest
 
-router = APIRouter(tags=["threads"], route_class=JsonRoute)
+routes = Routes(tags=["threads"])
 
 
-@router.post(
+@routes.post(
     "/threads",
     summary="Create a thread",
     responses=answers(Thread, 400, 404, 409)
@@ -125,7 +126,7 @@ def _values(update: Update) -> Any:
     return Command(resume=command.resume, update=command.update, goto=goto)
 
 
-@router.post("/threads/search", summary="Search threads", responses=pages(list[SelectedThread]))
+@routes.post("/threads/search", summary="Search threads", responses=pages(list[SelectedThread]))
 async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = None) -> Response:
     body = body or ThreadSearch()
     filters = await _visible(web, body)
@@ -145,7 +146,7 @@ async def search(web: Web, body: Annotated[ThreadSearch | None, FromBody()] = No
     return Json([only(present(row), fields) for row in found], headers=headers)
 
 
-@router.post("/threads/count", summary="Count threads", responses=answers(int))
+@routes.post("/threads/count", summary="Count threads", responses=answers(int))
 async def count(web: Web, body: Annotated[ThreadCount | None, FromBody()] = None) -> Response:
     filters = await _visible(web, body or ThreadCount())
     async with web.database.connection() as connection:
@@ -159,7 +160,7 @@ async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> Filter
     return replace(asked.filters(), metadata=value["metadata"] or {}, values=value["values"] or {}, visible=visible)
 
 
-@router.post("/threads/prune", summary="Delete or shorten threads", responses=answers(Pruned, 409))
+@routes.post("/threads/prune", summary="Delete or shorten threads", responses=answers(Pruned, 409))
 async def prune(web: Web, body: ThreadPrune) -> Response:
     access = "update" if body.strategy == "keep_latest" else "delete"
     # All of them are authorised before one is touched: a refusal leaves everything as it is.
@@ -178,7 +179,7 @@ async def prune(web: Web, body: ThreadPrune) -> Response:
     return Json({"pruned_count": sum(pruned.done.values())})
 
 
-@router.get("/threads/{thread_id}", summary="Get a thread", responses=answers(ThreadWithTtl, 404))
+@routes.get("/threads/{thread_id}", summary="Get a thread", responses=answers(ThreadWithTtl, 404))
 async def get(web: Web, thread_id: UUID, include: Annotated[Sequence[str], Query()] = ()) -> Response:
     visible = await web.caller.may("threads", "read", {"thread_id": thread_id})
     async with web.database.connection() as connection:
@@ -189,7 +190,7 @@ async def get(web: Web, thread_id: UUID, include: Annotated[Sequence[str], Query
     return Json(thread)
 
 
-@router.patch(
+@routes.patch(
     "/threads/{thread_id}",
     summary="Change a thread",
     responses=answers(Thread, 404) | {204: {"description": "Changed; `Prefer: return=minimal` was asked for."}},
@@ -207,13 +208,13 @@ async def patch(
     return Json(present(thread))
 
 
-@router.delete("/threads/{thread_id}", status_code=204, summary="Delete a thread", responses=refusals(404))
+@routes.delete("/threads/{thread_id}", status_code=204, summary="Delete a thread", responses=refusals(404))
 async def delete(web: Web, thread_id: UUID) -> Response:
     await web.delete_thread(thread_id, await web.caller.may("threads", "delete", {"thread_id": thread_id}))
     return Response(status_code=204)
 
 
-@router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
+@routes.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
 async def copy(web: Web, thread_id: UUID) -> Response:
     visible = await web.caller.may("threads", "read", {"thread_id": thread_id})
     asked: dict[str, Any] = {"thread_id": uuid4(), "metadata": {}}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web, WebContext
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.fleet import may_fleet
+from holdfast.api.response_models import RunStatus, answers
+from holdfast.api.routes import Routes
 from holdfast.api.runs import run_of
-from holdfast.api.shapes import RunStatus, answers
 from holdfast.engine.threads import present
 from holdfast.insight.timeline import SpanKind, run_timeline
 
-router = APIRouter(tags=["runs"], route_class=JsonRoute)
-activity_router = APIRouter(tags=["fleet"], route_class=JsonRoute)
+routes = Routes(tags=["runs"])
+activity_routes = Routes(tags=["fleet"])
 
 
 class TimelineSpan(BaseModel):
@@ -84,7 +84,7 @@ async def _timeline(web: WebContext, run_id: UUID, thread_id: UUID | None) -> Re
         return Json(present(await run_timeline(connection, run_id)))
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/runs/{run_id}/timeline",
     summary="Where a run's time went",
     description="From the run's row, its events and its checkpoints, as far as they are kept. A Holdfast extension.",
@@ -94,7 +94,7 @@ async def timeline(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     return await _timeline(web, run_id, thread_id)
 
 
-@router.get(
+@routes.get(
     "/runs/{run_id}/timeline",
     summary="Where a run's time went, by its id",
     description="The same for a run by its id alone. A Holdfast extension.",
@@ -104,7 +104,7 @@ async def timeline_by_id(web: Web, run_id: UUID) -> Response:
     return await _timeline(web, run_id, None)
 
 
-@activity_router.get(
+@activity_routes.get(
     "/activity",
     summary="What the fleet is doing",
     description="Rates over the last minute, and the runs that are running. A Holdfast extension.",

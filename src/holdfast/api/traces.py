@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 SERVED = "holdfast.served"
 # Asked every few seconds by those who watch over the process, and nothing to see.
 PROBES = ("/ok", "/metrics")
-# FastAPI would record requests, and what is in them, by itself as soon as a process has traces.
-SILENT: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
 def traced(app: ASGIApp) -> ASGIApp:

@@ -6,19 +6,19 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
-from holdfast.api.shapes import ModelUsage, Usage, answers
+from holdfast.api.response_models import ModelUsage, Usage, answers
+from holdfast.api.routes import Routes
 from holdfast.db.stored_json import as_object
 from holdfast.engine.budget import limits_of, remaining
 from holdfast.engine.usage import NOTHING_USED, SHARED, read_shared, usage_by_model, usage_totals
 from holdfast.insight.usage import run_usage, thread_usage
 
-router = APIRouter(route_class=JsonRoute)
+routes = Routes()
 
 
 class Budget(BaseModel):
@@ -52,7 +52,7 @@ def _used(stored: Any) -> dict[str, Any]:
     return {**(usage_totals(stored) or NOTHING_USED), "models": usage_by_model(stored)}
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/usage",
     tags=["threads"],
     summary="What a thread has used",
@@ -66,7 +66,7 @@ async def of_thread(web: Web, thread_id: UUID) -> Response:
     return Json({"thread_id": thread_id, **_used(stored)})
 
 
-@router.get(
+@routes.get(
     "/threads/{thread_id}/runs/{run_id}/usage",
     tags=["runs"],
     summary="What a run has used",

@@ -6,19 +6,20 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from holdfast.api.context import Web
-from holdfast.api.edge import JsonRoute
 from holdfast.api.errors import Json
 from holdfast.api.listing import Page, page
-from holdfast.api.shapes import pages, refusals
+from holdfast.api.response_models import pages, refusals
+from holdfast.api.routes import Routes
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.threads import present
 from holdfast.webhooks.deliveries import get_delivery, list_deliveries, redeliver
 
-router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+routes = Routes(tags=["webhooks"])
 
 DeliveryState = Literal["pending", "delivered", "failed"]
 
@@ -39,7 +40,7 @@ class WebhookDelivery(BaseModel):
     delivered_at: datetime | None
 
 
-@router.get(
+@routes.get(
     "/webhooks/deliveries",
     summary="List webhook deliveries",
     description="Newest first. Those that are over are kept for WEBHOOK_TTL_SECONDS. A Holdfast extension.",
@@ -62,7 +63,7 @@ async def deliveries(
     return Json([present(row) for row in shown], headers=headers)
 
 
-@router.post(
+@routes.post(
     "/webhooks/deliveries/{delivery_id}/redeliver",
     status_code=202,
     summary="Send a webhook again",

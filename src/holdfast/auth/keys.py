@@ -52,13 +52,15 @@ class KeyAuth:
     def guarded(self) -> bool:
         return self._roster.guarded
 
-    def asks(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def _asks(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether it takes a look to know who sends a request: anyone does that shows nothing while there are no
         keys."""
         return self._roster.guarded or not SHOWING.isdisjoint([name for name, _ in headers])
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
         """Who sends a request, by its key. Raises Denied."""
+        if not self._asks(connection.scope["headers"]):
+            return ANYONE
         secret = shown_key(connection)
         if secret is not None and not self._roster.guarded:
             # Whoever has a key knows of one that was made since the last look. What they do is their tenant's.
