@@ -22,8 +22,7 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database, open_blocking_session
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine import lease, reap
-from holdfast.engine import unexecuted as strays
+from holdfast.engine import lease, reap, unexecuted
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.claim import claim
 from holdfast.engine.create import Created, NewRun, create_run
@@ -192,8 +191,8 @@ class Fleet:
         async def step() -> list[UUID]:
             async with self._database.connection() as connection:
                 held = [holding.run_id for holding in worker.holdings]
-                found = await strays.find_strays(connection, worker.worker_id, held)
-                return await strays.return_strays(connection, worker.worker_id, [row["run_id"] for row in found])
+                found = await unexecuted.find_strays(connection, worker.worker_id, held)
+                return await unexecuted.return_strays(connection, worker.worker_id, [row["run_id"] for row in found])
 
         return self._run(step())
 

@@ -9,14 +9,25 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from holdfast.engine import cancel, claim, create, lease, outbox, outcome, queue, quota, reap, rollback, upcoming, usage
-from holdfast.engine import unexecuted as strays
-from holdfast.engine.interrupts import answering as gates
-from holdfast.engine.interrupts import failed_resumes as failed_answers
-from holdfast.engine.interrupts import inbox as interrupts
+from holdfast.engine import (
+    cancel,
+    claim,
+    create,
+    lease,
+    outbox,
+    outcome,
+    queue,
+    quota,
+    reap,
+    rollback,
+    unexecuted,
+    upcoming,
+    usage,
+)
+from holdfast.engine.interrupts import answering, failed_resumes, inbox
 from holdfast.journal import batch
 from holdfast.streams import log
-from holdfast.webhooks import deliveries as webhooks
+from holdfast.webhooks import deliveries
 from tests.engine import plans
 from tests.engine.plans import (
     GRAPH,
@@ -222,9 +233,9 @@ STATEMENTS = [
     Statement("claim fairly past one", claim.CLAIM_FAIRLY, lambda: {**CLAIM_TEN, "aside": [run_at(1, 2)]}, 120),
     Statement("pick", claim.without_taking(claim.CLAIM), lambda: CLAIM_TEN, 120),
     Statement("take", claim.TAKE, lambda: {**CLAIM_TEN, **picked()}, 10),
-    Statement("strays", strays.STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
-    Statement("return strays", strays.RETURN_STRAYS, lambda: {"worker_id": WORKER, **running_runs()}, 40),
-    Statement("disown", strays.DISOWN, lambda: {"worker_id": WORKER, **running_runs()}, 40),
+    Statement("strays", unexecuted.STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
+    Statement("return strays", unexecuted.RETURN_STRAYS, lambda: {"worker_id": WORKER, **running_runs()}, 40),
+    Statement("disown", unexecuted.DISOWN, lambda: {"worker_id": WORKER, **running_runs()}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
     Statement("create thread", create.CREATE_THREADS, lambda: new_run(99_999), 5),
     Statement("lock thread", create.LOCK_OPEN_THREADS, lambda: new_run(RESTING), 5),
@@ -287,21 +298,21 @@ STATEMENTS = [
     # Webhooks.
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
     *(
-        Statement(f"next delivery, {kind}", webhooks.NEXT_DUE[kind], lambda: {"aside": []}, 1)
-        for kind in webhooks.FIND_DUE
+        Statement(f"next delivery, {kind}", deliveries.NEXT_DUE[kind], lambda: {"aside": []}, 1)
+        for kind in deliveries.FIND_DUE
     ),
     *(
         Statement(
             f"find deliveries, {kind}",
-            webhooks.FIND_DUE[kind],
+            deliveries.FIND_DUE[kind],
             lambda: {"tenant_id": "", "receiver": "", "receivers": 10, "each": 10, "aside": []},
             200,
         )
-        for kind in webhooks.FIND_DUE
+        for kind in deliveries.FIND_DUE
     ),
     Statement(
         "claim deliveries",
-        webhooks.CLAIM,
+        deliveries.CLAIM,
         lambda: {
             "delivery_ids": [run_at(plans.RUNNING + plans.DUE + number, 1) for number in range(1, 11)],
             "lease": 15.0,
@@ -309,15 +320,20 @@ STATEMENTS = [
         },
         40,
     ),
-    # Questions: those of a thread, and those that are due.
+    # Interrupts: those of a thread, and those that are due.
     Statement(
-        "find questions", gates.FIND, lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None}, 30
+        "find interrupts",
+        answering.FIND,
+        lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None},
+        30,
     ),
-    Statement("leave questions", gates.LEAVE, asked, 100),
-    Statement("settle questions", gates.SETTLE, asked, 250),
-    Statement("ask questions", gates.ASK, asked, 200),
-    Statement("give back", failed_answers.GIVE_BACK, lambda: {**running_threads(), **running_runs()}, 200),
-    Statement("deadlines", interrupts.UPCOMING, lambda: {"limit": 10, "aside": []}, 10),
+    Statement("leave interrupts", answering.LEAVE, asked, 100),
+    Statement("settle interrupts", answering.SETTLE, asked, 250),
+    Statement("store interrupts", answering.STORE, asked, 200),
+    Statement(
+        "reopen interrupts", failed_resumes.REOPEN_INTERRUPTS, lambda: {**running_threads(), **running_runs()}, 200
+    ),
+    Statement("deadlines", inbox.UPCOMING, lambda: {"limit": 10, "aside": []}, 10),
     # Reading.
     Statement(
         "read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5, "bytes": 2**20}, 6

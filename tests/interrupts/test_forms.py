@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.engine.interrupts.terms import check_answer, terms_of
+from holdfast.engine.interrupts.terms import check_resume, terms_of
 from holdfast.errors import InvalidRequest
 
 FIELDS = [
@@ -46,7 +46,7 @@ SCHEMA = {
     ids=range(6),
 )
 def test_answers_that_fit(form: dict[str, Any], answer: Any) -> None:
-    check_answer(form, answer)
+    check_resume(form, answer)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_answers_that_fit(form: dict[str, Any], answer: Any) -> None:
 )
 def test_answers_that_do_not(form: dict[str, Any], answer: Any, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
-        check_answer(form, answer)
+        check_resume(form, answer)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_nothing_that_a_graph_says_breaks_the_journal(value: dict[str, Any], ans
     terms = terms_of(value, answer)
     if terms.form is not None:
         with suppress(InvalidRequest):
-            check_answer(terms.form, answer)
+            check_resume(terms.form, answer)

@@ -12,7 +12,7 @@ from psycopg.rows import DictRow
 import holdfast.db
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.outcome import Ended
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.runs import delete_run
@@ -56,7 +56,7 @@ class Scene:
     async def end(self, outcome: Ended) -> DictRow:
         """Claim the thread's next run, and end it so."""
         [run] = await claim_runs(self.database, self.worker_id)
-        gated = run["asking"] or answer_of(run["kwargs"]) is not None
+        gated = run["asking"] or resume_of(run["kwargs"]) is not None
         await writer_of(self.journal, run).finish(outcome, effects=EndEffects(gated=gated))
         return run
 

@@ -10,8 +10,8 @@ from psycopg import Connection
 from psycopg.rows import DictRow
 
 from holdfast.engine import runs, threads
-from holdfast.engine.interrupts import inbox as interrupts
-from holdfast.engine.interrupts.inbox import QuestionState
+from holdfast.engine.interrupts import inbox
+from holdfast.engine.interrupts.inbox import InterruptState
 from tests.engine.plans import filled_database, readings, undone
 
 LIMIT = 10
@@ -73,9 +73,9 @@ def test_runs_that_failed_are_found_by_an_index(past: Connection[DictRow], statu
 
 
 @pytest.mark.parametrize("state", ["waiting", "answered", None])
-def test_the_latest_questions_are_found_by_an_index(past: Connection[DictRow], state: QuestionState | None) -> None:
-    where, parameters = interrupts.Filters(state=state).where()
-    statement = interrupts.SEARCH.format(where=where, sort_by="asked_at", order="DESC")
+def test_the_latest_questions_are_found_by_an_index(past: Connection[DictRow], state: InterruptState | None) -> None:
+    where, parameters = inbox.InterruptFilters(state=state).where()
+    statement = inbox.SEARCH.format(where=where, sort_by="asked_at", order="DESC")
     assert not parameters
     check(past, statement.replace("%(limit)s", str(LIMIT)).replace("%(offset)s", "0"))
 

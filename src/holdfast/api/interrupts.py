@@ -20,7 +20,7 @@ from holdfast.api.response_models import PLACE, Run, answers, pages
 from holdfast.api.routes import Routes
 from holdfast.api.runs import create_from, run_of
 from holdfast.api.streaming import locations
-from holdfast.engine.interrupts.inbox import Filters, questions_of_run, search_questions
+from holdfast.engine.interrupts.inbox import InterruptFilters, interrupts_of_run, search_interrupts
 from holdfast.engine.interrupts.resume import names_interrupts
 from holdfast.engine.runs import present_run
 from holdfast.engine.threads import present
@@ -102,7 +102,7 @@ async def inbox(
     # A question is seen by whoever sees its thread.
     asked: dict[str, Any] = {"metadata": wanted, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
-    filters = Filters(
+    filters = InterruptFilters(
         state=None if state == "all" else state,
         interrupt_id=interrupt_id,
         thread_id=thread_id,
@@ -117,7 +117,7 @@ async def inbox(
     )
     part = Page(limit=limit, offset=offset)
     async with web.database.connection() as connection:
-        rows = await search_questions(connection, filters, ascending=order == "asc", part=part.within(web.settings))
+        rows = await search_interrupts(connection, filters, ascending=order == "asc", part=part.within(web.settings))
     shown, headers = page(rows, part)
     return Json([present(row) for row in shown], headers=headers)
 
@@ -134,7 +134,7 @@ async def resume(web: Web, thread_id: UUID, run_id: UUID, body: Resume) -> Respo
         raise InvalidRequest("Give answer, or answers by interrupt id; not input or command.")
     asking = await run_of(web, run_id, thread_id)
     async with web.database.connection() as connection:
-        questions = await questions_of_run(connection, thread_id, run_id)
+        questions = await interrupts_of_run(connection, thread_id, run_id)
     given = _by_id(asking, questions, body)
     described = body.model_copy(
         update={

@@ -17,7 +17,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.children.parents import LOCK_FAMILY, woken
-from holdfast.engine.interrupts.without_worker import end_without_worker
+from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun, announce_ready
@@ -127,7 +127,7 @@ async def cancel_locked(
     # One that never started and answers nothing has nothing to do with questions.
     gated = [row["run_id"] for row in pending if row["run_id"] in ended and (row["started"] or row["answers"])]
     if gated:
-        await end_without_worker(connection, [thread_id], gated)
+        await update_interrupts_without_worker(connection, [thread_id], gated)
     telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
     if telling:
         await queue_webhooks(connection, telling)

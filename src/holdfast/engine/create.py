@@ -26,8 +26,8 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_askers_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
-from holdfast.engine.interrupts.answering import repeat_answers, take_questions
-from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.interrupts.answering import hand_over_resumes, take_interrupts
+from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.quota import measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
@@ -205,7 +205,7 @@ class NewRun:
             self.multitask_strategy in ("enqueue", "reject")
             and self.quota is None
             and not self.visible.restricted
-            and answer_of(self.kwargs) is None
+            and resume_of(self.kwargs) is None
         )
 
     @cached_property
@@ -458,17 +458,17 @@ async def _answer_questions(
 ) -> tuple[DictRow | None, bool]:
     """Take what the run answers. Returns the thread, if it was read for that, and whether the run answers anything. A
     run without answers costs nothing here."""
-    answer = answer_of(new.kwargs)
+    answer = resume_of(new.kwargs)
     thread = None if answer is None else await locked.fetchone()
     answers = False
     if answer is not None and thread is not None:
         if new.repeats is not None:
-            await repeat_answers(connection, new.thread_id, new.repeats, new.run_id)
+            await hand_over_resumes(connection, new.thread_id, new.repeats, new.run_id)
             answer = replace(answer, lenient=True)
         if new.behind_answers:
             return thread, False
         rolled_back = cancelled.requested if new.multitask_strategy == "rollback" else []
-        answers = await take_questions(connection, new, answer, [run["run_id"] for run in rolled_back])
+        answers = await take_interrupts(connection, new, answer, [run["run_id"] for run in rolled_back])
     return thread, answers
 
 

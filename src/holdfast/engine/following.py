@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.interrupts.resume import resume_of
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.streams.hub import Hub, HubClosed
 from holdfast.streams.log import LogEvent
@@ -139,7 +139,7 @@ class Chain:
             found = await self._rows(KWARGS, {"run_id": event.run_id})
             if not found:
                 return  # It was undone: the question waits as before.
-            if found[0]["kwargs"].get("input") is not None and answer_of(found[0]["kwargs"]) is None:
+            if found[0]["kwargs"].get("input") is not None and resume_of(found[0]["kwargs"]) is None:
                 self.over = True
                 return
             self.current, self.paused = event.run_id, False

@@ -17,7 +17,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.engine.children.parents import lock_with_parents
-from holdfast.engine.interrupts.without_worker import end_without_worker
+from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
@@ -272,7 +272,7 @@ async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[Dic
     await connection.execute(TELL_POISONED, {"run_ids": run_ids})
     await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
     await queue_webhooks(connection, run_ids)
-    await end_without_worker(connection, [row["thread_id"] for row in poisoned], run_ids)
+    await update_interrupts_without_worker(connection, [row["thread_id"] for row in poisoned], run_ids)
     ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
     await connection.execute(PROMOTE_NEXT, ended)
     await connection.execute(SETTLE_THREAD, ended)

@@ -10,7 +10,7 @@ import structlog
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
-from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended
 from holdfast.engine.states import EndedStatus, RunStatus
@@ -122,7 +122,7 @@ def bare_end(writer: RunWriter, failure: BaseException) -> Ended:
 
 
 def effects_of(run: Claimed) -> EndEffects:
-    answer = answer_of(run.kwargs)
+    answer = resume_of(run.kwargs)
     return EndEffects(
         webhook=has_webhook(run.kwargs),
         parent=run.parent_run_id,

@@ -24,7 +24,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
-from holdfast.engine.interrupts.answering import check_not_too_late
+from holdfast.engine.interrupts.answering import refuse_late_resume
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.engine.threads import get_thread
@@ -312,7 +312,7 @@ class Executor:
         kwargs = run.kwargs
         attempt.meter.attach()
         if run.progress == NOTHING:
-            await check_not_too_late(self._database, run.thread_id, run.run_id, kwargs)
+            await refuse_late_resume(self._database, run.thread_id, run.run_id, kwargs)
         if run.attempt > 1:
             progress.state = await waits_at_breakpoint(
                 graph, config, str(run.run_id), kwargs.get("interrupt_before"), kwargs.get("interrupt_after")

@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 from holdfast.db.arrays import Array, bigints, booleans, byteas, integers, smallints, texts, uuids
 from holdfast.engine.children.families import AWAIT_CHILDREN, WAIT_RUNS
 from holdfast.engine.children.parents import WOKEN, lock_with_parents
-from holdfast.engine.interrupts.answering import Gated, follow_ends
+from holdfast.engine.interrupts.answering import RunEnd, update_interrupts
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,
@@ -390,7 +390,7 @@ async def _write_outcomes(
         if telling := [portion.run_id for portion, _ in ended if portion.effects.webhook]:
             await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
         if gates := [_gated(portion, end) for portion, end in ended if portion.effects.gated or end.interrupts]:
-            await follow_ends(connection, gates)
+            await update_interrupts(connection, gates)
     promoted = await _write_waits(connection, outcomes)
     if released:
         promoted.append(
@@ -432,7 +432,7 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
     return [await connection.execute(WAIT_RUNS, {"run_ids": list(waiting)})]
 
 
-def _gated(portion: Portion, end: Ended) -> Gated:
+def _gated(portion: Portion, end: Ended) -> RunEnd:
     waiting = None if end.resting is None else end.interrupts
     success = end.status == RunStatus.SUCCESS
-    return Gated(portion.thread_id, portion.run_id, success, waiting, branches=portion.effects.branches)
+    return RunEnd(portion.thread_id, portion.run_id, success, waiting, branches=portion.effects.branches)

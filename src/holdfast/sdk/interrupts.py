@@ -13,7 +13,7 @@ from typing import Any
 
 from langgraph.types import interrupt
 
-from holdfast.engine.interrupts.terms import check_answer, problem_with_fields, terms_of
+from holdfast.engine.interrupts.terms import check_resume, problem_with_fields, terms_of
 from holdfast.errors import InvalidRequest
 
 
@@ -99,6 +99,6 @@ def _check(value: dict[str, Any]) -> None:
     form = terms_of(value).form
     if "default" in value and form is not None:
         try:
-            check_answer(form, value["default"])
+            check_resume(form, value["default"])
         except InvalidRequest as problem:
             raise ValueError(f"ask: the default is no answer to the question: {problem}") from None

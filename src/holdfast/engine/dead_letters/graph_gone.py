@@ -15,7 +15,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.engine.children.parents import lock_with_parents
-from holdfast.engine.interrupts.without_worker import end_without_worker
+from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.reap import MARK_POISONED_THREADS, TELL_POISONED
@@ -103,7 +103,7 @@ async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -
             await connection.execute(TELL_POISONED, {"run_ids": run_ids})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
             await queue_webhooks(connection, run_ids)
-            await end_without_worker(connection, [row["thread_id"] for row in ended], run_ids)
+            await update_interrupts_without_worker(connection, [row["thread_id"] for row in ended], run_ids)
             threads = {"thread_ids": sorted({row["thread_id"] for row in ended})}
             await connection.execute(PROMOTE_NEXT, threads)
             await connection.execute(SETTLE_THREAD, threads)

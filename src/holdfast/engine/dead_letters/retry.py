@@ -26,7 +26,7 @@ from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
 from holdfast.engine.dead_letters.letters import LINEAGE, settle, settled_already
 from holdfast.engine.interrupts.answering import restore_thread, undo_runs
-from holdfast.engine.interrupts.resume import answer_of
+from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
 from holdfast.errors import Conflict, NotFound
@@ -182,7 +182,7 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
 
 async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new: NewRun, retry: Retry) -> _Beginning:
     progress, kwargs = letter["progress"], _without_command(retry)
-    if progress == NOTHING and answer_of(kwargs) is None:
+    if progress == NOTHING and resume_of(kwargs) is None:
         # It left nothing that could be applied twice, whatever has happened in the thread since.
         return _Beginning(kwargs)
     named = _configurable(retry.kwargs).get("checkpoint_id")
@@ -198,7 +198,7 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
             f"Thread {new.thread_id} has other runs since run {letter['run_id']} failed, so its answer may be for "
             "another question than what waits now. Answer that with a new run, and discard this letter."
         )
-    answer = answer_of(kwargs)
+    answer = resume_of(kwargs)
     if found["over"] and answer is not None and answer.by_id is None and progress < CHECKPOINT:
         raise Conflict(
             f"Questions of thread {new.thread_id} are over since run {letter['run_id']} was created, so its answer may "
@@ -247,7 +247,7 @@ def _gone_on(kwargs: dict[str, Any], progress: int, found: DictRow) -> tuple[dic
     command = kwargs.get("command")
     if progress != COMMAND_WRITES or command is None:
         return kwargs, progress
-    answer = answer_of(kwargs)
+    answer = resume_of(kwargs)
     if answer is not None and answer.by_id is None and found["answered"]:
         command = {**command, "resume": dict.fromkeys(found["answered"], answer.value)}
         kwargs = {**kwargs, "command": command}

@@ -1,12 +1,12 @@
-"""Human gates: who answers what a run asked, once.
+"""The rows of interrupts, and the one resume that each of them accepts.
 
-A question is a row, written in the transaction that ends the run which asked. An answer is a run; creating it takes the
-questions it answers, under the thread's lock and in the same transaction, so of two answers one finds them taken. What
-LangGraph says still waits at the end of a run is the truth, and the rows follow it: a question that the run answered is
-settled, one that it left goes on waiting, and one whose answer failed waits again.
+An interrupt is stored as a row by the transaction that ends its run. A resume is a run. The transaction that creates it
+takes the interrupts it answers, under the thread's lock, so the second of two resumes finds them taken. At the end of a
+run LangGraph says which interrupts still wait, and the rows are changed to match: a resumed interrupt is settled, one
+that the run did not reach goes on waiting, and one whose resume failed waits again.
 
-An answer may come before its question is written, in the moment between the event that shows it and the run's end. It
-keeps the place (a row without `asked_at`): of two such answers, too, one is accepted.
+A resume may arrive before the interrupt has a row, between the event that shows the interrupt and the end of the run.
+It then stores a placeholder (a row without `asked_at`), so that of two such resumes only one is accepted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.interrupts.failed_resumes import forget_answers, give_back, settle_used, unask_used
-from holdfast.engine.interrupts.resume import Answer, answer_of
-from holdfast.engine.interrupts.terms import check_answer, terms_of
+from holdfast.engine.interrupts.failed_resumes import (
+    delete_repeated_interrupts,
+    delete_stored_resumes,
+    reopen_interrupts,
+    settle_used_interrupts,
+)
+from holdfast.engine.interrupts.resume import Resume, resume_of
+from holdfast.engine.interrupts.terms import check_resume, terms_of
 from holdfast.errors import AlreadyAnswered, AnswerTooLate, InvalidRequest
 from holdfast.streams.serialize import to_json, to_jsonb
 
-# The id of the place that an answer to whatever is asked next keeps.
-ANYTHING = ""
-MOST_IDS = 10_000
+# The interrupt id of a placeholder for the next interrupt, whatever its id will be.
+NEXT_INTERRUPT = ""
+MAX_INTERRUPT_IDS = 10_000
 
-# What an answer may find: everything that is not over, and of the ids it names and of the rest the latest that is. The
-# thread's own list of interrupts says what waits when the rows do not know, because a process of an earlier version,
-# which has none, ended a run.
+# The rows that decide whether a resume is accepted: all that are not settled, the settled ones with an id that it
+# names, and the last settled ones. The thread's own list of interrupts decides where rows are missing, because a
+# process of an earlier version, which writes none, ended the run.
 FIND = """
 SELECT i.interrupt_id, i.run_id, i.left_by, i.form, i.answered_by, i.closed_by, i.asked_at IS NOT NULL AS asked,
        i.settled_at IS NOT NULL AS settled,
@@ -50,9 +55,9 @@ WHERE i.thread_id = %(thread_id)s
 ORDER BY i.settled_at NULLS LAST, i.asked_at NULLS LAST
 """
 
-# A thread that rests at a breakpoint may be resumed by a value, although it asks nothing. A thread whose last run was
-# stopped after it had used its answer, or had gone on without one, is not at a breakpoint: another answer would have no
-# effect, or answer what is asked next. `last_runs`: who answered and who closed the last question that is over.
+# A thread at a breakpoint may be resumed with a value although it has no interrupt. A thread whose last run was stopped
+# after it had used its resume, or had continued without one, is not at a breakpoint: another resume would have no
+# effect, or answer the next interrupt. `last_runs`: the runs that resumed and that closed the last settled interrupt.
 FIND_THREAD = """
 SELECT interrupts <> '{}'::jsonb
     OR EXISTS (SELECT 1 FROM run WHERE run.thread_id = thread.thread_id AND run.status IN ('pending', 'running'))
@@ -60,7 +65,7 @@ SELECT interrupts <> '{}'::jsonb
            SELECT 1 FROM run answering
            WHERE answering.run_id = ANY(%(last_runs)s::uuid[]) AND answering.status <> 'success' AND NOT EXISTS (
                SELECT 1 FROM run later
-               WHERE later.thread_id = thread.thread_id AND later.finished_at > answering.finished_at)) AS may_ask
+               WHERE later.thread_id = thread.thread_id AND later.finished_at > answering.finished_at)) AS may_interrupt
 FROM thread WHERE thread_id = %(thread_id)s
 """
 
@@ -77,14 +82,15 @@ WHERE interrupt.thread_id = %(thread_id)s AND interrupt.interrupt_id = taken.int
   AND interrupt.run_id = taken.run_id
 """
 
-KEEP_PLACES = """
+ADD_PLACEHOLDERS = """
 INSERT INTO interrupt (thread_id, interrupt_id, run_id, answered_by, answered_at)
 SELECT %(thread_id)s, place, %(run_id)s, %(run_id)s, clock_timestamp() FROM unnest(%(interrupt_ids)s::text[]) AS place
 """
 
-# Three statements at the end of runs that found a question, answered one or leave one, in this order. First: what was
-# asked before and still waits. The answer of a run that came to its own end was used, so what it leaves under that id
-# is another question; the answer of one that failed or was cancelled was not.
+# LEAVE, SETTLE and STORE are executed in this order at the end of runs that found, resumed or left interrupts.
+#
+# First: the interrupts of earlier runs that still wait. A run that ended by itself has used its resume, so an interrupt
+# that it leaves under the same id is a new one. A run that failed or was cancelled has not used it.
 LEAVE = """
 UPDATE interrupt SET left_by = o.run_id,
                      answered_by = CASE WHEN answered_by IS DISTINCT FROM o.run_id THEN answered_by END,
@@ -96,8 +102,8 @@ WHERE interrupt.thread_id = o.thread_id AND interrupt.interrupt_id = o.interrupt
   AND (interrupt.answered_by IS DISTINCT FROM o.run_id OR NOT o.success)
 """
 
-# Second: whatever else was open is over, and so are the places that the run's answers kept. What the run has not
-# answered itself it has closed, also if a run that is queued behind it was to answer that.
+# Second: settle every other open interrupt, and delete the placeholders of the run's resume. An interrupt that the run
+# has not resumed itself is closed by it, even if a queued run was going to resume it.
 SETTLE = """
 WITH ended AS (
     SELECT * FROM unnest(%(thread_ids)s::uuid[], %(run_ids)s::uuid[]) AS o(thread_id, run_id)
@@ -112,10 +118,10 @@ WHERE interrupt.thread_id = ended.thread_id AND settled_at IS NULL AND asked_at 
   AND left_by IS DISTINCT FROM ended.run_id
 """
 
-# Third: what is new, which somebody may have answered already. A question that a failed run has answered, and that
-# LangGraph still shows, is not new. A place for whatever is asked next is for the questions of one end: a run that has
-# been given some gets none that is asked later.
-ASK = """
+# Third: insert the new interrupts, with the resume of a placeholder if there is one. An interrupt that a failed run has
+# resumed, and that LangGraph still shows, is not new. A placeholder for the next interrupt takes the interrupts of one
+# end of a run, and none of a later end.
+STORE = """
 INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at,
                        deadline_at, due_at, default_answer, escalation, answered_by, answered_at)
 SELECT o.thread_id, o.interrupt_id, o.run_id, run.assistant_id, run.graph_id, o.task_id, o.value::jsonb, o.form::jsonb,
@@ -145,17 +151,17 @@ WHERE NOT EXISTS (SELECT 1 FROM interrupt known
 ON CONFLICT (thread_id, interrupt_id, run_id) DO NOTHING
 """
 
-# A run closes what it passes by, also if one that is queued behind it answers that. A value is too late when nothing
-# waits any more of what it was for. An answer by id is when one of its questions is over: LangGraph may have asked
-# something else under the same id.
+# A run closes the interrupts that it passes, even those that a queued run resumes. A resume by value is too late when
+# none of its interrupts waits. A resume by id is too late when one of its interrupts is settled: LangGraph may have
+# used the same id for another interrupt.
 IS_TOO_LATE = """
 SELECT CASE WHEN %(by_id)s THEN bool_or(settled_at IS NOT NULL) ELSE bool_and(settled_at IS NOT NULL) END AS too_late
 FROM interrupt
 WHERE thread_id = %(thread_id)s AND answered_by = %(run_id)s AND asked_at IS NOT NULL
 """
 
-# To the run that tries again what the first could not finish. An answer that the first has used stays the first's:
-# nothing of it is undone when the second is.
+# Give the open interrupts of a failed run to the run that retries it. An interrupt whose resume was used stays with the
+# first run, so that undoing the second changes nothing about it.
 HAND_OVER = """
 UPDATE interrupt SET answered_by = %(run_id)s
 WHERE thread_id = %(thread_id)s AND answered_by = %(first)s AND settled_at IS NULL
@@ -163,9 +169,9 @@ WHERE thread_id = %(thread_id)s AND answered_by = %(first)s AND settled_at IS NU
 
 FORGET = "DELETE FROM interrupt WHERE thread_id = %(thread_id)s AND run_id = ANY(%(run_ids)s)"
 
-# Unless the thread has gone on since: then nobody waits there any more, whatever is deleted of its past. A question
-# that another run has closed stays closed when its late answer is undone. When the run that closed it is undone, the
-# answer that is still to be given keeps it. A question that was asked before somebody edited the state is over as well.
+# Let interrupts wait again whose resume, or whose closing run, is undone; but not if the thread has continued since. An
+# interrupt that another run has closed stays closed when its late resume is undone. When the closing run is undone, a
+# queued resume keeps its interrupt. An interrupt from before an edit of the state stays settled.
 REOPEN = """
 UPDATE interrupt i SET closed_by = NULL, settled_at = NULL, (answered_by, answered_at) = (
     SELECT run.run_id, i.answered_at FROM run
@@ -187,7 +193,7 @@ WHERE thread_id = %(thread_id)s
                           AND asked.idx = -3)))
 """
 
-# A run that has ended told its thread so. When it is deleted, the thread waits as it did before.
+# Show the open interrupts on the thread again after the run that had resumed them was deleted.
 RESTORE_THREAD = """
 UPDATE thread SET interrupts = waiting.by_task, resting_status = 'interrupted',
                   status = CASE WHEN thread.status = 'busy' THEN 'busy' ELSE 'interrupted' END
@@ -202,7 +208,7 @@ WHERE thread.thread_id = %(thread_id)s AND waiting.by_task IS NOT NULL
                                           jsonb_build_object('id', i.interrupt_id)))
 """
 
-# After somebody has changed the state by hand.
+# Settle the interrupts that an edit of the state has removed from the thread.
 CLOSE_MISSING = """
 UPDATE interrupt SET settled_at = now() FROM thread
 WHERE interrupt.thread_id = %(thread_id)s AND thread.thread_id = interrupt.thread_id
@@ -211,8 +217,8 @@ WHERE interrupt.thread_id = %(thread_id)s AND thread.thread_id = interrupt.threa
 """
 
 
-class AnsweringRun(Protocol):
-    """What taking questions needs to know of a new run."""
+class ResumingRun(Protocol):
+    """The attributes of a new run that taking interrupts reads."""
 
     @property
     def thread_id(self) -> UUID: ...
@@ -226,43 +232,48 @@ class AnsweringRun(Protocol):
     def by_default(self) -> bool: ...
 
 
-async def check_not_too_late(database: Database, thread_id: UUID, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
-    """Raise AnswerTooLate for a run that begins, if what it answers does not wait any more. LangGraph would give the
-    answer to the thread's next question. An answer by id with `strict_resume` raises LangGraph's own error for it."""
-    answer = answer_of(kwargs)
-    if answer is None or answer.lenient or answer.branches:
+async def refuse_late_resume(database: Database, thread_id: UUID, run_id: UUID, kwargs: Mapping[str, Any]) -> None:
+    """Raise AnswerTooLate at the start of a run whose interrupts no longer wait.
+
+    Without this LangGraph would use the value for the thread's next interrupt. A resume by id with `strict_resume`
+    raises LangGraph's own error instead.
+    """
+    resume = resume_of(kwargs)
+    if resume is None or resume.lenient or resume.branches:
         return
-    parameters = {"thread_id": thread_id, "run_id": run_id, "by_id": answer.by_id is not None}
+    parameters = {"thread_id": thread_id, "run_id": run_id, "by_id": resume.by_id is not None}
     async with database.connection() as connection:
         row = await (await connection.execute(IS_TOO_LATE, parameters)).fetchone()
     if row is None or not row["too_late"]:
         return
     message = "What this run answers does not wait any more: the thread went on while the run was queued."
-    if kwargs.get("strict_resume") and answer.by_id is not None:
-        raise UnknownInterruptError(message, reason="not_pending", interrupt_ids=list(answer.by_id))
+    if kwargs.get("strict_resume") and resume.by_id is not None:
+        raise UnknownInterruptError(message, reason="not_pending", interrupt_ids=list(resume.by_id))
     raise AnswerTooLate(message)
 
 
-async def repeat_answers(connection: AsyncConnection[DictRow], thread_id: UUID, first: UUID, run_id: UUID) -> None:
-    """What one run has answered, another answers in its stead. The caller holds the thread's lock."""
+async def hand_over_resumes(connection: AsyncConnection[DictRow], thread_id: UUID, first: UUID, run_id: UUID) -> None:
+    """Give the open interrupts of run `first` to the run that retries it. The caller holds the thread's lock."""
     await connection.execute(HAND_OVER, {"thread_id": thread_id, "first": first, "run_id": run_id})
 
 
-async def take_questions(
-    connection: AsyncConnection[DictRow], new: AnsweringRun, answer: Answer, replaced: Sequence[UUID] = ()
+async def take_interrupts(
+    connection: AsyncConnection[DictRow], new: ResumingRun, resume: Resume, replaced: Sequence[UUID] = ()
 ) -> bool:
-    """Let a run that is being created answer what it answers. Returns whether it answers anything, which a lenient one
-    may not. The caller holds the thread's lock. `replaced`: runs that are rolled back in its favour; what they took is
-    free.
+    """Take the interrupts that a new run resumes. Returns whether it takes any; a lenient resume may take none.
 
-    Raises AlreadyAnswered when somebody else did so first, and InvalidRequest for an answer that does not fit the
-    question's form or names too many; the caller's transaction must be rolled back then.
+    The caller holds the thread's lock. `replaced`: runs that the new run rolls back; their interrupts are free.
+
+    Raises AlreadyAnswered if another run has taken one of them, and InvalidRequest for a value that does not fit the
+    interrupt's form or a resume that names too many ids. The caller must then roll back its transaction.
     """
-    ids = [] if answer.by_id is None else list(answer.by_id)
-    if len(ids) > MOST_IDS and not answer.lenient:
-        raise InvalidRequest(f"An answer can be for {MOST_IDS:,} interrupts at most. This one names {len(ids):,}.")
-    if answer.branches and await _is_head(connection, new.thread_id, answer):
-        answer = replace(answer, checkpoint_id=None)
+    ids = [] if resume.by_id is None else list(resume.by_id)
+    if len(ids) > MAX_INTERRUPT_IDS and not resume.lenient:
+        raise InvalidRequest(
+            f"An answer can be for {MAX_INTERRUPT_IDS:,} interrupts at most. This one names {len(ids):,}."
+        )
+    if resume.branches and await _is_head(connection, new.thread_id, resume):
+        resume = replace(resume, checkpoint_id=None)
     parameters = {"thread_id": new.thread_id, "ids": ids, "asker": new.answers_run}
     found = await (await connection.execute(FIND, parameters)).fetchall()
     for row in found:
@@ -274,17 +285,17 @@ async def take_questions(
         )
     if new.answers_run is not None:
         _check_asker(found, new.answers_run, ids)
-    if answer.by_id is None:
+    if resume.by_id is None:
         taken = [row for row in found if row["free"]]
-        places = [] if taken or answer.lenient else [ANYTHING]
-        if places:
-            await _check_may_ask(connection, new.thread_id, found, answer)
+        placeholders = [] if taken or resume.lenient else [NEXT_INTERRUPT]
+        if placeholders:
+            await _check_may_interrupt(connection, new.thread_id, found, resume)
     else:
-        taken, places = _by_id(found, ids, answer)
+        taken, placeholders = _by_id(found, ids, resume)
     for row in taken:
-        if row["form"] is not None and not answer.lenient:
+        if row["form"] is not None and not resume.lenient:
             try:
-                check_answer(row["form"], answer.to(row["interrupt_id"]))
+                check_resume(row["form"], resume.to(row["interrupt_id"]))
             except InvalidRequest as refusal:
                 raise InvalidRequest(f"interrupt {row['interrupt_id']}: {refusal}") from None
     if taken:
@@ -298,36 +309,36 @@ async def take_questions(
                 "askers": [row["run_id"] for row in taken],
             },
         )
-    if places:
+    if placeholders:
         await connection.execute(
-            KEEP_PLACES, {"thread_id": new.thread_id, "run_id": new.run_id, "interrupt_ids": places}
+            ADD_PLACEHOLDERS, {"thread_id": new.thread_id, "run_id": new.run_id, "interrupt_ids": placeholders}
         )
-    return bool(taken or places)
+    return bool(taken or placeholders)
 
 
-def _by_id(found: list[DictRow], ids: list[str], answer: Answer) -> tuple[list[DictRow], list[str]]:
-    """The questions that the ids take, and the ids that no question is there for yet."""
+def _by_id(found: list[DictRow], ids: list[str], resume: Resume) -> tuple[list[DictRow], list[str]]:
+    """The rows that a resume by id takes, and the ids that have no row yet."""
     taken: list[DictRow] = []
-    places: list[str] = []
+    placeholders: list[str] = []
     by_id = _grouped(found)
-    anything = _unused_place(found)
+    placeholder = _open_placeholder(found)
     for interrupt_id in ids:
         known = by_id.get(interrupt_id, [])
         free = next((row for row in known if row["free"]), None)
         held = next((row for row in known if row["in_hand"]), None)
         if free is not None:
             taken.append(free)
-        elif answer.lenient:
+        elif resume.lenient:
             continue
         elif held is not None:
             raise _taken(held)
-        elif known and not known[-1]["waits_in_thread"] and not answer.branches:
+        elif known and not known[-1]["waits_in_thread"] and not resume.branches:
             raise _taken(known[-1])
-        elif anything is not None and not (known and answer.branches):
-            raise _taken(anything)
+        elif placeholder is not None and not (known and resume.branches):
+            raise _taken(placeholder)
         else:
-            places.append(interrupt_id)
-    return taken, places
+            placeholders.append(interrupt_id)
+    return taken, placeholders
 
 
 def _grouped(found: list[DictRow]) -> dict[str, list[DictRow]]:
@@ -337,31 +348,34 @@ def _grouped(found: list[DictRow]) -> dict[str, list[DictRow]]:
     return by_id
 
 
-def _unused_place(found: list[DictRow]) -> DictRow | None:
-    """The place of an answer to whatever is asked next, if that has not been asked."""
+def _open_placeholder(found: list[DictRow]) -> DictRow | None:
+    """The placeholder for the next interrupt, unless that interrupt has arrived."""
     given = {row["answered_by"] for row in found if row["asked"]}
     return next(
         (
             row
             for row in found
-            if row["interrupt_id"] == ANYTHING and row["in_hand"] and row["answered_by"] not in given
+            if row["interrupt_id"] == NEXT_INTERRUPT and row["in_hand"] and row["answered_by"] not in given
         ),
         None,
     )
 
 
-async def _is_head(connection: AsyncConnection[DictRow], thread_id: UUID, answer: Answer) -> bool:
-    """Whether the checkpoint that an answer names is where the thread is. Starting there is no branch."""
-    parameters = {"thread_id": thread_id, "checkpoint_id": answer.checkpoint_id}
+async def _is_head(connection: AsyncConnection[DictRow], thread_id: UUID, resume: Resume) -> bool:
+    """Whether the checkpoint that the resume names is the thread's latest. Starting there is no branch."""
+    parameters = {"thread_id": thread_id, "checkpoint_id": resume.checkpoint_id}
     row = await (await connection.execute(IS_HEAD, parameters)).fetchone()
     return row is not None and bool(row["is_head"])
 
 
-async def _check_may_ask(
-    connection: AsyncConnection[DictRow], thread_id: UUID, found: list[DictRow], answer: Answer
+async def _check_may_interrupt(
+    connection: AsyncConnection[DictRow], thread_id: UUID, found: list[DictRow], resume: Resume
 ) -> None:
-    """An answer to nothing in particular, when no question waits: either one is still to be asked, by a run that is
-    under way, or a breakpoint waits that has none; or the answer comes too late."""
+    """Check a resume by value when no interrupt waits.
+
+    It is accepted if a run under way may still produce one, or if the thread is at a breakpoint. Otherwise the resume
+    is too late.
+    """
     held = next((row for row in found if row["in_hand"]), None)
     if held is not None:
         raise _taken(held)
@@ -369,12 +383,12 @@ async def _check_may_ask(
     last_runs = [over[-1][column] for column in ("answered_by", "closed_by") if over[-1][column]] if over else []
     parameters = {"thread_id": thread_id, "last_runs": last_runs}
     thread = await (await connection.execute(FIND_THREAD, parameters)).fetchone()
-    if over and thread is not None and not thread["may_ask"] and not answer.branches:
+    if over and thread is not None and not thread["may_interrupt"] and not resume.branches:
         raise _taken(over[-1])
 
 
 def _check_asker(found: list[DictRow], asker: UUID, ids: list[str]) -> None:
-    """Of a run's own questions only: what another has asked since under the same id is not what was answered."""
+    """Check that run `asker` has these interrupts. A later run may have another interrupt with the same id."""
     by_id = _grouped(found)
     for interrupt_id in ids:
         mine = [row for row in by_id.get(interrupt_id, []) if asker in (row["run_id"], row["left_by"])]
@@ -395,10 +409,12 @@ def _taken(row: DictRow) -> AlreadyAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """The end of a run that has to do with questions. `waiting` is what the thread waits for now, by task; None: that
-    is not known, and what is stored decides. `branches`: the run answered at a checkpoint that it names, where its
-    answer is stored longer."""
+class RunEnd:
+    """The end of a run that may change interrupts.
+
+    `waiting`: the interrupts that wait now, by task. None: LangGraph could not be asked, and the stored checkpoint
+    decides. `branches`: the run resumed at a checkpoint that it named, where its resume stays stored.
+    """
 
     thread_id: UUID
     run_id: UUID
@@ -407,40 +423,42 @@ class Gated:
     branches: bool = False
 
 
-async def follow_ends(connection: AsyncConnection[DictRow], ends: Sequence[Gated]) -> None:
-    """Bring the questions up to date with the ends of runs, in the transaction that writes those. Reads nothing, so
-    that it can be pipelined."""
+async def update_interrupts(connection: AsyncConnection[DictRow], ends: Sequence[RunEnd]) -> None:
+    """Change the rows of interrupts to match the ends of runs, in the transaction that writes those ends.
+
+    Reads nothing, so it can be pipelined.
+    """
     undone = [end for end in ends if end.waiting is None]
     settled = [end for end in ends if end.waiting is not None]
     if undone:
-        await give_back(connection, [end.thread_id for end in undone], [end.run_id for end in undone])
+        await reopen_interrupts(connection, [end.thread_id for end in undone], [end.run_id for end in undone])
     if leaving := [end.run_id for end in settled if not end.success or end.branches]:
-        await forget_answers(connection, leaving)
+        await delete_stored_resumes(connection, leaving)
     if failed := [end for end in settled if not end.success and end.waiting]:
-        await settle_used(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
-    columns = _questions(settled)
+        await settle_used_interrupts(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
+    columns = _interrupt_columns(settled)
     if columns:
         await connection.execute(LEAVE, columns)
     if settled:
         parameters = {"thread_ids": [end.thread_id for end in settled], "run_ids": [end.run_id for end in settled]}
         await connection.execute(SETTLE, parameters)
     if columns:
-        await connection.execute(ASK, columns)
+        await connection.execute(STORE, columns)
     if failed:
-        await unask_used(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
+        await delete_repeated_interrupts(connection, [end.thread_id for end in failed], [end.run_id for end in failed])
 
 
-async def ask(connection: AsyncConnection[DictRow], end: Gated) -> None:
-    """Let a run that has ended ask what it waits for, beside what the thread asks already."""
-    if columns := _questions([end]):
-        await connection.execute(ASK, columns)
+async def store_interrupts(connection: AsyncConnection[DictRow], end: RunEnd) -> None:
+    """Insert the interrupts of a run that has ended. Changes no other interrupt of the thread."""
+    if columns := _interrupt_columns([end]):
+        await connection.execute(STORE, columns)
 
 
-def _questions(ends: Sequence[Gated]) -> dict[str, list[Any]]:
-    """What waits at these ends, in columns. Empty if nothing does."""
-    questions = [_columns(end, task_id, asked) for end in ends for task_id, asked in _asked(end.waiting or {})]
-    names = list(questions[0]) if questions else []
-    return {name: [question[name] for question in questions] for name in names}
+def _interrupt_columns(ends: Sequence[RunEnd]) -> dict[str, list[Any]]:
+    """The waiting interrupts of these ends, as columns. Empty if there are none."""
+    rows = [_columns(end, task_id, asked) for end in ends for task_id, asked in _asked(end.waiting or {})]
+    names = list(rows[0]) if rows else []
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _asked(waiting: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -452,7 +470,7 @@ def _asked(waiting: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return list(seen.values())
 
 
-def _columns(end: Gated, task_id: str, asked: dict[str, Any]) -> dict[str, Any]:
+def _columns(end: RunEnd, task_id: str, asked: dict[str, Any]) -> dict[str, Any]:
     terms = terms_of(asked.get("value"), asked.get("response_schema"))
     return {
         "thread_ids": end.thread_id,
@@ -474,17 +492,17 @@ def _jsonb(value: Any) -> str:
 
 
 async def undo_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_ids: list[UUID]) -> None:
-    """Before runs are erased: what they asked was never asked, and what they answered waits again."""
+    """Delete the interrupts of runs that will be erased, and let the interrupts that they resumed wait again."""
     parameters = {"thread_id": thread_id, "run_ids": run_ids}
     await connection.execute(FORGET, parameters)
     await connection.execute(REOPEN, parameters)
 
 
 async def restore_thread(connection: AsyncConnection[DictRow], thread_id: UUID) -> None:
-    """After a run that had ended was deleted: let the thread say again what waits."""
+    """Show the open interrupts on the thread again, after a run that had ended was deleted."""
     await connection.execute(RESTORE_THREAD, {"thread_id": thread_id})
 
 
 async def close_missing(connection: AsyncConnection[DictRow], thread_id: UUID) -> None:
-    """After an update of the state: nobody waits for what the thread does not ask any more."""
+    """Settle the interrupts that an update of the state has removed."""
     await connection.execute(CLOSE_MISSING, {"thread_id": thread_id})

@@ -1,7 +1,8 @@
-"""Answers of runs that did not succeed. An answer that nothing has used is forgotten, and its question waits again. An
-answer that has been used is kept: another one would be accepted and have no effect.
+"""Resumes whose runs did not succeed.
 
-What was used is read from the checkpoint tables. Each statement is part of the transaction that ends the runs.
+A resume that no task has used is deleted, and its interrupt waits again. A used one is kept: another resume would be
+accepted and have no effect. The checkpoint tables show which were used. Each statement belongs to the transaction that
+ends the runs.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from psycopg.rows import DictRow
 
 from holdfast.db.stored_json import object_fields
 
-# A run, and the dead letters that it is a retry of. What a letter has used an answer to is not answered by the retry,
-# which was given the same Command and finds the same questions.
-AND_ITS_LETTERS = """(
+# A run, and the dead letters that it retries. The retry has the same Command and meets the same interrupts, but does
+# not resume those whose resume the dead letter has already used.
+RUN_AND_RETRIED_RUNS = """(
     WITH RECURSIVE tried AS (
         SELECT {run} AS run_id
         UNION SELECT again.retry_of FROM tried JOIN run again USING (run_id) WHERE again.retry_of IS NOT NULL
     ) SELECT run_id FROM tried)
 """
 
-# An answer that LangGraph has stored, of a run that ended otherwise than in success. It would win over the next answer
-# to the same question, which is accepted and then ignored. The answer is a write of the null task with index -4. What
-# else the Command wrote goes too, unless a task has finished with it: it would be applied again with the next answer.
-# A run that never started wrote nothing. What is stored is of the run before it, which may be running.
-FORGET_ANSWERS = f"""
+# Delete the resume that LangGraph has stored for a run that did not succeed. LangGraph would prefer it to the next
+# resume of the same interrupt, which would be accepted and ignored. A resume is a write of the null task with index -4.
+# The other writes of the Command are deleted too, unless a task has finished with them: they would be applied again
+# with the next resume. A run that never started wrote nothing; stored writes then belong to the run before it, which
+# may still be running.
+DELETE_STORED_RESUMES = f"""
 DELETE FROM checkpoint_writes w USING run
 WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND w.thread_id = run.thread_id::text AND w.checkpoint_ns = ''
   AND w.task_id = '00000000-0000-0000-0000-000000000000'
   AND EXISTS (SELECT 1 FROM interrupt i
-              WHERE i.thread_id = run.thread_id AND i.answered_by IN {AND_ITS_LETTERS.format(run="run.run_id")})
+              WHERE i.thread_id = run.thread_id AND i.answered_by IN {RUN_AND_RETRIED_RUNS.format(run="run.run_id")})
   AND (w.idx = -4 OR run.progress < 2
        AND w.checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints c
                               WHERE c.thread_id = w.thread_id AND c.checkpoint_ns = '')
@@ -41,15 +43,15 @@ WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND w.thread_id = run.thre
                          AND asked.checkpoint_id = w.checkpoint_id AND asked.idx = -3 AND done.idx >= 0))
 """
 
-# An answer has been used when the task that asked has finished (output has an index from 0 on), or when its graph has
-# gone on to another checkpoint. `asked` is a row with the last question of a task (index -3), and `found.this` says
-# whether that is the question `i`. A question's id stands in what is stored as it is, unless that is encrypted.
-_QUESTIONS_OF_TASKS = """
+# A resume has been used when the interrupted task has finished (its output has an index of 0 or more), or when its
+# graph has a later checkpoint. `asked` is the row with the last interrupts of a task (index -3). `found.this`: whether
+# the interrupt `i` is among them, found by its id in the stored bytes, which works unless checkpoints are encrypted.
+_INTERRUPTS_OF_TASKS = """
     checkpoint_writes asked
     CROSS JOIN LATERAL (SELECT position(convert_to(i.interrupt_id, 'UTF8') IN asked.blob) > 0 AS this) AS found
     WHERE asked.thread_id = i.thread_id::text AND asked.idx = -3
 """
-_ANSWER_WAS_USED = """
+_RESUME_WAS_USED = """
     found.this AND EXISTS (
         SELECT 1 FROM checkpoint_writes done
         WHERE done.thread_id = asked.thread_id AND done.checkpoint_ns = asked.checkpoint_ns
@@ -60,10 +62,10 @@ _ANSWER_WAS_USED = """
           AND later.checkpoint_id > asked.checkpoint_id)
 """
 
-# Whether a task still asks the question. A node with a graph inside stores the questions of that graph when all its
-# nodes have stopped. If one of them fails, the node still has the questions from before, or none. So the innermost rows
-# tell. The namespace of a task has the ids of all tasks that it is inside of.
-_IS_ASKED = """
+# Whether a task still has the interrupt. A node with a subgraph stores the subgraph's interrupts when all nodes of the
+# subgraph have stopped. If one of them fails, the node's row is outdated or missing, so only the innermost rows count.
+# The namespace of a task contains the ids of all tasks around it.
+_STILL_WAITS = """
     EXISTS (SELECT 1 FROM checkpoint_writes innermost
             WHERE innermost.thread_id = i.thread_id::text AND innermost.idx = -3
               AND position(convert_to(i.interrupt_id, 'UTF8') IN innermost.blob) > 0
@@ -82,19 +84,19 @@ _IS_ASKED = """
                                       AND later.checkpoint_id > inside.checkpoint_id)))
 """
 
-# The runs that took them came to nothing, and nobody can ask LangGraph what still waits. What it has stored tells: a
-# question is over when its answer was used, when the outermost graph has gone on (a run's progress 2), or when the task
-# has asked something else since.
-GIVE_BACK = f"""
+# Free the interrupts of runs that failed and whose state LangGraph was not asked for. By what LangGraph has stored, an
+# interrupt is settled when its resume was used, when the outermost graph has continued (the run's progress is 2), or
+# when the task has another interrupt since.
+REOPEN_INTERRUPTS = f"""
 WITH unused AS (
     DELETE FROM interrupt
     WHERE thread_id = ANY(%(thread_ids)s) AND asked_at IS NULL AND answered_by = ANY(%(run_ids)s)
 ), taken AS (
     SELECT i.thread_id, i.interrupt_id, i.run_id, run.progress = 2 OR EXISTS (
-        SELECT 1 FROM {_QUESTIONS_OF_TASKS} AND (
-            {_ANSWER_WAS_USED}
+        SELECT 1 FROM {_INTERRUPTS_OF_TASKS} AND (
+            {_RESUME_WAS_USED}
             OR asked.type = 'msgpack' AND (found.this OR asked.task_id = i.task_id AND asked.checkpoint_ns = '')
-               AND NOT {_IS_ASKED})
+               AND NOT {_STILL_WAITS})
         ) AS over
     FROM interrupt i JOIN run ON run.run_id = i.answered_by
     WHERE i.thread_id = ANY(%(thread_ids)s) AND i.answered_by = ANY(%(run_ids)s)
@@ -108,10 +110,10 @@ WHERE interrupt.thread_id = taken.thread_id AND interrupt.interrupt_id = taken.i
   AND interrupt.run_id = taken.run_id
 """
 
-# What such a run has passed by, also if a run that is queued behind it was to answer that: its outermost graph has gone
-# on (progress 2), and the question is not one of the thread's last checkpoint. A retried dead letter has progress 2
-# from the beginning, so that alone does not tell. The checkpoint of a graph inside names the outermost one under the
-# key "".
+# Close the interrupts that such a run has passed, even those that a queued run was going to resume: the outermost graph
+# has continued (progress 2), and the interrupt is not in the thread's last checkpoint. Progress alone is not enough,
+# because a retried dead letter has progress 2 from the start. The checkpoint of a subgraph names the outermost
+# checkpoint under the key "".
 CLOSE_PASSED = """
 UPDATE interrupt i SET settled_at = now(), closed_by = run.run_id
 FROM run
@@ -127,18 +129,18 @@ WHERE run.run_id = ANY(%(run_ids)s) AND run.fence > 0 AND run.progress = 2
             WHERE c.thread_id = i.thread_id::text AND c.checkpoint_ns = ''))
 """
 
-# A run that did not succeed may have used its answer, although LangGraph says that the question waits: LangGraph looks
-# neither into the tasks that a node calls nor into graphs that a node finds at run time. Their results are stored, so
-# another answer would be accepted and have no effect.
+# A failed run may have used its resume although LangGraph reports that the interrupt waits: LangGraph does not look
+# into tasks that a node calls, nor into graphs that a node chooses at run time. Their results are stored, so another
+# resume would be accepted and have no effect.
 SETTLE_USED = f"""
 UPDATE interrupt i SET settled_at = now()
 WHERE i.thread_id = ANY(%(thread_ids)s) AND i.answered_by = ANY(%(run_ids)s)
   AND i.settled_at IS NULL AND i.asked_at IS NOT NULL
-  AND EXISTS (SELECT 1 FROM {_QUESTIONS_OF_TASKS} AND ({_ANSWER_WAS_USED}))
+  AND EXISTS (SELECT 1 FROM {_INTERRUPTS_OF_TASKS} AND ({_RESUME_WAS_USED}))
 """
 
-# Then the thread does not ask any more what is over, unless that was asked again under the same id.
-DROP_ANSWERED = f"""
+# Remove settled interrupts from the thread, unless a new interrupt has the same id.
+REMOVE_SETTLED = f"""
 UPDATE thread SET interrupts = kept.by_task
 FROM (
     SELECT asking.thread_id,
@@ -153,7 +155,7 @@ FROM (
                           WHERE i.thread_id = asking.thread_id AND i.interrupt_id = one ->> 'id'
                             AND i.settled_at IS NOT NULL
                             AND (i.closed_by = ANY(%(run_ids)s)
-                                 OR i.answered_by IN {AND_ITS_LETTERS.format(run="unnest(%(run_ids)s::uuid[])")}))
+                                 OR i.answered_by IN {RUN_AND_RETRIED_RUNS.format(run="unnest(%(run_ids)s::uuid[])")}))
            OR EXISTS (SELECT 1 FROM interrupt again
                       WHERE again.thread_id = asking.thread_id AND again.interrupt_id = one ->> 'id'
                         AND again.settled_at IS NULL AND again.asked_at IS NOT NULL)
@@ -163,40 +165,48 @@ FROM (
 WHERE thread.thread_id = kept.thread_id AND thread.interrupts <> kept.by_task
 """
 
-# What LangGraph still shows at the end of a retry was not asked again if its letter has used an answer to it. As a
-# condition of the statement that asks, this would spoil its plan.
-UNASK_USED = f"""
+# Delete interrupts that LangGraph still reports at the end of a retry although the dead letter has used their resume.
+# Not a condition of the statement that inserts them: that would spoil its plan.
+DELETE_REPEATED_INTERRUPTS = f"""
 DELETE FROM interrupt i USING run
 WHERE run.run_id = ANY(%(run_ids)s) AND run.retry_of IS NOT NULL
   AND i.thread_id = run.thread_id AND i.thread_id = ANY(%(thread_ids)s) AND i.run_id = run.run_id
   AND EXISTS (SELECT 1 FROM interrupt used
               WHERE used.thread_id = i.thread_id AND used.interrupt_id = i.interrupt_id AND used.value = i.value
-                AND used.settled_at IS NOT NULL AND used.answered_by IN {AND_ITS_LETTERS.format(run="run.run_id")})
+                AND used.settled_at IS NOT NULL AND used.answered_by IN {RUN_AND_RETRIED_RUNS.format(run="run.run_id")})
 """
 
 
-async def forget_answers(connection: AsyncConnection[DictRow], run_ids: list[UUID]) -> None:
-    """Delete the answers of these runs that LangGraph has stored and no task has taken."""
-    await connection.execute(FORGET_ANSWERS, {"run_ids": run_ids})
+async def delete_stored_resumes(connection: AsyncConnection[DictRow], run_ids: list[UUID]) -> None:
+    """Delete the resumes of these runs that LangGraph has stored and no task has used."""
+    await connection.execute(DELETE_STORED_RESUMES, {"run_ids": run_ids})
 
 
-async def settle_used(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
-    """Close the questions whose answers these runs have used, and take them off their threads. For runs that did not
-    succeed, after their end has been written to the threads."""
+async def settle_used_interrupts(
+    connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]
+) -> None:
+    """Settle the interrupts whose resumes these failed runs have used, and remove them from their threads.
+
+    To be called after the ends of the runs were written to the threads.
+    """
     parameters = {"thread_ids": thread_ids, "run_ids": run_ids}
-    for statement in (SETTLE_USED, DROP_ANSWERED):
+    for statement in (SETTLE_USED, REMOVE_SETTLED):
         await connection.execute(statement, parameters)
 
 
-async def unask_used(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
-    """After these runs, which did not succeed, have asked: forget what the letters that they retried have used."""
-    await connection.execute(UNASK_USED, {"thread_ids": thread_ids, "run_ids": run_ids})
+async def delete_repeated_interrupts(
+    connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]
+) -> None:
+    """Delete the interrupts of these failed runs whose resumes the retried dead letters have used."""
+    await connection.execute(DELETE_REPEATED_INTERRUPTS, {"thread_ids": thread_ids, "run_ids": run_ids})
 
 
-async def give_back(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
-    """Let the questions wait again that these runs had taken, and forget the answers: the runs came to nothing. A
-    question whose answer was used stays answered, and one that the thread has passed by is closed. For all runs that
-    end without LangGraph's word, whether they answer anything or not."""
+async def reopen_interrupts(connection: AsyncConnection[DictRow], thread_ids: list[UUID], run_ids: list[UUID]) -> None:
+    """Let the interrupts that these runs had taken wait again, and delete the stored resumes.
+
+    An interrupt whose resume was used stays resumed, and one that the thread has passed is closed. For every run that
+    ends without LangGraph being asked what waits, whether it resumes anything or not.
+    """
     parameters = {"thread_ids": thread_ids, "run_ids": run_ids}
-    for statement in (FORGET_ANSWERS, GIVE_BACK, CLOSE_PASSED, DROP_ANSWERED):
+    for statement in (DELETE_STORED_RESUMES, REOPEN_INTERRUPTS, CLOSE_PASSED, REMOVE_SETTLED):
         await connection.execute(statement, parameters)

@@ -1,4 +1,4 @@
-"""The inbox: what runs have asked, as people read it, and what is done when nobody answers in time."""
+"""The inbox: interrupts as clients search them, and what happens at their deadlines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.engine.runs import get_run
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.searching import search_rows
 
-QuestionState = Literal["waiting", "answered", "closed"]
+InterruptState = Literal["waiting", "answered", "closed"]
 
 COLUMNS = """
 interrupt.interrupt_id, interrupt.thread_id, interrupt.run_id, interrupt.assistant_id, interrupt.graph_id,
@@ -37,7 +37,7 @@ defaulted, thread.metadata
 
 WIDE = ("value", "form", "metadata")
 
-# What the thread does not ask any more does not wait, even if a process of an earlier version ended the run.
+# The thread's own list decides, in case a process of an earlier version ended the run without changing the rows.
 WAITING = """
 answered_by IS NULL AND settled_at IS NULL
 AND jsonb_path_exists(thread.interrupts, '$.*[*] ? (@.id == $id)', jsonb_build_object('id', interrupt_id))
@@ -54,10 +54,10 @@ WHERE thread_id = %(thread_id)s AND %(run_id)s IN (run_id, left_by) AND asked_at
 ORDER BY asked_at, interrupt_id
 """
 
-# What identifies a due time of a question. One that was postponed is due at another time.
+# Identifies one due time of one interrupt. A postponed interrupt has another.
 DUE_TIME = "concat_ws(' ', thread_id, interrupt_id, run_id, due_at)"
 
-# Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
+# The interrupts that are due, and the next one. now() rather than clock_timestamp(), which no index can be used with.
 UPCOMING = f"""
 SELECT {DUE_TIME} AS due_time, thread_id, interrupt_id, run_id, extract(epoch FROM due_at - now())::float8 AS due_in
 FROM interrupt
@@ -71,7 +71,7 @@ WHERE answered_by IS NULL AND settled_at IS NULL AND due_at IS NOT NULL AND {DUE
 ORDER BY due_at LIMIT 1
 """
 
-# The guard: of all that saw the question due, one finds it as it was.
+# The guard against serving a deadline twice: only the first process finds the row still due.
 DUE = """
 SELECT interrupt.*, default_answer IS NOT NULL AS has_default FROM interrupt
 WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
@@ -87,14 +87,14 @@ WHERE (thread_id, interrupt_id, run_id) = (
     FOR NO KEY UPDATE SKIP LOCKED)
 """
 
-# A second deadline, if there is one, takes the place of the first.
+# A second deadline replaces the first.
 ESCALATE = """
 UPDATE interrupt SET escalated_at = now(), due_at = further.at, deadline_at = coalesce(further.at, deadline_at)
 FROM (SELECT now() + make_interval(secs => %(seconds)s::float8) AS at) AS further
 WHERE thread_id = %(thread_id)s AND interrupt_id = %(interrupt_id)s AND run_id = %(run_id)s
 """
 
-# To the sender it is a delivery like any other: about the run that asked, as it was when it ended.
+# An ordinary webhook delivery, about the interrupted run as it was when it ended.
 QUEUE_ESCALATION = f"""
 INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, "values")
 SELECT run.run_id, run.thread_id, run.tenant_id, %(url)s,
@@ -111,10 +111,10 @@ WHERE i.thread_id = %(thread_id)s AND i.interrupt_id = %(interrupt_id)s AND i.ru
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
-    """What a question must be like to be found. Each that is left out lets all pass."""
+class InterruptFilters:
+    """Which interrupts to find. A filter that is None matches all."""
 
-    state: QuestionState | None = "waiting"
+    state: InterruptState | None = "waiting"
     interrupt_id: str | None = None
     thread_id: UUID | None = None
     run_id: UUID | None = None
@@ -129,7 +129,7 @@ class Filters:
     visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes."""
+        """Only the conditions that were given: `OR … IS NULL` would keep the planner from using indexes."""
         conditions, parameters = ["asked_at IS NOT NULL", "thread.hidden_at IS NULL"], dict[str, Any]()
         match self.state:
             case "waiting":
@@ -155,21 +155,21 @@ class Filters:
         return " AND ".join([*conditions, condition]), {**parameters, **more}
 
 
-async def search_questions(
-    connection: AsyncConnection[DictRow], filters: Filters, *, ascending: bool, part: Part
+async def search_interrupts(
+    connection: AsyncConnection[DictRow], filters: InterruptFilters, *, ascending: bool, part: Part
 ) -> Found:
-    """Questions, by the time they were asked."""
+    """Search interrupts, ordered by the time of the interrupt."""
     return await search_rows(connection, SEARCH, filters, sort_by="asked_at", ascending=ascending, part=part, wide=WIDE)
 
 
-async def questions_of_run(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> list[DictRow]:
-    """What a run asked or left waiting, and whether it `waits`."""
+async def interrupts_of_run(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> list[DictRow]:
+    """The interrupts that a run raised or left waiting, and for each whether it `waits`."""
     return await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchall()
 
 
 async def next_deadline(connection: AsyncConnection[DictRow], aside: Sequence[str] = ()) -> float | None:
-    """Seconds until a question is due, not above zero if one is; None when none will be. `aside`: the `due_time` of
-    questions to pass over."""
+    """Seconds until the next interrupt is due, zero or less if one is; None if none has a deadline. `aside`: the
+    `due_time` of interrupts to leave out."""
     row = await (await connection.execute(NEXT_DEADLINE, {"aside": list(aside)})).fetchone()
     return None if row is None else float(row["due_in"])
 
@@ -177,14 +177,14 @@ async def next_deadline(connection: AsyncConnection[DictRow], aside: Sequence[st
 async def upcoming_deadlines(
     connection: AsyncConnection[DictRow], limit: int, aside: Sequence[str] = ()
 ) -> list[DictRow]:
-    """The questions that are due first; `due_in` is in seconds, and not above zero for those that are due. `aside`: the
-    `due_time` of questions to pass over."""
+    """The interrupts that are due first. `due_in` is in seconds, zero or less for those that are due. `aside`: the
+    `due_time` of interrupts to leave out."""
     return await (await connection.execute(UPCOMING, {"limit": limit, "aside": list(aside)})).fetchall()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What was done about a deadline: escalated, answered by default (`created`), or neither, for a reason."""
+    """What was done at a deadline: escalated, resumed with the default (`created`), or neither (`skipped`: why)."""
 
     escalated: bool = False
     # A webhook was queued.

@@ -1,4 +1,4 @@
-"""What a run answers, told from its kwargs."""
+"""Which interrupts a run resumes, read from its kwargs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a run answers. `by_id` None: `value` is for all that waits. `lenient`: takes what waits of it, and minds
-    nothing else. `checkpoint_id`: it starts from this checkpoint, where what has been answered since still waits."""
+class Resume:
+    """The resume of a run.
+
+    `by_id` has a value for each interrupt id. If it is None, `value` is for every interrupt that waits. A `lenient`
+    resume takes those of its interrupts that still wait and ignores the others. `checkpoint_id`: the run starts from
+    this checkpoint, where interrupts that have been resumed since still wait.
+    """
 
     by_id: Mapping[str, Any] | None
     value: Any = None
@@ -30,25 +34,25 @@ class Answer:
         return self.value if self.by_id is None else self.by_id[interrupt_id]
 
 
-def answer_of(kwargs: Mapping[str, Any]) -> Answer | None:
-    """What a run with these kwargs answers, if it does."""
+def resume_of(kwargs: Mapping[str, Any]) -> Resume | None:
+    """The resume in a run's kwargs; None if it has none."""
     command = kwargs.get("command")
     if command is None and (answers := as_object(kwargs.get("answers"))):
-        # A graph's calls of another graph, which are repeated when it crashes.
-        return Answer(dict(answers), lenient=True)
+        # A call of this graph by a parent graph. The call is repeated when the parent crashes.
+        return Resume(dict(answers), lenient=True)
     resume = as_object(command).get("resume")
     if resume is None or resume == {}:
         return None
     named = as_object(as_object(kwargs.get("config")).get("configurable")).get("checkpoint_id")
     checkpoint_id = str(named) if named else None
     if names_interrupts(resume):
-        return Answer(resume, checkpoint_id=checkpoint_id)
-    return Answer(None, resume, checkpoint_id=checkpoint_id)
+        return Resume(resume, checkpoint_id=checkpoint_id)
+    return Resume(None, resume, checkpoint_id=checkpoint_id)
 
 
 def names_interrupts(resume: Any) -> bool:
-    """Whether these are answers by interrupt id. LangGraph has the same rule: an object of which one key is no
-    interrupt id is a value, for whatever waits."""
+    """Whether the keys of `resume` are interrupt ids. LangGraph's rule: if one key is not, `resume` is a single value
+    for every interrupt that waits."""
     return (
         isinstance(resume, dict)
         and bool(resume)

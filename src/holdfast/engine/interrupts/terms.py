@@ -1,7 +1,7 @@
-"""What a question says about its answer: a form of fields or a JSON schema, a deadline, a default, an escalation.
+"""What an interrupt demands of its resume: a form of fields or a JSON schema, a deadline, a default, an escalation.
 
-It is all in the value of the interrupt, as plain JSON, so that `interrupt({...})` says as much as `holdfast.ask`. A
-value that means something else by these words is a question without a form: nobody is refused by a misunderstanding.
+All of it is plain JSON in the interrupt's value, so `interrupt({...})` can do what `holdfast.ask` does. If a value uses
+these keys for something else, the interrupt has no form, and no resume is refused because of a misunderstanding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import InvalidRequest
 
-# JSON's types for the types of a field. What is left out takes any value.
+# The JSON type of each type of field. None: any value.
 FIELD_TYPES: dict[str, str | None] = {
     "text": "string",
     "string": "string",
@@ -31,13 +31,13 @@ FIELD_TYPES: dict[str, str | None] = {
     "any": None,
 }
 CHOICES = ("select", "multiselect")
-# Seconds. A deadline further away is none.
-LONGEST = 10 * 365 * 86_400.0
+# A deadline further away is ignored.
+MAX_DEADLINE_SECONDS = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What is known of the answer before it comes. `default` is a list of one, or of none."""
+    """The terms of one interrupt. `default` has one item, or none."""
 
     form: dict[str, Any] | None = None
     deadline: float | datetime | None = None
@@ -46,7 +46,7 @@ class Terms:
 
 
 def terms_of(value: Any, response_schema: Any = None) -> Terms:
-    """The terms in an interrupt's value. `response_schema` is what LangGraph itself knows of an answer."""
+    """The terms in an interrupt's value. `response_schema` is the schema that LangGraph itself has for the resume."""
     schema = response_schema if isinstance(response_schema, dict) else None
     if not isinstance(value, dict):
         return Terms(form=None if schema is None else {"schema": schema})
@@ -69,7 +69,7 @@ def terms_of(value: Any, response_schema: Any = None) -> Terms:
 
 
 def problem_with_fields(fields: Any) -> str | None:
-    """Why these are not the fields of a form; None if they are."""
+    """What is wrong with the fields of a form; None if nothing is."""
     if not isinstance(fields, list) or not fields:
         return "fields must be a list of at least one field."
     names: set[str] = set()
@@ -91,25 +91,25 @@ def problem_with_fields(fields: Any) -> str | None:
     return None
 
 
-def check_answer(form: Mapping[str, Any], answer: Any) -> None:
-    """Raise InvalidRequest, naming the place, for an answer that is not what the form asks for."""
+def check_resume(form: Mapping[str, Any], resume: Any) -> None:
+    """Raise InvalidRequest, naming the field, if the resume does not fit the form."""
     if "fields" in form:
-        _check_fields(form["fields"], answer)
+        _check_fields(form["fields"], resume)
     elif "schema" in form:
-        _check_schema(form["schema"], answer, "answer")
+        _check_schema(form["schema"], resume, "answer")
 
 
-def _check_fields(fields: list[dict[str, Any]], answer: Any) -> None:
+def _check_fields(fields: list[dict[str, Any]], resume: Any) -> None:
     names = [field["name"] for field in fields]
-    if not isinstance(answer, dict):
+    if not isinstance(resume, dict):
         raise InvalidRequest(f"The answer must be an object with the fields {', '.join(names)}.")
     for field in fields:
         name, kind = field["name"], field.get("type", "text")
-        if answer.get(name) is None:
+        if resume.get(name) is None:
             if field.get("required", True):
                 raise InvalidRequest(f"The answer lacks the field '{name}', which is required.")
             continue
-        given, expected = answer[name], FIELD_TYPES[kind]
+        given, expected = resume[name], FIELD_TYPES[kind]
         if expected is not None and not _is(given, expected):
             raise InvalidRequest(f"The field '{name}' must be of the JSON type {expected}.")
         if field.get("options"):
@@ -120,43 +120,43 @@ def _check_fields(fields: list[dict[str, Any]], answer: Any) -> None:
                 if not any(_same(one, choice) for choice in choices):
                     offered = ", ".join(str(choice) for choice in choices[:20])
                     raise InvalidRequest(f"The field '{name}' must be one of: {offered}.")
-    unknown = sorted(str(key) for key in answer if key not in names)
+    unknown = sorted(str(key) for key in resume if key not in names)
     if unknown:
         raise InvalidRequest(f"The form has no field '{unknown[0]}'. It has {', '.join(names)}.")
 
 
-def _check_schema(schema: Any, answer: Any, where: str) -> None:
-    """The part of JSON Schema that forms are made of. What else a schema says is left to the graph."""
+def _check_schema(schema: Any, resume: Any, where: str) -> None:
+    """Check the part of JSON Schema that forms use. The rest of a schema is for the graph to check."""
     if not isinstance(schema, dict) or "$ref" in schema:
         return
     types = schema.get("type")
     allowed = [types] if isinstance(types, str) else types if isinstance(types, list) else []
-    if allowed and not any(isinstance(one, str) and _is(answer, one) for one in allowed):
+    if allowed and not any(isinstance(one, str) and _is(resume, one) for one in allowed):
         raise InvalidRequest(f"{where} must be of the JSON type {' or '.join(map(str, allowed))}.")
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list) and not any(_same(answer, choice) for choice in choices):
+    if isinstance(choices, list) and not any(_same(resume, choice) for choice in choices):
         raise InvalidRequest(f"{where} must be one of: {', '.join(str(choice) for choice in choices[:20])}.")
-    if isinstance(answer, dict):
+    if isinstance(resume, dict):
         described = schema.get("properties")
         properties: dict[str, Any] = described if isinstance(described, dict) else {}
         required = schema.get("required")
         for name in required if isinstance(required, list) else ():
-            if isinstance(name, str) and name not in answer:
+            if isinstance(name, str) and name not in resume:
                 raise InvalidRequest(f"{where} lacks the field '{name}', which is required.")
-        for name, value in answer.items():
+        for name, value in resume.items():
             if name in properties:
                 _check_schema(properties[name], value, f"{where}.{name}")
             elif schema.get("additionalProperties") is False:
                 raise InvalidRequest(f"{where} has a field '{name}', which its schema does not know.")
-    elif isinstance(answer, list):
-        for number, value in enumerate(answer):
+    elif isinstance(resume, list):
+        for number, value in enumerate(resume):
             _check_schema(schema.get("items"), value, f"{where}[{number}]")
-    elif isinstance(answer, int | float) and not isinstance(answer, bool):
+    elif isinstance(resume, int | float) and not isinstance(resume, bool):
         low: Any = schema.get("minimum")
         high: Any = schema.get("maximum")
-        if _is(low, "number") and answer < low:
+        if _is(low, "number") and resume < low:
             raise InvalidRequest(f"{where} must not be less than {low}.")
-        if _is(high, "number") and answer > high:
+        if _is(high, "number") and resume > high:
             raise InvalidRequest(f"{where} must not be more than {high}.")
 
 
@@ -183,13 +183,13 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    # To Python True is 1; to JSON it is not.
+    # In Python True == 1; in JSON they differ.
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _deadline(given: Any) -> float | datetime | None:
-    """Seconds from the question on, or a moment."""
-    if _is(given, "number") and math.isfinite(given) and 0 < given <= LONGEST:
+    """The deadline in seconds after the interrupt, or as a time."""
+    if _is(given, "number") and math.isfinite(given) and 0 < given <= MAX_DEADLINE_SECONDS:
         return float(given)
     if isinstance(given, str) and re.match(r"\d{4}-\d\d-\d\d[T ]", given):
         try:
@@ -197,7 +197,7 @@ def _deadline(given: Any) -> float | datetime | None:
             moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
         except (ValueError, OverflowError):
             return None
-        return moment if abs(moment - datetime.now(UTC)) < timedelta(seconds=LONGEST) else None
+        return moment if abs(moment - datetime.now(UTC)) < timedelta(seconds=MAX_DEADLINE_SECONDS) else None
     return None
 
 
