@@ -24,7 +24,7 @@ from holdfast.engine import (
     upcoming,
     usage,
 )
-from holdfast.engine.interrupts import answering, failed_resumes, inbox
+from holdfast.engine.interrupts import accepting, failed_resumes, inbox, rows
 from holdfast.journal import batch
 from holdfast.streams import log
 from holdfast.webhooks import deliveries
@@ -323,13 +323,13 @@ STATEMENTS = [
     # Interrupts: those of a thread, and those that are due.
     Statement(
         "find interrupts",
-        answering.FIND,
+        accepting.FIND,
         lambda: {"thread_id": thread_at(RESTING), "ids": ["0" * 32], "asker": None},
         30,
     ),
-    Statement("leave interrupts", answering.LEAVE, asked, 100),
-    Statement("settle interrupts", answering.SETTLE, asked, 250),
-    Statement("store interrupts", answering.STORE, asked, 200),
+    Statement("leave interrupts", rows.LEAVE, asked, 100),
+    Statement("settle interrupts", rows.SETTLE, asked, 250),
+    Statement("store interrupts", rows.STORE, asked, 200),
     Statement(
         "reopen interrupts", failed_resumes.REOPEN_INTERRUPTS, lambda: {**running_threads(), **running_runs()}, 200
     ),

@@ -26,7 +26,7 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_askers_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
-from holdfast.engine.interrupts.answering import hand_over_resumes, take_interrupts
+from holdfast.engine.interrupts.accepting import hand_over_resumes, take_interrupts
 from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.quota import measure, refuse_over_limit
 from holdfast.engine.states import MultitaskStrategy

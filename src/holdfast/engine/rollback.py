@@ -7,7 +7,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.engine.interrupts.answering import undo_runs
+from holdfast.engine.interrupts.rows import undo_runs
 
 ERASE_CHECKPOINTS = """
 WITH erased AS (

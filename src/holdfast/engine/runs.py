@@ -14,7 +14,7 @@ from holdfast.db.pages import Found, Part, fetch_part
 from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
-from holdfast.engine.interrupts.answering import restore_thread
+from holdfast.engine.interrupts.rows import restore_thread
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import RunStatus

@@ -25,7 +25,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
-from holdfast.engine.interrupts.answering import close_missing
+from holdfast.engine.interrupts.rows import close_missing
 from holdfast.engine.threads import Brief, get_brief
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client

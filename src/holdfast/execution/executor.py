@@ -24,7 +24,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
-from holdfast.engine.interrupts.answering import refuse_late_resume
+from holdfast.engine.interrupts.accepting import refuse_late_resume
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.engine.threads import get_thread

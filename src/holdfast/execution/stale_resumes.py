@@ -2,7 +2,7 @@
 
 An answer whose run has failed must not count: its question waits, and the next answer is accepted. This version stores
 no answer of a task that fails, and deletes what else a failed run has stored
-(`engine/interrupts/answering.py`). Earlier versions did neither, and during a rolling update their workers still write.
+(`engine/interrupts/rows.py`). Earlier versions did neither, and during a rolling update their workers still write.
 So a run leaves such answers out when it reads its checkpoint.
 """
 

@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 from holdfast.db.arrays import Array, bigints, booleans, byteas, integers, smallints, texts, uuids
 from holdfast.engine.children.families import AWAIT_CHILDREN, WAIT_RUNS
 from holdfast.engine.children.parents import WOKEN, lock_with_parents
-from holdfast.engine.interrupts.answering import RunEnd, update_interrupts
+from holdfast.engine.interrupts.rows import RunEnd, update_interrupts
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
     END_RUNS,

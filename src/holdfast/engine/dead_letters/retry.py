@@ -25,8 +25,8 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, create_run_within
 from holdfast.engine.dead_letters.letters import LINEAGE, settle, settled_already
-from holdfast.engine.interrupts.answering import restore_thread, undo_runs
 from holdfast.engine.interrupts.resume import resume_of
+from holdfast.engine.interrupts.rows import restore_thread, undo_runs
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
 from holdfast.errors import Conflict, NotFound

@@ -20,8 +20,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.stored_json import object_fields
-from holdfast.engine.interrupts.answering import RunEnd, store_interrupts
 from holdfast.engine.interrupts.failed_resumes import reopen_interrupts
+from holdfast.engine.interrupts.rows import RunEnd, store_interrupts
 from holdfast.streams.serialize import to_json, to_jsonb
 
 # Larger writes are left out, because one duty of the upkeep reads them for all threads.
