@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from bench.report import Finding, Measure
 from bench.stage import Stage
 from holdfast.db.connect import Database
-from holdfast.db.kept import KeptConnection
+from holdfast.db.kept_connection import KeptConnection
 from holdfast.engine.claim import claim
 from holdfast.settings import Settings
 
@@ -65,7 +65,7 @@ class Queue:
         self.queued = queued
         self.times: list[float] = []
         self._database = Database(settings, "worker")
-        self._claiming = KeptConnection(self._database, others=2, planned_once=True)
+        self._claiming = KeptConnection(self._database, others=2, generic_plans=True)
         self._worker_id = uuid4()
 
     async def open(self) -> None:
@@ -88,7 +88,7 @@ class Queue:
             await connection.execute("VACUUM ANALYZE")
 
     async def close(self) -> None:
-        await self._claiming.part()
+        await self._claiming.release()
         await self._database.close()
 
     async def claim(self) -> float:

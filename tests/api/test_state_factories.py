@@ -17,7 +17,7 @@ from langgraph.types import interrupt
 from psycopg_pool import PoolTimeout
 from typing_extensions import TypedDict
 
-from holdfast.db.bounded import NoAnswer
+from holdfast.db.answer_timeout import NoAnswer
 from holdfast.db.connect import Database, open_session
 from holdfast.engine.thread_state import read_state
 from holdfast.graphs.catalog import GraphCatalog

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from holdfast.db.adapters import ADAPTERS, EARLIEST, LATEST
+from holdfast.db.adapters import ADAPTERS, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 
 @pytest.mark.parametrize(
     ("stored", "read"),
     [
-        ("infinity", LATEST),
-        ("-infinity", EARLIEST),
-        ("10000-01-01 00:00:00+00", LATEST),
-        ("0001-12-31 00:00:00+00 BC", EARLIEST),
+        ("infinity", LATEST_TIMESTAMP),
+        ("-infinity", EARLIEST_TIMESTAMP),
+        ("10000-01-01 00:00:00+00", LATEST_TIMESTAMP),
+        ("0001-12-31 00:00:00+00 BC", EARLIEST_TIMESTAMP),
         ("2026-01-01 00:00:00+00", datetime(2026, 1, 1, tzinfo=UTC)),
         (None, None),
     ],

@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 
 from holdfast.cli.fleet import _migrate as migrate_in_a_process
 from holdfast.db.connect import Database, open_session
+from holdfast.db.long_statements import LongStatementConnection
 from holdfast.db.migrate import (
     LIMITS,
     LOCK_TIMEOUT_SECONDS,
@@ -34,7 +35,6 @@ from holdfast.db.migrate import (
     migrate,
     migrations,
 )
-from holdfast.db.patient import PatientConnection
 from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.execution.checkpoints import PooledSaver
 from holdfast.settings import Settings, load_settings
@@ -176,14 +176,14 @@ def test_a_statement_may_take_longer_than_the_server_is_asked_for(
     settings = load_settings(SOON, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "SELECT pg_sleep(3)")
-    is_at_work = PatientConnection._is_at_work
+    is_at_work = LongStatementConnection._is_at_work
     asked = []
 
-    def ask(connection: PatientConnection) -> bool:
+    def ask(connection: LongStatementConnection) -> bool:
         asked.append(is_at_work(connection))
         return asked[-1]
 
-    monkeypatch.setattr(PatientConnection, "_is_at_work", ask)
+    monkeypatch.setattr(LongStatementConnection, "_is_at_work", ask)
     assert migrate(settings) == ["9999_next"]
     # The last look may come when the statement has just ended: one that is in doubt is repeated.
     assert asked.count(True) > 1

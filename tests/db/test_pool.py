@@ -10,8 +10,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
-from holdfast.db.bounded import NoAnswer
-from holdfast.db.connect import RECONNECT_SECONDS, Database, open_blocking_session, open_session
+from holdfast.db.answer_timeout import NoAnswer
+from holdfast.db.connect import RECONNECT_MAX_PAUSE_SECONDS, Database, open_blocking_session, open_session
 from holdfast.settings import Settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.waiting import until, until_true
@@ -62,7 +62,7 @@ async def test_the_pool_tries_to_connect_at_least_every_second(settings: Setting
         await until_true(lambda: len(pauses) > 12, "the pool has tried a dozen times")
     finally:
         await database.close()
-    assert max(pauses) <= RECONNECT_SECONDS
+    assert max(pauses) <= RECONNECT_MAX_PAUSE_SECONDS
 
 
 async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(settings: Settings) -> None:
@@ -139,9 +139,9 @@ async def test_hanging_up_ends_a_wait_at_once(settings: Settings) -> None:
     waiting = asyncio.create_task(session.execute("SELECT pg_sleep(600)"))
     await until_true(lambda: session.pgconn.transaction_status == TransactionStatus.ACTIVE, "the statement is sent")
 
-    session.hang_up()
+    session.shut_down()
 
     with pytest.raises(psycopg.OperationalError):
         await waiting
-    session.hang_up()  # Twice is once.
+    session.shut_down()  # Twice is once.
     assert session.closed

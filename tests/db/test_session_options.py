@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from holdfast.cli.ended_children import EndedChildren
-from holdfast.db.connect import Database, open_blocking_session, open_session, scoped
+from holdfast.db.connect import Database, open_blocking_session, open_session, with_session_options
 from holdfast.settings import Settings
 from holdfast.worker.replacement import _hand_over
 from tests.engine.scene import REGISTER
@@ -62,7 +62,7 @@ async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
             assert given(await (await connection.execute(READ)).fetchone()) == EXPECTED
             await connection.execute("SELECT pg_sleep(2)")
             await connection.execute("CREATE TABLE written (n integer)")
-        async with database.pipelined() as connection:
+        async with database.pipelined_transaction() as connection:
             cursor = await connection.execute(READ)
             await connection.execute("INSERT INTO written VALUES (1)")
         assert given(await cursor.fetchone()) == EXPECTED
@@ -72,7 +72,7 @@ async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
 
 async def test_sessions(harmed_url: str) -> None:
     settings: Settings = quick_settings(harmed_url)
-    session = await open_session(settings, "test", planned_once=True)
+    session = await open_session(settings, "test", generic_plans=True)
     try:
         async with session.transaction():
             assert given(await (await session.execute(READ)).fetchone()) == EXPECTED
@@ -84,7 +84,7 @@ async def test_sessions(harmed_url: str) -> None:
 @pytest.mark.parametrize("pgbouncer", [False, True])
 def test_blocking_sessions(harmed_url: str, pgbouncer: bool) -> None:
     settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
-    with open_blocking_session(settings, "test") as blocking, scoped(blocking, settings):
+    with open_blocking_session(settings, "test") as blocking, with_session_options(blocking, settings):
         assert given(blocking.execute(READ).fetchone()) == EXPECTED
         blocking.execute("SELECT pg_sleep(2)")
         blocking.execute("SELECT 1 FROM run")

@@ -33,9 +33,9 @@ class Counted(Database):
         self.groups = 0
 
     @asynccontextmanager
-    async def pipelined(self) -> AsyncIterator[AsyncConnection[DictRow]]:
+    async def pipelined_transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
         self.groups += 1
-        async with super().pipelined() as connection:
+        async with super().pipelined_transaction() as connection:
             yield connection
 
 

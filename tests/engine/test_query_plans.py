@@ -74,7 +74,7 @@ def test_plans_made_anew_go_from_key_to_key_before_anybody_has_counted_the_rows(
         settings = load_settings({}, database_url=make_conninfo(server_url, dbname=name))
         with (
             Connection[DictRow].connect(
-                connection_parameters(settings, "test", session=True, planned_once=True), row_factory=dict_row
+                connection_parameters(settings, "test", session=True, generic_plans=True), row_factory=dict_row
             ) as kept,
             open_blocking_session(settings, "test") as filling,
         ):

@@ -104,7 +104,7 @@ async def swept(
 
 async def _sweep(settings: Settings, ttl: Mapping[str, Any], expected: Sequence[str]) -> list[str]:
     """What is wrong with a sweep to the end."""
-    database = Database(settings.model_copy(update=dict(ttl)), "sweep", long=True)
+    database = Database(settings.model_copy(update=dict(ttl)), "sweep", long_statements=True)
     await database.open()
     try:
         before = await Sweeper(database).count()

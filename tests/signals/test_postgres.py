@@ -61,7 +61,7 @@ class ClosingSession:
         self.successor = asyncio.ensure_future(connect)
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         self._server.close()
 
 
@@ -71,7 +71,7 @@ def test_descriptor_that_another_connection_got_does_not_end_the_process(databas
         session = ClosingSession()
         hearing = asyncio.ensure_future(signals._hear(cast(Any, SimpleNamespace(pgconn=session)), {}))
         await asyncio.sleep(0)
-        session.hang_up()
+        session.shut_down()
         with pytest.raises(psycopg.OperationalError):
             await hearing
         assert session.successor is not None

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.children.families import cancel_abandoned
 from holdfast.engine.children.parents import NEVER
 from holdfast.engine.dead_letters.graph_gone import put_aside
@@ -119,7 +119,7 @@ async def test_the_end_of_a_poison_run_does_not_depend_on_what_it_was_given(
 async def test_a_run_that_cannot_be_released_delays_no_other(database: Database, max_crashes: int) -> None:
     bad, *good = [await orphan(database) for _ in range(4)]
     await refuse_changes(database, bad)
-    aside = SetAside("takeover", "run_id", database.metrics)
+    aside = RowsSetAside("takeover", "run_id", database.metrics)
     with capture_logs() as logs:
         released = await release_orphans(database, max_crashes=max_crashes, aside=aside)
     assert {row["run_id"] for row in released} == set(good)
@@ -136,7 +136,8 @@ async def test_a_run_that_cannot_be_released_delays_no_other(database: Database,
     assert logs == []
     async with database.connection() as connection:
         await connection.execute("ALTER TABLE run DISABLE TRIGGER refuse")
-    again = await release_orphans(database, max_crashes=max_crashes, aside=SetAside("t", "run_id", database.metrics))
+    aside = RowsSetAside("t", "run_id", database.metrics)
+    again = await release_orphans(database, max_crashes=max_crashes, aside=aside)
     assert [row["run_id"] for row in again] == [bad]
 
 
@@ -145,7 +146,7 @@ async def test_a_run_that_cannot_be_given_up_delays_no_other(database: Database)
     bad, *good = [one.run["run_id"] for one in created]
     await query(database, "UPDATE run SET ready_at = now() - interval '2 days' RETURNING 1")
     await refuse_changes(database, bad)
-    aside = SetAside("letters", "run_id", database.metrics)
+    aside = RowsSetAside("letters", "run_id", database.metrics)
     for expected in (set(good), set()):
         ended = await put_aside(database, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == expected
@@ -160,7 +161,7 @@ async def test_a_child_that_cannot_be_cancelled_delays_no_other(database: Databa
         await query(database, "UPDATE run SET parent_run_id = %s WHERE run_id = %s RETURNING 1", parent, child)
         await query(database, "INSERT INTO abandoned (run_id) VALUES (%s) RETURNING 1", parent)
     await refuse_changes(database, children[0])
-    aside = SetAside("families", "run_id", database.metrics)
+    aside = RowsSetAside("families", "run_id", database.metrics)
     stopped, _ = await cancel_abandoned(database, PostgresSignals(database), 10, aside)
     assert stopped == 1
     assert (await run_row(database, children[1]))["status"] == "interrupted"

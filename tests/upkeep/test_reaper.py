@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.db.on_session import OnSession
+from holdfast.db.session_database import SessionDatabase
 from holdfast.signals.choose import signals_for
 from holdfast.upkeep.reaper import BUSY_SHARE, Reaper
 from tests.engine.scene import claim_runs, create, online_worker
@@ -121,7 +121,7 @@ async def jumping(database: Database) -> AsyncIterator[Database]:
         await connection.execute(JUMPING_CLOCK)
     async with await database.session("upkeep") as session:
         await session.execute("SELECT set_config('search_path', 'jumping, holdfast, pg_catalog', false)")
-        leader = OnSession(database, session)
+        leader = SessionDatabase(database, session)
         leader.settings = settings
         yield leader
 
@@ -158,6 +158,6 @@ async def test_lease_that_expired_in_an_outage_costs_no_worker_its_runs_at_once(
     async with await database.session("upkeep") as closed:
         pass
     with pytest.raises(psycopg.OperationalError):
-        await reaper.run(OnSession(database, closed))
+        await reaper.run(SessionDatabase(database, closed))
     await reaper.run(jumping)
     assert (await run_row(database, run_id))["status"] == "running"

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.db.time_limit import TooSlow
 from holdfast.engine.children.families import cancel_abandoned
 from holdfast.engine.dead_letters.graph_gone import put_aside
@@ -84,7 +84,7 @@ async def test_take_over_goes_round_a_thread_that_is_locked(
     runs = [await orphan(database, crashes) for _ in range(3)]
     bad = await run_row(database, runs[0])
     async with impatient(settings) as upkeep, locked(database, bad["thread_id"]):
-        aside = SetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
         released = await release_orphans(upkeep, max_crashes=3, aside=aside)
         assert {row["run_id"] for row in released} == set(runs[1:])
         assert aside.ids() == [bad["run_id"]]
@@ -99,7 +99,7 @@ async def test_poison_runs_that_end_too_slowly_together_end_one_by_one(settings:
     # Together they take longer than a quarter of the timeout; each alone a tenth of that, on a busy machine more.
     runs = {await orphan(database, 9) for _ in range(12)}
     async with impatient(settings, database_timeout=10.0) as upkeep:
-        aside = SetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
         ended: set[UUID] = set()
         while ended < runs:
             # Some of them each time.
@@ -118,7 +118,7 @@ async def test_families_go_round_a_child_whose_thread_is_locked(settings: Settin
         await query(database, "UPDATE run SET parent_run_id = %s WHERE run_id = %s RETURNING 1", parent, children[-1])
     await query(database, "INSERT INTO abandoned (run_id) SELECT unnest(%s::uuid[]) RETURNING 1", parents)
     async with impatient(settings) as upkeep:
-        aside = SetAside("families", "run_id", upkeep.metrics)
+        aside = RowsSetAside("families", "run_id", upkeep.metrics)
         async with locked(database, threads[0]):
             stopped, _ = await cancel_abandoned(upkeep, PostgresSignals(upkeep), 10, aside)
             assert stopped == 1
@@ -128,7 +128,7 @@ async def test_families_go_round_a_child_whose_thread_is_locked(settings: Settin
                 "interrupted",
             ]
             assert aside.ids() == parents[:1]
-        again = SetAside("families", "run_id", upkeep.metrics)
+        again = RowsSetAside("families", "run_id", upkeep.metrics)
         assert await cancel_abandoned(upkeep, PostgresSignals(upkeep), 10, again) == (1, 1)
 
 
@@ -136,7 +136,7 @@ async def test_letters_go_round_a_thread_that_is_locked(settings: Settings, data
     runs = [(await create(database, uuid4())).run for _ in range(3)]
     await query(database, "UPDATE run SET ready_at = now() - interval '2 days' RETURNING 1")
     async with impatient(settings) as upkeep, locked(database, runs[0]["thread_id"]):
-        aside = SetAside("letters", "run_id", upkeep.metrics)
+        aside = RowsSetAside("letters", "run_id", upkeep.metrics)
         ended = await put_aside(upkeep, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == {run["run_id"] for run in runs[1:]}
         assert aside.ids() == [runs[0]["run_id"]]
@@ -150,7 +150,7 @@ async def test_no_row_is_blamed_for_a_server_that_does_not_answer(
     async with PostgresProxy(database_url) as proxy:
         changes = {"database_url": proxy.url, "database_timeout": 1.0}
         async with impatient(settings, **changes) as upkeep:
-            aside = SetAside("takeover", "run_id", upkeep.metrics)
+            aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
 
             async def ask(_: object) -> list[int]:
                 proxy.fall_silent()
@@ -159,7 +159,7 @@ async def test_no_row_is_blamed_for_a_server_that_does_not_answer(
                 return [1]
 
             with capture_logs() as logs, pytest.raises(Exception) as failure:
-                await one_by_one(upkeep, rows, ask, aside)
+                await process_rows(upkeep, rows, ask, aside)
             assert is_outage(failure.value)
             assert aside.ids() == []
             assert [line for line in logs if line["event"] == "upkeep.row_set_aside"] == []
@@ -169,7 +169,7 @@ async def test_no_row_is_blamed_for_a_server_that_does_not_answer(
 async def test_no_row_is_blamed_for_the_wait_for_a_connection(settings: Settings, database: Database) -> None:
     rows = [await run_row(database, await orphan(database))]
     async with impatient(settings, pool_max=1) as upkeep:
-        aside = SetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
 
         async def ask(_: object) -> list[int]:
             async with upkeep.connection() as connection:
@@ -178,7 +178,7 @@ async def test_no_row_is_blamed_for_the_wait_for_a_connection(settings: Settings
 
         seconds = 2.0
         async with upkeep.connection():
-            asking = asyncio.create_task(one_by_one(upkeep, rows, ask, aside, seconds=seconds))
+            asking = asyncio.create_task(process_rows(upkeep, rows, ask, aside, seconds=seconds))
             # Longer than the row has.
             await asyncio.sleep(2 * seconds)
             assert upkeep.pool.get_stats()["requests_waiting"] == 1

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.db.pages import Part
+from holdfast.db.pages import PageLimits
 from holdfast.engine.create import NewThread, create_thread
 from holdfast.engine.runs import delete_run, get_run, list_runs
 from holdfast.engine.threads import TtlStrategy, change_thread, get_thread, get_ttl
@@ -258,7 +258,7 @@ async def test_a_finished_run_goes_after_its_events_and_leaves_its_thread(
         assert (await Sweeper(database).count())["finished runs"] == 1
         await Sweeper(database).finish()
         async with database.connection() as connection:
-            left = (await list_runs(connection, thread_id, None, Part(10, 0, 10**6))).rows
+            left = (await list_runs(connection, thread_id, None, PageLimits(10, 0, 10**6))).rows
             assert [run["run_id"] for run in left] == [recent["run_id"], dead["run_id"]]
             with pytest.raises(NotFound):
                 await get_run(connection, old["run_id"])

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from psycopg import AsyncConnection
 
-from holdfast.db.bounded import NoAnswer
+from holdfast.db.answer_timeout import NoAnswer
 from holdfast.db.connect import Database, connection_parameters
 from holdfast.engine.outcome import Ended
 from holdfast.engine.states import RunStatus

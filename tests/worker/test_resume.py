@@ -182,7 +182,7 @@ def holds_state(durable: list[Entry | Outcome]) -> bool:
 @pytest.fixture
 def forgetful(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody pulls the plug on the server here, and thousands of small commits are quicker unsynchronised."""
-    monkeypatch.setattr("holdfast.db.session_options._COMMITS_ARE_KEPT", "NULL")
+    monkeypatch.setattr("holdfast.db.session_options._SYNCHRONOUS_COMMIT_ON", "NULL")
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))

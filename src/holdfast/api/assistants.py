@@ -38,7 +38,7 @@ from holdfast.api.response_models import (
     refusals,
 )
 from holdfast.api.routes import Routes
-from holdfast.db.visibility import EVERYBODY, Visibility, is_visible
+from holdfast.db.visibility import ALL_TENANTS, Visibility, is_visible
 from holdfast.engine.runs import unfinished_by_thread
 from holdfast.engine.threads import present
 from holdfast.errors import BadRequest, Conflict, Denied, InvalidRequest, NotFound
@@ -337,7 +337,7 @@ async def _assistant(
     """The assistant that a path names, if the caller may do this with it. The project's handler may alter `changes`."""
     async with web.database.connection() as connection:
         row = await resolve_assistant_row(connection, web.catalog, assistant)
-    shared = row.pop("tenant_id") == EVERYBODY
+    shared = row.pop("tenant_id") == ALL_TENANTS
     asked: dict[str, Any] = {"assistant_id": row["assistant_id"], "metadata": {}, **(changes or {})}
     await web.require("assistant", row["assistant_id"], await web.caller.may("assistants", action, asked))
     if shared and action != "read" and web.caller.tenant is not None:

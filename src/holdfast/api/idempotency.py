@@ -23,8 +23,8 @@ from holdfast.api.context import WebContext
 from holdfast.api.streaming import stream_response, wait_response
 from holdfast.auth.bounded_json import read_bounded
 from holdfast.auth.custom import Resource
-from holdfast.db.one_transaction import OneTransaction
 from holdfast.db.stored_json import load_json
+from holdfast.db.transaction_database import TransactionDatabase
 from holdfast.db.visibility import EVERYTHING, Table, is_visible
 from holdfast.engine.runs import get_run, present_run
 from holdfast.errors import Gone, InvalidRequest, NotFound
@@ -89,7 +89,7 @@ async def answer_once(
     async with web.database.transaction() as connection:
         first = await first_answer(connection, asked, ttl=web.settings.idempotency_ttl)
         if first is None:
-            database = OneTransaction(web.database, connection)
+            database = TransactionDatabase(web.database, connection)
             try:
                 response = await answer(replace(web, database=database, signals=signals, intake=None))
             finally:

@@ -18,7 +18,7 @@ from psycopg.rows import DictRow
 from pydantic import Field
 
 from holdfast.api.bodies import Contained, NullsAreAbsent, Whole, check_filter
-from holdfast.db.pages import Found, Part
+from holdfast.db.pages import PageLimits, PageRows
 from holdfast.errors import InvalidRequest
 from holdfast.graphs.client_config import client_metadata, client_options
 from holdfast.settings import Settings
@@ -35,9 +35,9 @@ class Page(NullsAreAbsent):
     limit: Whole = Field(default=10, ge=1, le=1000)
     offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
-    def within(self, settings: Settings) -> Part:
+    def within(self, settings: Settings) -> PageLimits:
         """The same with the bytes after which it ends."""
-        return Part(self.limit, self.offset, settings.max_page_bytes)
+        return PageLimits(self.limit, self.offset, settings.max_page_bytes)
 
 
 class Search(Page):
@@ -47,7 +47,7 @@ class Search(Page):
     sort_order: SortOrder | None = None
 
 
-def page(found: Found, asked: Page) -> tuple[list[DictRow], dict[str, str]]:
+def page(found: PageRows, asked: Page) -> tuple[list[DictRow], dict[str, str]]:
     """The rows to show, and the headers that say what else there is. A page may end before its limit, when it has as
     many bytes as it may have.
 

@@ -6,7 +6,7 @@ claim would take the same runs again. So that one takes a single run, and each t
 
 from __future__ import annotations
 
-from holdfast.db.bounded import NoAnswer
+from holdfast.db.answer_timeout import NoAnswer
 
 
 class ClaimSize:

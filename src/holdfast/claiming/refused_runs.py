@@ -6,8 +6,8 @@ from uuid import UUID
 
 import psycopg
 
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.careful_claim import CarefulLook
 from holdfast.engine.claim import Look, take_all
 from holdfast.telemetry.metrics import Metrics
@@ -21,7 +21,7 @@ class RefusedRuns:
     """Decides how the next claim takes runs, after what came of the last one."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._aside = SetAside("claim", "run_id", metrics, longest_pause=LONGEST_PAUSE_SECONDS)
+        self._aside = RowsSetAside("claim", "run_id", metrics, longest_pause=LONGEST_PAUSE_SECONDS)
         self._careful: CarefulLook | None = None
 
     @property

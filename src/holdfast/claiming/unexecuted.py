@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.unexecuted import disown, find_strays, return_strays
 from holdfast.signals import Signals
@@ -35,7 +35,7 @@ class Strays:
         self._due = time.monotonic() + database.settings.lease
         # Runs that have been executed here, and whose end the database refuses.
         self._unended: set[UUID] = set()
-        self._aside = SetAside("strays", "run_id", database.metrics)
+        self._aside = RowsSetAside("strays", "run_id", database.metrics)
 
     def is_due(self) -> bool:
         """Whether to look for strays: now and then, for runs left by a defect."""
@@ -90,4 +90,4 @@ class Strays:
             async with self._database.transaction() as connection:
                 return await give(connection, worker_id, [row["run_id"] for row in rows])
 
-        return await one_by_one(self._database, runs, together, self._aside) if runs else []
+        return await process_rows(self._database, runs, together, self._aside) if runs else []

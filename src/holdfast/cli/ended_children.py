@@ -11,7 +11,7 @@ import threading
 import psycopg
 import structlog
 
-from holdfast.db.connect import open_blocking_session, scoped
+from holdfast.db.connect import open_blocking_session, with_session_options
 from holdfast.engine.lease import report_ended
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import in_words
@@ -32,7 +32,10 @@ class EndedChildren:
 
     def _report(self, token: str) -> None:
         try:
-            with open_blocking_session(self._settings, "supervisor") as connection, scoped(connection, self._settings):
+            with (
+                open_blocking_session(self._settings, "supervisor") as connection,
+                with_session_options(connection, self._settings),
+            ):
                 report_ended(connection, token)
         except (psycopg.Error, OSError) as error:
             log.warning("child.end_not_reported", error=in_words(error))

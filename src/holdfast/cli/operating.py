@@ -46,7 +46,7 @@ def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]]
     from holdfast.db.connect import Database
 
     async def connected() -> T:
-        database = Database(settings, "cli", long=True)
+        database = Database(settings, "cli", long_statements=True)
         await database.open()
         try:
             async with database.transaction() as connection:

@@ -50,7 +50,7 @@ async def _sweep(settings: Settings, *, dry_run: bool) -> dict[str, int]:
     from holdfast.db.connect import Database
     from holdfast.upkeep.sweeper import Sweeper
 
-    database = Database(settings, "sweep", long=True)
+    database = Database(settings, "sweep", long_statements=True)
     await database.open()
     try:
         sweeper = Sweeper(database)

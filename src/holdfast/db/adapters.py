@@ -1,4 +1,4 @@
-"""How Holdfast's own connections read and write values. Not for all of psycopg: graph code uses it, too."""
+"""Type adapters of Holdfast's own connections. They are not registered globally: graph code uses psycopg, too."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psycopg.types.json import set_json_loads
 from holdfast.db.arrays import Array, ArrayDumper
 from holdfast.db.stored_json import load_stored
 
-# One day from Python's own limits, so that a time can still be shown in another time zone.
-EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
-LATEST = datetime(9999, 12, 31, tzinfo=UTC)
+# One day inside Python's limits, so that conversion to another time zone does not overflow.
+EARLIEST_TIMESTAMP = datetime(1, 1, 2, tzinfo=UTC)
+LATEST_TIMESTAMP = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class TimestampLoader(Loader):
-    """Reads the times that Python does not have as the nearest that it has: infinity, and those before the year 1 and
-    after the year 9999. A client can store some, with a time zone. One such row must not hide the others."""
+    """Read a timestamp that Python cannot represent as the nearest one that it can: infinity, and years before 1 or
+    after 9999. Clients can store such values. Without this, one such row would make a whole list unreadable."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
@@ -34,7 +34,7 @@ class TimestampLoader(Loader):
             return self._load(data)
         except psycopg.DataError:
             text = bytes(data)
-            return EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else LATEST
+            return EARLIEST_TIMESTAMP if text.startswith(b"-") or text.endswith(b"BC") else LATEST_TIMESTAMP
 
 
 ADAPTERS = AdaptersMap(psycopg.adapters)

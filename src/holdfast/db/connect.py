@@ -1,16 +1,15 @@
-"""Connections to Postgres: how each kind is opened, and the pool of a process.
+"""Opens connections to Postgres, and holds the pool of a process.
 
-Three kinds exist. *Pooled* connections serve requests and reads. A *session* belongs to one part of
-a process for as long as it lives (journal, LISTEN, heartbeat, leadership). Both find Holdfast's
-tables by `search_path`, never by writing the schema into a statement, because the stock LangGraph
-saver's statements name their tables bare.
+There are two kinds. *Pooled* connections serve requests and reads. A *session* belongs to one part of a process for as
+long as that part runs (journal, LISTEN, heartbeat, leadership). Both find Holdfast's tables by `search_path`.
+Statements never name the schema, because the statements of LangGraph's own saver do not name it either.
 
-Behind PgBouncer in transaction mode a session's settings do not stick to the client, so there
-every use is a transaction that begins with SET LOCAL, and nothing is prepared.
+Behind PgBouncer in transaction mode, settings of a session do not stay with the client. There every use of a connection
+is a transaction that begins with SET LOCAL, and no statement is prepared.
 
-Each wait for the server has a limit on this side (`db/bounded.py`). After an outage a process connects again within
-RECONNECT_SECONDS of the server's return. When a server does not answer one connection, the others of the process are
-looked at as well (`Database.suspect`).
+Each wait for the server has a timeout on the client's side (`db/answer_timeout.py`). After an outage a process connects
+again within RECONNECT_MAX_PAUSE_SECONDS of the server's return. When a server does not answer one connection, the
+process also checks its other connections (`Database.replace_connections`).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from psycopg_pool.pool_async import AddConnection, MaintenanceTask
 
 from holdfast.db.adapters import ADAPTERS
-from holdfast.db.bounded import BoundedAsyncConnection, BoundedConnection
+from holdfast.db.answer_timeout import TimedAsyncConnection, TimedConnection
+from holdfast.db.buffered_pipeline import buffered_pipeline
+from holdfast.db.dead_connections import close_dead_connections
 from holdfast.db.dsn import check_dsn
-from holdfast.db.pipelines import gathered
-from holdfast.db.plans import PLANNED_ONCE
+from holdfast.db.generic_plans import GENERIC_PLANS
 from holdfast.db.session_names import application_name
 from holdfast.db.session_options import BEGIN, session_statement, startup_options, transaction_options
-from holdfast.db.time_limit import stopped_clock
-from holdfast.db.unanswered import hang_up_unanswered
+from holdfast.db.time_limit import paused_time_limit
 from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import cancel_all
@@ -50,26 +49,29 @@ log = structlog.get_logger(__name__)
 
 MINIMUM_SERVER = 140000
 CREATE_DATABASE = "CREATE DATABASE holdfast TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C';"
-# The name has the token of the process, so a pid that is used again is not mistaken.
-END_SESSION = """
+# The name contains the token of the process. So a pid that the system has used again does not match.
+TERMINATE_SESSION = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND pid <> pg_backend_pid()
 """
-# Of DATABASE_TIMEOUT: how long one attempt to connect may take. With the pause before the next it is five seconds.
-CONNECT_SHARE = 0.4
-# Of DATABASE_TIMEOUT: how long a statement of a session, or of a kept connection, may take. Less than all of it: tasks
-# have DATABASE_TIMEOUT as their timeout, and to cancel a statement of a server that hangs takes ten seconds more.
-ANSWER_SHARE = 0.8
-# Seconds between two attempts of the pool to connect, at most.
-RECONNECT_SECONDS = 1.0
-# A pooled statement may take this many times DATABASE_TIMEOUT: some delete much, or wait for a lock.
-STATEMENT_TIMES = 3
-# Seconds for statements of commands that a person waits for, and for those that wait for a migration or make tables.
-LONG_STATEMENT_SECONDS = 3600.0
+# The share of DATABASE_TIMEOUT that one attempt to connect may take. By default an attempt and the pause after it take
+# five seconds together.
+CONNECT_TIMEOUT_SHARE = 0.4
+# The share of DATABASE_TIMEOUT that a statement of a session, or of a kept connection, may take. It is less than 1
+# because tasks have DATABASE_TIMEOUT as their own timeout, and cancelling a task that waits for a server that hangs
+# takes ten seconds more.
+ANSWER_TIMEOUT_SHARE = 0.8
+# The longest pause between two attempts of the pool to connect.
+RECONNECT_MAX_PAUSE_SECONDS = 1.0
+# The timeout of a pooled statement, in multiples of DATABASE_TIMEOUT: some statements delete many rows, or wait for a
+# lock.
+POOLED_STATEMENT_TIMEOUT_FACTOR = 3
+# The timeout of statements of interactive commands, and of those that wait for a migration or create tables.
+LONG_STATEMENT_TIMEOUT_SECONDS = 3600.0
 
 
-def connection_parameters(settings: Settings, role: str, *, session: bool = False, planned_once: bool = False) -> str:
-    """The connection string for `role` (it shows in pg_stat_activity)."""
+def connection_parameters(settings: Settings, role: str, *, session: bool = False, generic_plans: bool = False) -> str:
+    """The connection string for `role`, a name that pg_stat_activity shows."""
     url = settings.session_url if session else settings.database_url
     if url is None:
         raise DatabaseError("DATABASE_URL is not set: there is no database to connect to.")
@@ -78,17 +80,17 @@ def connection_parameters(settings: Settings, role: str, *, session: bool = Fals
     timeout = max(2, round(settings.database_timeout))
     parameters: dict[str, Any] = {
         "application_name": application_name(settings, role),
-        # PGCLIENTENCODING, or a setting of the role, would make text unwritable or read as something else.
+        # With another encoding, from PGCLIENTENCODING or the role, text could be refused or misread.
         "client_encoding": "UTF8",
-        # Shorter than the other waits: an attempt that hangs at the old primary delays the one at the new primary.
-        "connect_timeout": max(2, round(CONNECT_SHARE * settings.database_timeout)),
+        # Shorter than the other timeouts: an attempt that hangs at the old primary delays the one at the new primary.
+        "connect_timeout": max(2, round(CONNECT_TIMEOUT_SHARE * settings.database_timeout)),
         "keepalives_idle": timeout,
         "keepalives_interval": max(1, timeout // 3),
         "keepalives_count": 3,
         "tcp_user_timeout": timeout * 1000,
     }
     if not (settings.pgbouncer and not session):
-        parameters["options"] = startup_options(settings, PLANNED_ONCE if planned_once else {})
+        parameters["options"] = startup_options(settings, GENERIC_PLANS if generic_plans else {})
     return make_conninfo(url, **parameters)
 
 
@@ -96,23 +98,24 @@ async def open_session(
     settings: Settings,
     role: str,
     *,
-    planned_once: bool = False,
+    generic_plans: bool = False,
     answer_timeout: float | None = None,
-    on_silence: Callable[[], Awaitable[None]] | None = None,
-) -> BoundedAsyncConnection:
-    """A connection of one's own, in autocommit. The caller closes it. `planned_once`: see `db/plans.py`.
+    on_no_answer: Callable[[], Awaitable[None]] | None = None,
+) -> TimedAsyncConnection:
+    """Open a connection outside the pool, in autocommit. The caller closes it. `generic_plans`: see
+    `db/generic_plans.py`.
 
-    `answer_timeout`: seconds that a statement may take; ANSWER_SHARE of DATABASE_TIMEOUT if None. `on_silence`: see
-    `db/bounded.py`.
+    `answer_timeout`: seconds that a statement may take; ANSWER_TIMEOUT_SHARE of DATABASE_TIMEOUT if None.
+    `on_no_answer`: see `db/answer_timeout.py`.
     """
     direct = settings.session_url is not None
-    connection = await BoundedAsyncConnection.connect(
-        connection_parameters(settings, role, session=direct, planned_once=planned_once),
+    connection = await TimedAsyncConnection.connect(
+        connection_parameters(settings, role, session=direct, generic_plans=generic_plans),
         autocommit=True,
         row_factory=dict_row,
         prepare_threshold=1 if direct else None,
-        answer_timeout=answer_timeout or ANSWER_SHARE * settings.database_timeout,
-        on_silence=on_silence,
+        answer_timeout=answer_timeout or ANSWER_TIMEOUT_SHARE * settings.database_timeout,
+        on_no_answer=on_no_answer,
         context=ADAPTERS,
     )
     try:
@@ -123,22 +126,22 @@ async def open_session(
     return connection
 
 
-async def end_session(connection: AsyncConnection[DictRow], pid: int, name: str) -> None:
-    """End an earlier session of this process, if it is still there: whatever it has not begun to commit is not done.
-    Behind PgBouncer, and where the server does not permit it, this does nothing."""
+async def terminate_session(connection: AsyncConnection[DictRow], pid: int, name: str) -> None:
+    """Terminate an earlier session of this process, if it still exists. The server then rolls back a transaction that
+    it has not begun to commit. Behind PgBouncer, and where the role may not do it, this does nothing."""
     with suppress(psycopg.errors.InsufficientPrivilege):
-        await connection.execute(END_SESSION, {"pid": pid, "name": name})
+        await connection.execute(TERMINATE_SESSION, {"pid": pid, "name": name})
 
 
 def open_blocking_session(settings: Settings, role: str) -> Connection[DictRow]:
-    """The same for a plain thread. Its statements belong into `scoped`."""
+    """Open a blocking connection, for a plain thread. Execute its statements inside `with_session_options`."""
     direct = settings.session_url is not None
-    connection = BoundedConnection.connect(
+    connection = TimedConnection.connect(
         connection_parameters(settings, role, session=direct),
         autocommit=True,
         row_factory=dict_row,
         prepare_threshold=1 if direct else None,
-        answer_timeout=ANSWER_SHARE * settings.database_timeout,
+        answer_timeout=ANSWER_TIMEOUT_SHARE * settings.database_timeout,
         context=ADAPTERS,
     )
     try:
@@ -153,8 +156,8 @@ def open_blocking_session(settings: Settings, role: str) -> Connection[DictRow]:
 
 
 @contextmanager
-def scoped(connection: Connection[DictRow], settings: Settings) -> Iterator[None]:
-    """Use a blocking session. Behind PgBouncer it is one transaction, with the options that a session would have."""
+def with_session_options(connection: Connection[DictRow], settings: Settings) -> Iterator[None]:
+    """Use a blocking session. Behind PgBouncer the block is one transaction that sets the options of a session."""
     if settings.session_url is not None:
         yield
         return
@@ -164,8 +167,8 @@ def scoped(connection: Connection[DictRow], settings: Settings) -> Iterator[None
 
 
 def check_server(connection: Connection[Any], name: str) -> None:
-    """Refuse a server older than Holdfast supports, and a database that does not keep text as UTF-8. `name` is the
-    variable that leads there."""
+    """Raise DatabaseError for a server that is older than Holdfast supports, and for a database whose encoding is not
+    UTF-8. `name` is the variable that holds the URL."""
     if connection.info.server_version < MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         raise DatabaseError(f"{name} leads to PostgreSQL {version}: Holdfast needs 14 or later.")
@@ -174,8 +177,8 @@ def check_server(connection: Connection[Any], name: str) -> None:
 
 
 def encoding_problem(info: ConnectionInfo) -> str | None:
-    """What is wrong with the encoding of a database, if it is not UTF8. SQL_ASCII takes any bytes and knows no
-    characters; others lack most characters. Behind a pooler that does not tell, it is not known."""
+    """Describe the problem if the encoding of a database is not UTF8; else None. SQL_ASCII accepts bytes that are not
+    text, and other encodings lack most characters. A pooler may not report the encoding: this is accepted."""
     encoding = info.parameter_status("server_encoding")
     if encoding in (None, "UTF8"):
         return None
@@ -187,32 +190,34 @@ async def _set_session(connection: AsyncConnection[Any]) -> None:
 
 
 async def _begin_explicitly(connection: AsyncConnection[Any]) -> None:
-    """Let each transaction say of which kind it is: behind PgBouncer a session's defaults cannot be set."""
+    """Name the isolation level in each BEGIN: behind PgBouncer the default of a session cannot be set."""
     await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
 
 
-async def _as_it_is(_: AsyncConnection[Any]) -> None:
-    """There is nothing to reset. But a pool with this hook takes connections back in a task of its own, and without it
-    in that of whoever had one: when that is being cancelled, again and again as anyio does it to the stream of a client
-    that has gone, the connection is lost, and its place in the pool for good."""
+async def _no_reset(_: AsyncConnection[Any]) -> None:
+    """A reset hook that does nothing. With a hook, the pool takes connections back in a separate task. Without one, it
+    does so in the task that used the connection. If that task is cancelled repeatedly, as anyio does with the stream of
+    a client that has disconnected, the connection is lost, and the pool stays one smaller for ever."""
 
 
-class _Pool(AsyncConnectionPool[BoundedAsyncConnection]):
+class _Pool(AsyncConnectionPool[TimedAsyncConnection]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        # Since when somebody waits for a connection, the longest first. Read by other threads, too.
+        # When each waiting request began to wait for a connection, the longest wait first. Other threads read it, too.
         self.waits_since: dict[object, float] = {}
 
     async def schedule_task(self, task: MaintenanceTask, delay: float) -> None:
-        """psycopg doubles the pause after each attempt to connect that failed, and after an outage of 40 seconds the
-        pool would stay empty for many more."""
-        await super().schedule_task(task, min(delay, RECONNECT_SECONDS) if isinstance(task, AddConnection) else delay)
+        """Limit the pause between attempts to connect. psycopg doubles it after each failure, so after an outage of 40
+        seconds the pool could stay empty for another 40."""
+        if isinstance(task, AddConnection):
+            delay = min(delay, RECONNECT_MAX_PAUSE_SECONDS)
+        await super().schedule_task(task, delay)
 
-    async def getconn(self, timeout: float | None = None) -> BoundedAsyncConnection:
+    async def getconn(self, timeout: float | None = None) -> TimedAsyncConnection:
         request = object()
         self.waits_since[request] = time.monotonic()
         try:
-            with stopped_clock():
+            with paused_time_limit():
                 return await super().getconn(timeout)
         finally:
             del self.waits_since[request]
@@ -221,46 +226,50 @@ class _Pool(AsyncConnectionPool[BoundedAsyncConnection]):
 class Database:
     """The pool of one process."""
 
-    def __init__(self, settings: Settings, role: str, *, long: bool = False) -> None:
-        """`long`: statements may take an hour, for commands that a person waits for."""
+    def __init__(self, settings: Settings, role: str, *, long_statements: bool = False) -> None:
+        """`long_statements`: statements may take an hour, for interactive commands."""
         self.settings = settings
         self._role = role
-        # All connections of the process that were opened here and are not closed, those in use among them.
-        self._opened: WeakSet[BoundedAsyncConnection] = WeakSet()
-        self._search: asyncio.Task[None] | None = None
-        # What the process counts. Here because every part of a process has its database at hand, and there is one.
+        # All open connections of the process, in use or idle, that this object has opened.
+        self._opened: WeakSet[TimedAsyncConnection] = WeakSet()
+        self._close_task: asyncio.Task[None] | None = None
+        # The metrics of the process. They are here because every part of a process has its one Database at hand.
         self.metrics = Metrics(enabled=settings.metrics)
+        answer_timeout = POOLED_STATEMENT_TIMEOUT_FACTOR * settings.database_timeout
+        if long_statements:
+            answer_timeout = LONG_STATEMENT_TIMEOUT_SECONDS
         pool = _Pool(
             connection_parameters(settings, role),
-            connection_class=BoundedAsyncConnection,
+            connection_class=TimedAsyncConnection,
             min_size=settings.pool_min,
             max_size=settings.pool_max,
             timeout=settings.database_timeout,
-            # Never give up: the pool would stay smaller.
+            # Never give up. Otherwise the pool would stay smaller after an outage.
             reconnect_timeout=math.inf,
-            # One for each connection, because opening one may take DATABASE_TIMEOUT, and one for those given back.
+            # One worker for each connection, because opening one may take DATABASE_TIMEOUT, and one that takes back
+            # returned connections.
             num_workers=settings.pool_max + 1,
             kwargs={
                 "autocommit": True,
                 "row_factory": dict_row,
                 "prepare_threshold": None if settings.pgbouncer else 2,
-                "answer_timeout": LONG_STATEMENT_SECONDS if long else STATEMENT_TIMES * settings.database_timeout,
-                "on_silence": self.suspect,
+                "answer_timeout": answer_timeout,
+                "on_no_answer": self.replace_connections,
                 "context": ADAPTERS,
             },
             configure=self._configure,
             check=None,
-            reset=_as_it_is,
+            reset=_no_reset,
             open=False,
             name=role,
         )
-        self._pool: AsyncConnectionPool[BoundedAsyncConnection] = pool
+        self._pool: AsyncConnectionPool[TimedAsyncConnection] = pool
         self._waits_since = pool.waits_since
-        self._suspected_at = -math.inf
+        self._replaced_at = -math.inf
         self._scope = transaction_options(settings) if settings.pgbouncer else None
 
     async def open(self) -> None:
-        """Connect. Raises DatabaseUnavailable when the server cannot be reached in time."""
+        """Open the pool. Raises DatabaseUnavailable if the server does not answer within DATABASE_TIMEOUT."""
         await self._pool.open()
         try:
             await self._pool.wait(timeout=self.settings.database_timeout)
@@ -271,59 +280,61 @@ class Database:
             ) from error
 
     async def close(self) -> None:
-        if self._search is not None:
-            await cancel_all([self._search])
+        if self._close_task is not None:
+            await cancel_all([self._close_task])
         await self._pool.close(timeout=5)
 
     @property
-    def pool(self) -> AsyncConnectionPool[BoundedAsyncConnection]:
+    def pool(self) -> AsyncConnectionPool[TimedAsyncConnection]:
         return self._pool
 
     def longest_wait(self) -> float:
-        """For how many seconds somebody has waited for a connection of the pool; 0 if nobody does."""
+        """The seconds that the longest waiting request has waited for a connection of the pool; 0 if none waits."""
         waiting = list(self._waits_since.values())
         return time.monotonic() - waiting[0] if waiting else 0.0
 
-    async def session(self, role: str) -> BoundedAsyncConnection:
-        """A session of this process, as `open_session` opens one. If a statement on it is not answered, the server is
-        suspected, and if another statement is not answered, the session is looked at as well."""
-        session = await open_session(self.settings, role, on_silence=self.suspect)
+    async def session(self, role: str) -> TimedAsyncConnection:
+        """Open a session with `open_session`. If the server does not answer a statement on it, the process replaces its
+        other connections. `replace_connections` checks this session as well."""
+        session = await open_session(self.settings, role, on_no_answer=self.replace_connections)
         self._opened.add(session)
         return session
 
-    async def suspect(self) -> None:
-        """A connection of the process was not answered, so that others may lead to a server that hangs, too. Each would
-        cost somebody the time to notice. Idle connections of the pool are replaced at once, the others when they are
-        returned. Meanwhile the server is asked, until it answers, which of them it will never answer; those are hung
-        up."""
+    async def replace_connections(self) -> None:
+        """Replace the connections of the process after the server has not answered one of them. The others may lead to
+        the same server that hangs, and each would wait for its own timeout.
+
+        The pool replaces idle connections at once, and those in use when they are returned. Meanwhile a task asks the
+        server, until it answers, which of the connections it will never answer, and closes those."""
         now = time.monotonic()
-        # No silence is noticed sooner. If two are noticed within less, the second began before the first was noticed.
-        if now - self._suspected_at < ANSWER_SHARE * self.settings.database_timeout or self._pool.closed:
+        # This is the shortest timeout. If two timeouts are reported within less, the second wait began before the first
+        # was reported, so its connection has been dealt with already.
+        if now - self._replaced_at < ANSWER_TIMEOUT_SHARE * self.settings.database_timeout or self._pool.closed:
             return
-        self._suspected_at = now
-        if self._search is None or self._search.done():
-            self._search = asyncio.create_task(self._hang_up_unanswered(), name="database.suspect")
+        self._replaced_at = now
+        if self._close_task is None or self._close_task.done():
+            self._close_task = asyncio.create_task(self._close_dead_connections(), name="database.suspect")
         await self._pool.drain()
 
-    async def _hang_up_unanswered(self) -> None:
-        # By a connection of its own: all of the pool may be in use by those that wait.
-        backoff = Backoff(None, None, cap=RECONNECT_SECONDS)
+    async def _close_dead_connections(self) -> None:
+        # Over a separate connection: statements that wait may be using the whole pool.
+        backoff = Backoff(None, None, cap=RECONNECT_MAX_PAUSE_SECONDS)
         while True:
             try:
-                async with await BoundedAsyncConnection.connect(
+                async with await TimedAsyncConnection.connect(
                     connection_parameters(self.settings, self._role),
                     autocommit=True,
                     row_factory=dict_row,
-                    answer_timeout=CONNECT_SHARE * self.settings.database_timeout,
+                    answer_timeout=CONNECT_TIMEOUT_SHARE * self.settings.database_timeout,
                 ) as asking:
-                    found = await hang_up_unanswered(list(self._opened), asking)
+                    closed = await close_dead_connections(list(self._opened), asking)
                 break
             except (psycopg.Error, OSError) as error:
                 await backoff.failed(error)
-        if found:
-            log.warning("database.hung_up", connections=len(found))
+        if closed:
+            log.warning("database.hung_up", connections=len(closed))
 
-    async def _configure(self, connection: BoundedAsyncConnection) -> None:
+    async def _configure(self, connection: TimedAsyncConnection) -> None:
         self._opened.add(connection)
         await (_begin_explicitly if self.settings.pgbouncer else _set_session)(connection)
 
@@ -331,9 +342,8 @@ class Database:
     async def connection(self) -> AsyncIterator[AsyncConnection[DictRow]]:
         """A connection for single statements, each its own transaction (one transaction behind PgBouncer).
 
-        A connection that the server has closed meanwhile is replaced by the pool when it comes back broken;
-        the statement that found out fails with psycopg.OperationalError, and the caller decides whether it may
-        be repeated.
+        If the server has closed the connection, the first statement fails with psycopg.OperationalError, and the pool
+        replaces the connection when it is returned. The caller decides whether the statement may be repeated.
         """
         async with self._pool.connection() as connection:
             if self._scope is None:
@@ -344,10 +354,10 @@ class Database:
                     yield connection
 
     @asynccontextmanager
-    async def pipelined(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        """A transaction that costs one round trip, its beginning and its end included, and commits at the end of the
-        block. What the statements have said can be read after that. Rolls back on any exception."""
-        async with self._pool.connection() as connection, gathered(connection):
+    async def pipelined_transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
+        """A transaction in one round trip, BEGIN and COMMIT included. It commits at the end of the block, and rolls
+        back on any exception. The results of its statements can be read after the block."""
+        async with self._pool.connection() as connection, buffered_pipeline(connection):
             await connection.execute("BEGIN" if self._scope is None else BEGIN)
             if self._scope is not None:
                 await connection.execute(self._scope)
@@ -356,7 +366,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        """A connection inside a transaction: commits at the end, rolls back on any exception."""
+        """A connection inside a transaction, which commits at the end of the block, and rolls back on any exception."""
         async with self._pool.connection() as connection, connection.transaction():
             if self._scope is not None:
                 await connection.execute(self._scope)
@@ -364,9 +374,9 @@ class Database:
 
     @asynccontextmanager
     async def long_transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        """The same, and its statements may take an hour."""
+        """A transaction whose statements may take LONG_STATEMENT_TIMEOUT_SECONDS."""
         async with self._pool.connection() as connection:
-            limit, connection.answer_timeout = connection.answer_timeout, LONG_STATEMENT_SECONDS
+            limit, connection.answer_timeout = connection.answer_timeout, LONG_STATEMENT_TIMEOUT_SECONDS
             try:
                 async with connection.transaction():
                     if self._scope is not None:

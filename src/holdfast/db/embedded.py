@@ -40,7 +40,7 @@ from holdfast.lifecycle.descriptors import readable
 
 log = structlog.get_logger(__name__)
 
-TAKEOVER_TIMEOUT = 15.0
+DIRECTORY_LOCK_TIMEOUT_SECONDS = 15.0
 
 
 class EmbeddedPostgres:
@@ -176,7 +176,7 @@ def _lock(data_dir: Path, *, for_command: bool) -> int:
     a command.
     """
     fd = open_private(data_dir / "lock", os.O_RDWR)
-    deadline = time.monotonic() + TAKEOVER_TIMEOUT
+    deadline = time.monotonic() + DIRECTORY_LOCK_TIMEOUT_SECONDS
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ SUPERUSER = "postgres"
 ACCOUNT = "pgserver"
 PORT = 5432  # Only part of the socket's name: nothing listens on the network.
 
-LONGEST_SOCKET_DIR = 85  # Bytes: the name of a socket has at most 103 on some systems, its last part included.
+SOCKET_DIR_MAX_BYTES = 85  # Bytes: the name of a socket has at most 103 on some systems, its last part included.
 
 START_TIMEOUT = 600.0  # Recovery after a crash replays the log, and may take minutes.
 STOP_TIMEOUT = 60.0
@@ -197,7 +197,7 @@ class Server:
         name = f"holdfast-{hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]}"
         places = (self.pgdata, Path(tempfile.gettempdir()) / name, Path("/tmp") / name)  # noqa: S108
         # To a client a comma separates hosts; to the server a quote would end the name.
-        fits = (p for p in places if len(os.fsencode(p)) <= LONGEST_SOCKET_DIR and not {",", '"'} & set(str(p)))
+        fits = (p for p in places if len(os.fsencode(p)) <= SOCKET_DIR_MAX_BYTES and not {",", '"'} & set(str(p)))
         place = next(fits, places[-1])
         if place == self.pgdata:
             return place

@@ -22,10 +22,10 @@ from psycopg import Connection, sql
 from psycopg.rows import dict_row
 
 from holdfast.db import rights
-from holdfast.db.connect import ANSWER_SHARE, check_server, connection_parameters
-from holdfast.db.identity import RULE, difference, read_identity
+from holdfast.db.connect import ANSWER_TIMEOUT_SHARE, check_server, connection_parameters
+from holdfast.db.database_identity import SAME_DATABASE_RULE, difference, read_database_identity
+from holdfast.db.long_statements import LongStatementConnection
 from holdfast.db.outages import is_outage
-from holdfast.db.patient import PatientConnection
 from holdfast.db.session_options import no_transaction_timeout
 from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.settings import Settings
@@ -114,13 +114,13 @@ def migrate(settings: Settings) -> list[str]:
     if settings.direct_database_url is not None:
         with _connected(settings, "DATABASE_URL", session=False) as connection:
             check_server(connection, "DATABASE_URL")
-            pooled = read_identity(connection)
+            pooled = read_database_identity(connection)
     direct = settings.session_url is not None
     name = "DATABASE_URL" if settings.direct_database_url is None else "DIRECT_DATABASE_URL"
     with _connected(settings, name, session=direct) as connection:
         check_server(connection, name)
-        if pooled is not None and (problem := difference(pooled, read_identity(connection))) is not None:
-            raise DatabaseError(f"{problem}. {RULE}.")
+        if pooled is not None and (problem := difference(pooled, read_database_identity(connection))) is not None:
+            raise DatabaseError(f"{problem}. {SAME_DATABASE_RULE}.")
         try:
             return _Schema(connection, settings.db_schema, has_session=direct).bring_up_to_date()
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
@@ -131,9 +131,9 @@ def migrate(settings: Settings) -> list[str]:
 def _connected(settings: Settings, name: str, *, session: bool) -> Iterator[Connection]:
     """A connection for the length of the block. Raises DatabaseUnavailable if it is lost there."""
     try:
-        connection = PatientConnection.connect(
+        connection = LongStatementConnection.connect(
             connection_parameters(settings, "migrate", session=session),
-            check_seconds=ANSWER_SHARE * settings.database_timeout,
+            check_seconds=ANSWER_TIMEOUT_SHARE * settings.database_timeout,
             has_session=session,
             autocommit=True,
             prepare_threshold=None,

@@ -9,7 +9,7 @@ _CLASSES = ("08", "53")
 # One statement may need more memory than there is, while others do not.
 _OUT_OF_MEMORY = "53200"
 # One statement may exceed a limit that the operator has set, such as `temp_file_limit`, while others do not.
-LIMIT_OF_OPERATOR = "53400"
+CONFIGURATION_LIMIT_EXCEEDED = "53400"
 # 57P01 to 57P05: the server ends, starts, or has ended the session.
 _SERVER_STATES = "57P"
 # A standby that was the primary, or is not one yet.
@@ -25,6 +25,6 @@ def is_outage(error: BaseException) -> bool:
     if state is None:
         # Raised by the driver or the pool: there is no connection. A DataError of the driver is about a value.
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    if state in (_OUT_OF_MEMORY, LIMIT_OF_OPERATOR):
+    if state in (_OUT_OF_MEMORY, CONFIGURATION_LIMIT_EXCEEDED):
         return False
     return state[:2] in _CLASSES or state[:3] == _SERVER_STATES or state == _READ_ONLY

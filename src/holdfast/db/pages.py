@@ -31,7 +31,7 @@ SELECT * FROM (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PageLimits:
     """Which part of a list, and the bytes after which it ends sooner."""
 
     limit: int
@@ -39,7 +39,7 @@ class Part:
     max_bytes: int
 
 
-class Found(NamedTuple):
+class PageRows(NamedTuple):
     """The rows of a part. `more`: the list goes on behind them."""
 
     rows: list[DictRow]
@@ -56,25 +56,25 @@ def within_bytes(statement: str, wide: Sequence[str], max_bytes: int) -> str:
     return WITHIN.format(statement=statement, size=size_of(*wide), max_bytes=max_bytes)
 
 
-def found_rows(rows: Sequence[DictRow], limit: int | None = None) -> Found:
+def as_page(rows: Sequence[DictRow], limit: int | None = None) -> PageRows:
     """What a statement of `within_bytes` has found, at most `limit` rows of it."""
     more = bool(rows) and bool(rows[-1]["page_more"])
     if limit is not None and len(rows) > limit:
         rows, more = rows[:limit], True
     for row in rows:
         del row["page_row"], row["page_more"], row["page_bytes"]
-    return Found(list(rows), more)
+    return PageRows(list(rows), more)
 
 
-async def fetch_part(
+async def fetch_page(
     connection: AsyncConnection[DictRow],
     statement: str,
     parameters: Mapping[str, Any],
-    part: Part,
+    part: PageLimits,
     wide: Sequence[str],
-) -> Found:
+) -> PageRows:
     """A part of the list that a statement with `%(limit)s` and `%(offset)s` makes."""
     # One row more than is shown tells whether the list goes on.
     asked = {**parameters, "limit": part.limit + 1, "offset": part.offset}
     cursor = await connection.execute(within_bytes(statement, wide, part.max_bytes).encode(), asked)
-    return found_rows(await cursor.fetchall(), part.limit)
+    return as_page(await cursor.fetchall(), part.limit)

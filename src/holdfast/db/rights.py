@@ -37,7 +37,7 @@ TABLES = (
     *MIGRATION_TABLES,
 )
 # Tables that a message names before it says how many more there are.
-MOST_NAMED = 3
+MAX_TABLES_NAMED = 3
 
 # By oid: asking for the rights on a schema by its name would fail for one that does not exist.
 SCHEMA_RIGHTS = """
@@ -118,8 +118,8 @@ def later_tables_grant(schema: str, role: str, *, owner: str) -> str:
 def lacking_on_tables(tables: Tables) -> str:
     """The tables on which the role lacks rights, and which ones; empty if there are none."""
     closed = [table for table in tables if table["lacking"]]
-    named = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:MOST_NAMED])
-    return f"{named} and {len(closed) - MOST_NAMED} more" if len(closed) > MOST_NAMED else named
+    named = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:MAX_TABLES_NAMED])
+    return f"{named} and {len(closed) - MAX_TABLES_NAMED} more" if len(closed) > MAX_TABLES_NAMED else named
 
 
 def other_owner(tables: Tables) -> str | None:

@@ -8,7 +8,7 @@ import secrets
 from holdfast.settings import Settings
 
 # Postgres cuts off what is longer.
-LONGEST_APPLICATION_NAME = 63
+APPLICATION_NAME_MAX_BYTES = 63
 TOKEN_BYTES = 6
 
 
@@ -49,4 +49,4 @@ def _name(settings: Settings, role: str, token: str | None = None) -> str:
     default = Settings.model_fields["db_schema"].default
     name = f"holdfast {role}" if token is None else f"holdfast {role} {token}"
     # The token comes before the schema, so that a long one does not push it out.
-    return (name if settings.db_schema == default else f"{name} of {settings.db_schema}")[:LONGEST_APPLICATION_NAME]
+    return (name if settings.db_schema == default else f"{name} of {settings.db_schema}")[:APPLICATION_NAME_MAX_BYTES]

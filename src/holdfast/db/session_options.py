@@ -2,7 +2,7 @@
 
 A role or a database may have defaults of its own: a `statement_timeout` for people, a stricter isolation level, a time
 zone. Each of them would break something that nobody looks for there, so none is left to chance. How long Holdfast waits
-for Postgres is decided on its own side (`db/bounded.py`).
+for Postgres is decided on its own side (`db/answer_timeout.py`).
 
 `default_transaction_read_only` is left alone: operators and providers switch it on to stop all writes, for example
 before a disk is full. Then runs wait, as in any outage.
@@ -40,7 +40,7 @@ _NO_TRANSACTION_TIMEOUT = (
 )
 # Of the values of synchronous_commit only `off` acknowledges what a crash of Postgres can undo. Which of the others it
 # is (`remote_apply`, for example) is for the operator to say, so it cannot be among the options of a connection.
-_COMMITS_ARE_KEPT = (
+_SYNCHRONOUS_COMMIT_ON = (
     "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', {local}) END"
 )
 # Where a session cannot be set, behind PgBouncer.
@@ -80,7 +80,7 @@ def no_transaction_timeout(server_version: int, *, local: bool = False) -> bytes
 
 def session_statement(server_version: int) -> bytes:
     """The statement that gives a session what cannot be among the options of its connection."""
-    parts = [_COMMITS_ARE_KEPT.format(local="false")]
+    parts = [_SYNCHRONOUS_COMMIT_ON.format(local="false")]
     if server_version >= _HAS_TRANSACTION_TIMEOUT:
         parts.append("set_config('transaction_timeout', '0', false)")
     return f"SELECT {', '.join(parts)}".encode()
@@ -89,5 +89,5 @@ def session_statement(server_version: int) -> bytes:
 def transaction_options(settings: Settings) -> bytes:
     """A statement that gives them to a transaction: behind PgBouncer the next one may have another session."""
     values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _for_us(settings).items())
-    kept = _COMMITS_ARE_KEPT.format(local="true")
+    kept = _SYNCHRONOUS_COMMIT_ON.format(local="true")
     return f"SELECT {values}, {kept}, {_NO_TRANSACTION_TIMEOUT}".encode()

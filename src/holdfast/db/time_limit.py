@@ -42,7 +42,7 @@ async def time_limit(database: Database, seconds: float | None) -> AsyncIterator
 
 
 @contextmanager
-def stopped_clock() -> Iterator[None]:
+def paused_time_limit() -> Iterator[None]:
     """A block whose time does not count for the limit of the task, if it has one."""
     limit = _limit.get()
     end = None if limit is None else limit.when()

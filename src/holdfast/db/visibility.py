@@ -17,10 +17,10 @@ from psycopg.rows import DictRow
 
 Table = Literal["thread", "assistant", "cron"]
 
-DEEPEST = 2
+MAX_FILTER_DEPTH = 2
 
 # Whose the graphs' own assistants are. No tenant can be called that.
-EVERYBODY = "*"
+ALL_TENANTS = "*"
 
 
 class InvalidVisibility(ValueError):
@@ -49,14 +49,14 @@ class Visibility:
         condition = _all_of(self.filter, column, parameters, 0)
         if self.tenant is None:
             return condition, parameters
-        owned, more = self.owned(f"{column.removesuffix('metadata')}tenant_id", shared=shared)
-        return f"{owned} AND {condition}", {**parameters, **more}
+        tenant_condition, more = self.tenant_condition(f"{column.removesuffix('metadata')}tenant_id", shared=shared)
+        return f"{tenant_condition} AND {condition}", {**parameters, **more}
 
-    def owned(self, column: str, *, shared: bool = False) -> tuple[str, dict[str, Any]]:
+    def tenant_condition(self, column: str, *, shared: bool = False) -> tuple[str, dict[str, Any]]:
         """The part of the condition that is about the tenant."""
         if self.tenant is None:
             return "true", {}
-        owners = [self.tenant, EVERYBODY] if shared else [self.tenant]
+        owners = [self.tenant, ALL_TENANTS] if shared else [self.tenant]
         return f"{column} = ANY(%(visible_tenants)s)", {"visible_tenants": owners}
 
 
@@ -91,8 +91,8 @@ def _all_of(wanted: Mapping[str, Any], column: str, parameters: dict[str, Any], 
 
 
 def _several(operator: str, value: Any, column: str, parameters: dict[str, Any], depth: int) -> str:
-    if depth > DEEPEST:
-        raise InvalidVisibility(f"{operator} is nested deeper than {DEEPEST} levels")
+    if depth > MAX_FILTER_DEPTH:
+        raise InvalidVisibility(f"{operator} is nested deeper than {MAX_FILTER_DEPTH} levels")
     if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, Mapping) for item in value):
         raise InvalidVisibility(f"{operator} takes a list of at least two filters")
     joined = " OR " if operator == "$or" else " AND "

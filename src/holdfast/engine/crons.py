@@ -20,8 +20,8 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import TRY_SHARE
-from holdfast.db.pages import Found, Part
+from holdfast.db.pages import PageLimits, PageRows
+from holdfast.db.row_by_row import TRY_TIMEOUT_SHARE
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.errors import NotFound, RequestError
@@ -257,8 +257,8 @@ async def search_crons(
     *,
     sort_by: SortBy,
     ascending: bool,
-    part: Part,
-) -> Found:
+    part: PageLimits,
+) -> PageRows:
     # Not NULLS LAST for all columns: an index of a column that is never NULL does not serve that order.
     order_by = f"{sort_by} IS NULL, {sort_by}" if sort_by in MAY_BE_NULL else sort_by
     return await search_rows(connection, SEARCH, filters, sort_by=order_by, ascending=ascending, part=part, wide=WIDE)
@@ -288,8 +288,8 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
     However many due times have passed, there is one run, and the next due time is in the future. When the run cannot
     be created (the strategy is `reject` and the thread is busy), the due time is over all the same.
 
-    Raises TimeoutError if it takes longer than TRY_SHARE of DATABASE_TIMEOUT: others are due as well. The wait for a
-    connection of the pool does not count: no cron is to blame for it.
+    Raises TimeoutError if it takes longer than TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT: others are due as well. The wait
+    for a connection of the pool does not count: no cron is to blame for it.
     """
     schedule = Schedule.parse(due["schedule"], due["timezone"])
     parameters = {
@@ -297,7 +297,7 @@ async def fire(database: Database, due: DictRow) -> Firing | None:
         "due": due["next_run_date"],
         "next_run_date": next_due(schedule, due["end_time"], due["now"]),
     }
-    seconds = TRY_SHARE * database.settings.database_timeout
+    seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
     async with database.transaction() as connection, asyncio.timeout(seconds):
         if due["thread_id"] is not None:
             # Before the cron: whoever deletes a thread has it locked when its crons go.

@@ -18,7 +18,7 @@ from psycopg import AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.plans import PLANNED_ONCE, KeptPlans
+from holdfast.db.generic_plans import GENERIC_PLANS, PlanRefresh
 from holdfast.engine.create import (
     Created,
     NewRun,
@@ -40,7 +40,7 @@ CONTENTION = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # A thread that somebody holds for longer must not keep those waiting who have nothing to do with it.
 PATIENCE = "50ms"
 TERMS = "SELECT " + ", ".join(
-    f"set_config('{name}', '{value}', true)" for name, value in {"lock_timeout": PATIENCE, **PLANNED_ONCE}.items()
+    f"set_config('{name}', '{value}', true)" for name, value in {"lock_timeout": PATIENCE, **GENERIC_PLANS}.items()
 )
 
 
@@ -69,7 +69,7 @@ class Intake:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._plans = KeptPlans()
+        self._plans = PlanRefresh()
         self._arrived: list[_Arrival] = []
         self._working: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
@@ -150,7 +150,7 @@ class Intake:
         runs = [arrival.new for arrival in group if isinstance(arrival.new, NewRun)]
         threads = [arrival.new for arrival in group if isinstance(arrival.new, NewThread)]
         opened: AsyncCursor[DictRow] | None = None
-        async with self._database.pipelined() as connection:
+        async with self._database.pipelined_transaction() as connection:
             await connection.execute(TERMS)
             await self._plans.use(connection)
             if threads:

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.children.parents import lock_with_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
@@ -210,7 +210,7 @@ async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, gr
 
 
 async def release_orphans(
-    database: Database, *, max_crashes: int, aside: SetAside | None = None, accompanied: set[UUID] | None = None
+    database: Database, *, max_crashes: int, aside: RowsSetAside | None = None, accompanied: set[UUID] | None = None
 ) -> list[DictRow]:
     """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now. A run
     that cannot be released is set aside, and delays no other.
@@ -229,12 +229,12 @@ async def release_orphans(
     # and waits if somebody has locked one of them.
     timeout = database.settings.database_timeout
     release = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=False)
-    released = await one_by_one(database, orphans, release, aside, within=RELEASE_SHARE * timeout)
+    released = await process_rows(database, orphans, release, aside, within=RELEASE_SHARE * timeout)
     dealt_with = {row["run_id"] for row in released}.union([] if aside is None else aside.ids())
     if rest := [row for row in orphans if row["run_id"] not in dealt_with]:
         end = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=True)
         try:
-            released += await one_by_one(database, rest, end, aside, within=END_SHARE * timeout)
+            released += await process_rows(database, rest, end, aside, within=END_SHARE * timeout)
         except Exception:
             # The caller must learn of those that are released. The others are found again.
             if not released:

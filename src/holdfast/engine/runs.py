@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import RUN_COLUMNS
@@ -92,7 +92,7 @@ async def thread_of_run(connection: AsyncConnection[DictRow], run_id: UUID) -> U
 
 def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
     if not visible.filter:
-        owned, tenants = visible.owned("run.tenant_id")
+        owned, tenants = visible.tenant_condition("run.tenant_id")
         if visible.tenant is not None:
             # In the words of the index on tenants.
             owned += " AND run.tenant_id <> '' AND hashtext(run.tenant_id) = hashtext(%(visible_tenant)s)"
@@ -140,14 +140,14 @@ async def list_runs(
     connection: AsyncConnection[DictRow],
     thread_id: UUID | None,
     status: str | None,
-    part: Part,
+    part: PageLimits,
     visible: Visibility = EVERYTHING,
-) -> Found:
+) -> PageRows:
     """Runs of a thread, or of all threads that are visible, newest first."""
     condition, parameters = _in_visible_thread(visible)
     statement = list_statement(status, condition) if thread_id is None else LIST_OF_THREAD
     parameters |= {"thread_id": thread_id, "status": status}
-    return await fetch_part(connection, statement, parameters, part, WIDE)
+    return await fetch_page(connection, statement, parameters, part, WIDE)
 
 
 def present_run(run: Mapping[str, Any]) -> dict[str, Any]:

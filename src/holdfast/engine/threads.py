@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.children.parents import LOCK_FAMILY
 from holdfast.engine.create import THREAD_COLUMNS, NewThread
@@ -233,8 +233,8 @@ async def search_threads(
     extract: Mapping[str, tuple[str, Sequence[str]]],
     sort_by: str,
     descending: bool,
-    part: Part,
-) -> Found:
+    part: PageLimits,
+) -> PageRows:
     """Threads with the given columns. `extract` names a place in one of the documents for each alias; what is there,
     or null, is in `extracted`. Column names are the caller's, never a client's."""
     where, parameters = filters.where()
@@ -251,7 +251,7 @@ async def search_threads(
         f'ORDER BY "{sort_by}" {direction}, thread_id {direction} LIMIT %(limit)s OFFSET %(offset)s'
     )
     wide = [column for column in columns if column in WIDE] + (["extracted"] if places else [])
-    return await fetch_part(connection, statement, parameters, part, wide)
+    return await fetch_page(connection, statement, parameters, part, wide)
 
 
 async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) -> int:

@@ -8,7 +8,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.engine.children.parents import NEVER
 from holdfast.errors import Conflict, NotFound
 
@@ -67,10 +67,10 @@ FROM run WHERE run_id = %(run_id)s AND status = 'pending'
 """
 
 
-async def list_workers(connection: AsyncConnection[DictRow], status: str | None, part: Part) -> Found:
+async def list_workers(connection: AsyncConnection[DictRow], status: str | None, part: PageLimits) -> PageRows:
     """Workers, those that are alive first, then the latest. One that has left is kept for a while."""
-    rows, more = await fetch_part(connection, WORKERS, {"status": status}, part, ["graphs", "run_ids"])
-    return Found([{**row, "active": len(row["run_ids"])} for row in rows], more)
+    rows, more = await fetch_page(connection, WORKERS, {"status": status}, part, ["graphs", "run_ids"])
+    return PageRows([{**row, "active": len(row["run_ids"])} for row in rows], more)
 
 
 async def drain_worker(connection: AsyncConnection[DictRow], worker_id: UUID) -> str:

@@ -31,8 +31,8 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pipelines import gathered
-from holdfast.db.plans import KeptPlans
+from holdfast.db.buffered_pipeline import buffered_pipeline
+from holdfast.db.generic_plans import PlanRefresh
 from holdfast.db.session_options import BEGIN, transaction_options
 from holdfast.engine.outcome import Released
 from holdfast.engine.queue import LOCK_THREADS
@@ -107,7 +107,7 @@ class Journal:
         # Whether a line about each flush would be seen: nothing is counted for one that is not.
         self._tells = settings.log_level == "debug"
         self.session = JournalSession(settings)
-        self._plans = KeptPlans()
+        self._plans = PlanRefresh()
         self.backoff = Backoff("journal.outage", "journal.recovered")
         # When what is being written was taken up, for traces.
         self._taken_at = 0
@@ -386,7 +386,7 @@ class Journal:
         others have used of shared budgets."""
         connection = await self.session.connection()
         async with asyncio.timeout(self.settings.lease):
-            async with gathered(connection):
+            async with buffered_pipeline(connection):
                 await self._begin(connection, lock_limit=lock_limit)
                 written = await write_portions(connection, portions, verify=True, repeat=repeat)
                 await connection.execute("COMMIT")

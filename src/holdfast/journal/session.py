@@ -10,8 +10,8 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.bounded import BoundedAsyncConnection
-from holdfast.db.connect import end_session, open_session
+from holdfast.db.answer_timeout import TimedAsyncConnection
+from holdfast.db.connect import open_session, terminate_session
 from holdfast.db.session_names import application_name
 from holdfast.settings import Settings
 
@@ -31,7 +31,7 @@ class JournalSession:
         self.on_found: Callable[[], None] = lambda: None
         """Called when it is no longer `missing`."""
         self._settings = settings
-        self._connection: BoundedAsyncConnection | None = None
+        self._connection: TimedAsyncConnection | None = None
         # Of the last session there was.
         self._backend_pid: int | None = None
 
@@ -41,7 +41,7 @@ class JournalSession:
             # Before the timeout of a commit: cancelling a statement of a server that hangs takes ten seconds more.
             limit = COMMIT_TIMEOUT_LEASE_SHARE * self._settings.lease
             try:
-                connection = await open_session(self._settings, "journal", planned_once=True, answer_timeout=limit)
+                connection = await open_session(self._settings, "journal", generic_plans=True, answer_timeout=limit)
             except BaseException:
                 self.missing = True
                 raise
@@ -49,7 +49,7 @@ class JournalSession:
                 # The session before this one may have a commit still to do, such as one that a network delivers late.
                 # It would undo what is written meanwhile.
                 try:
-                    await end_session(connection, self._backend_pid, application_name(self._settings, "journal"))
+                    await terminate_session(connection, self._backend_pid, application_name(self._settings, "journal"))
                 except BaseException:
                     await connection.close()
                     raise
@@ -80,11 +80,11 @@ class JournalSession:
             except (psycopg.Error, OSError):
                 await self.close()
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """The server did not answer somebody else. Do not wait for it on this connection: after a fail-over it leads to
         the old server."""
         if self._connection is not None:
-            self._connection.hang_up()
+            self._connection.shut_down()
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -7,8 +7,8 @@ from typing import assert_never
 import psycopg
 from psycopg.rows import DictRow
 
-from holdfast.db.bounded import NoAnswer
-from holdfast.db.outages import LIMIT_OF_OPERATOR
+from holdfast.db.answer_timeout import NoAnswer
+from holdfast.db.outages import CONFIGURATION_LIMIT_EXCEEDED
 from holdfast.engine.outcome import Ended, RolledBack
 from holdfast.errors import Cancelled, LeaseLost, RunSignal
 from holdfast.journal.batch import CheckpointEntry, Entry, EventEntry, Portion, ProgressEntry, UsageEntry, WritesEntry
@@ -25,7 +25,7 @@ def is_refusal(error: Exception) -> bool:
     53400 (one that the operator has set, such as `temp_file_limit`) count as operational for psycopg; class 25 (a
     server that is read-only for now, as after a fail-over) does not."""
     if isinstance(error, psycopg.OperationalError):
-        return (error.sqlstate or "").startswith(("54", LIMIT_OF_OPERATOR))
+        return (error.sqlstate or "").startswith(("54", CONFIGURATION_LIMIT_EXCEEDED))
     if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("25"):
         return False
     return not isinstance(error, (psycopg.InterfaceError, TimeoutError, OSError))

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.errors import Conflict, InvalidRequest, NotFound
@@ -251,8 +251,8 @@ async def search_assistants(
     *,
     sort_by: SortBy,
     ascending: bool,
-    part: Part,
-) -> Found:
+    part: PageLimits,
+) -> PageRows:
     """Assistants whose metadata contains `metadata` and whose name contains `name`, in any case."""
     return await search_rows(connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, part=part, wide=WIDE)
 
@@ -273,11 +273,11 @@ async def change_assistant(
 
 
 async def list_versions(
-    connection: AsyncConnection[DictRow], identity: UUID, *, metadata: Mapping[str, Any], part: Part
-) -> Found:
+    connection: AsyncConnection[DictRow], identity: UUID, *, metadata: Mapping[str, Any], part: PageLimits
+) -> PageRows:
     """The versions of an assistant, newest first."""
     asked = _stored({"assistant_id": identity, "metadata": metadata})
-    return await fetch_part(connection, VERSIONS, asked, part, WIDE)
+    return await fetch_page(connection, VERSIONS, asked, part, WIDE)
 
 
 async def set_latest(connection: AsyncConnection[DictRow], assistant: DictRow, version: int) -> DictRow:

@@ -15,8 +15,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.db.stored_json import object_fields
 from holdfast.db.time_limit import TooSlow, time_limit
 
@@ -173,7 +173,7 @@ def written_at(checkpoint_id: str) -> datetime:
 async def prune_next(
     database: Database,
     ttl: float,
-    aside: SetAside | None = None,
+    aside: RowsSetAside | None = None,
     *,
     at_once: int = AT_ONCE,
     seconds: float | None = None,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 
 
 class Filters(Protocol):
@@ -26,14 +26,14 @@ async def search_rows(
     *,
     sort_by: str,
     ascending: bool,
-    part: Part,
+    part: PageLimits,
     wide: Sequence[str],
-) -> Found:
+) -> PageRows:
     """Rows by a statement with places for `where`, `sort_by` and `order`. `sort_by` is our own word, no client's.
     `wide`: see `db/pages.py`."""
     where, parameters = filters.where()
     filled = statement.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
-    return await fetch_part(connection, filled, parameters, part, wide)
+    return await fetch_page(connection, filled, parameters, part, wide)
 
 
 async def count_rows(connection: AsyncConnection[DictRow], statement: str, filters: Filters) -> int:

@@ -36,7 +36,7 @@ from psycopg_pool import PoolTimeout
 
 from holdfast.db import rights
 from holdfast.db.connect import Database
-from holdfast.db.pages import found_rows, within_bytes
+from holdfast.db.pages import as_page, within_bytes
 from holdfast.db.stored_json import as_object
 from holdfast.errors import DatabaseError
 from holdfast.graphs.config import ProjectConfig
@@ -296,7 +296,7 @@ class PooledStore(AsyncPostgresStore):
             query = update + within_bytes(select + rest, ["value"], self._max_page_bytes)
         await cursor.execute(query.encode(), parameters)
         rows = await cursor.fetchall()
-        rows, more = found_rows(rows) if bounded else (rows, False)
+        rows, more = as_page(rows) if bounded else (rows, False)
         items = FoundItems(
             _row_to_search_item(_decode_ns_bytes(row["prefix"]), cast(Any, row), loader=cast(Any, as_object))
             for row in rows

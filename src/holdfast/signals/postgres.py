@@ -19,7 +19,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.arrays import texts
 from holdfast.db.connect import Database
-from holdfast.db.kept import KeptConnection
+from holdfast.db.kept_connection import KeptConnection
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 
@@ -44,7 +44,7 @@ class PostgresSignals(Carrier):
         try:
             await super().run()
         finally:
-            await self._sender.part()
+            await self._sender.release()
 
     def _channel(self, topic: Topic | None) -> str:
         return f"{self._settings.db_schema}_{topic or self._name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.children.families import cancel_abandoned, has_family_work, release_overdue
 from holdfast.engine.ready import announce_ready
 from holdfast.signals import Signals
@@ -22,7 +22,7 @@ class ChildKeeper:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._aside = SetAside("families", "run_id", database.metrics)
+        self._aside = RowsSetAside("families", "run_id", database.metrics)
 
     async def run(self) -> float:
         """Do what there is to do. Returns the seconds until the next look."""

@@ -6,8 +6,8 @@ import structlog
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, best_effort
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside, ignore_failures
 from holdfast.engine.cancel import announce_cancelled
 from holdfast.engine.created import say_created
 from holdfast.engine.crons import fire, next_cron_due, postpone, upcoming_crons
@@ -30,7 +30,7 @@ class CronFirer:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._aside = SetAside("crons", "due_time", database.metrics, first_pause=RETRY_INTERVAL)
+        self._aside = RowsSetAside("crons", "due_time", database.metrics, first_pause=RETRY_INTERVAL)
 
     async def run(self) -> float:
         """Fire what is due, at most one batch. Returns the seconds until the next look."""
@@ -55,7 +55,7 @@ class CronFirer:
             # A cron that cannot be fired, or whose thread somebody has locked, must not keep the others from it.
             log.exception("cron.failed", **about)
             # Setting it aside does not depend on its row, which may be what cannot be written.
-            async with best_effort(self._database):
+            async with ignore_failures(self._database):
                 await postpone(self._database, due, RETRY_INTERVAL)
             self._aside.put(due, error)
             return True

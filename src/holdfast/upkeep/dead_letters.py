@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.dead_letters.graph_gone import note_missing_graphs, put_aside
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
@@ -30,7 +30,7 @@ class Letters:
         self._database = database
         self._settings = database.settings
         self._signals = signals
-        self._aside = SetAside("letters", "run_id", database.metrics)
+        self._aside = RowsSetAside("letters", "run_id", database.metrics)
 
     async def run(self) -> float:
         """Put aside what has waited for too long. Returns the seconds until the next look."""

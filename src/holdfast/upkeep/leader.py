@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.on_session import OnSession
+from holdfast.db.session_database import SessionDatabase
 from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.backoff import Backoff
@@ -156,7 +156,7 @@ class Upkeep:
         """Look for lost workers once. Returns the seconds until the next look."""
         interval = self._settings.reaper_interval
         if session is not None:
-            wanted = await self._reaper.run(OnSession(self._database, session))
+            wanted = await self._reaper.run(SessionDatabase(self._database, session))
             # At least once an interval: the server ends the session of a leader that asks nothing.
             usual = interval * random.uniform(1.0, 1.1)  # noqa: S311
             return usual if wanted is None else min(usual, wanted)

@@ -10,8 +10,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_ready
 from holdfast.engine.reap import Watched, mark_lost, release_orphans, watch_workers
@@ -39,7 +39,7 @@ class Reaper:
         self._signals = signals
         self._settings = database.settings
         self._release_due = 0.0
-        self._aside = SetAside("takeover", "run_id", database.metrics)
+        self._aside = RowsSetAside("takeover", "run_id", database.metrics)
         self._accompanied: set[UUID] = set()
         # Whether all leases may have expired although the workers are well, and until when they are not trusted
         # therefore, on the monotonic clock.

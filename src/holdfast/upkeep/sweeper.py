@@ -12,8 +12,8 @@ from uuid import UUID
 import structlog
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.db.time_limit import TooSlow, time_limit
 from holdfast.errors import RequestError
 from holdfast.graphs.checkpointer import CheckpointerSection
@@ -81,7 +81,7 @@ class Sweeper:
         self._threads = threads or CheckpointerSection()
         self._budget = budget
         self._limit = LIMIT_TIMES * database.settings.database_timeout
-        self._aside = SetAside("sweeps", "thread_id", database.metrics)
+        self._aside = RowsSetAside("sweeps", "thread_id", database.metrics)
         self._checkpoints_at_once = Portion(first=AT_ONCE, most=AT_ONCE)
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside
 from holdfast.upkeep.batch_size import Portion, take
 from holdfast.upkeep.sweeps import Sweep
 
@@ -23,7 +23,7 @@ class Sweeping:
         self._sweep = sweep
         self._portion = portion or Portion()
         self._limit = self._left = limit
-        self._aside = SetAside(f"sweep of {sweep.what}", sweep.key, database.metrics)
+        self._aside = RowsSetAside(f"sweep of {sweep.what}", sweep.key, database.metrics)
 
     async def take(self, seconds: float | None) -> tuple[int, bool]:
         """Take a portion within the seconds that are given, if any. Returns how much it was, and whether there may be

@@ -15,8 +15,8 @@ import structlog
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, one_by_one
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
@@ -84,7 +84,7 @@ class Webhooks:
         self._kind: UrlKind = others if call_own_route is None else "relative"
         self._wake = asyncio.Event()
         self._slots = WebhookSlots(CONCURRENT, MAX_SENDING_BYTES)
-        self._aside = SetAside("webhooks", "delivery_id", database.metrics)
+        self._aside = RowsSetAside("webhooks", "delivery_id", database.metrics)
         self._turn = FIRST_TURN
         # Deliveries that one claim is for. It adds up their sizes, which takes long for large ones.
         self._portion = Portion(first=CONCURRENT, most=CONCURRENT)
@@ -181,7 +181,7 @@ class Webhooks:
         rows: list[DictRow] = [{"delivery_id": one.delivery_id, "run_id": one.run_id} for one in portion]
         # A single one may be large, and no statement waits for a lock.
         seconds = self._settings.database_timeout
-        claimed = await one_by_one(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
+        claimed = await process_rows(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
         if not answered:
             self._portion.failed()
         elif len(claimed) == self._portion.size or not claimed:

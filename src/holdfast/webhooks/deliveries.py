@@ -16,7 +16,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pages import Found, Part, fetch_part, size_of
+from holdfast.db.pages import PageLimits, PageRows, fetch_page, size_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.runs import present_run
 from holdfast.errors import NotFound
@@ -300,20 +300,20 @@ async def list_deliveries(
     connection: AsyncConnection[DictRow],
     run_id: UUID | None,
     state: DeliveryState | None,
-    part: Part,
+    part: PageLimits,
     visible: Visibility = EVERYTHING,
-) -> Found:
+) -> PageRows:
     """Deliveries about runs of the threads that are visible, newest first."""
     condition, parameters = _of_visible_run(visible)
     parameters |= {"run_id": run_id, "state": state}
-    return await fetch_part(connection, LIST.format(visible=condition), parameters, part, ["url", "last_error"])
+    return await fetch_page(connection, LIST.format(visible=condition), parameters, part, ["url", "last_error"])
 
 
 def _of_visible_run(visible: Visibility) -> tuple[str, dict[str, Any]]:
     """A delivery knows its tenant, and outlives the thread; what else may be asked for is the thread's. A thread that
     is younger than the delivery is another one, with the id of a thread that was deleted."""
     if not visible.filter:
-        return visible.owned("webhook_delivery.tenant_id")
+        return visible.tenant_condition("webhook_delivery.tenant_id")
     condition, parameters = visible.condition("thread.metadata")
     return (
         "EXISTS (SELECT 1 FROM thread WHERE thread.thread_id = webhook_delivery.thread_id "

@@ -24,8 +24,8 @@ import structlog
 from psycopg import Connection
 from psycopg.rows import DictRow
 
-from holdfast.db.bounded import NoAnswer
-from holdfast.db.connect import open_blocking_session, scoped
+from holdfast.db.answer_timeout import NoAnswer
+from holdfast.db.connect import open_blocking_session, with_session_options
 from holdfast.engine import lease
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.lifecycle.backoff import Backoff
@@ -41,7 +41,7 @@ SOON = 1.0
 class Heartbeat:
     """`deadline` is when, on this process's monotonic clock, the lease can no longer be relied on.
 
-    `on_renewal`, `on_lost` and `on_silence` are called on the event loop. `on_silence`: the server did not answer a
+    `on_renewal`, `on_lost` and `on_no_answer` are called on the event loop. `on_no_answer`: the server did not answer a
     renewal in time.
     """
 
@@ -53,7 +53,7 @@ class Heartbeat:
         on_lost: Callable[[UUID], None],
         claims: Callable[[], int] = lambda: 0,
         problem: Callable[[], str | None] = lambda: None,
-        on_silence: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        on_no_answer: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._settings = settings
         self._registration = registration
@@ -61,7 +61,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._claims = claims
         self._problem = problem
-        self._on_silence = on_silence
+        self._on_silence = on_no_answer
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._worker_id: UUID | None = None
@@ -177,7 +177,7 @@ class Heartbeat:
     def _beat(self, connection: Connection[DictRow], *, reconnected: bool) -> bool:
         """One renewal, and whatever was asked for since the last. False: the thread's work is done."""
         session = self._settings.session_url is not None
-        with scoped(connection, self._settings):
+        with with_session_options(connection, self._settings):
             with self._lock:
                 commands = list(self._commands)
             if "resign" in commands:

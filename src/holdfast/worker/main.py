@@ -22,7 +22,7 @@ from holdfast.claiming.refused_runs import RefusedRuns
 from holdfast.claiming.unexecuted import Strays
 from holdfast.claiming.wakes import Wakes, run_ids_of
 from holdfast.db.connect import Database
-from holdfast.db.kept import KeptConnection
+from holdfast.db.kept_connection import KeptConnection
 from holdfast.engine.claim import NO_TURN, SUSPECT_SECONDS, claim
 from holdfast.engine.lease import Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
@@ -93,7 +93,7 @@ class Worker:
         self.database = Database(settings, "worker")
         self.signals = signals_for(self.database)
         # Hints are sent by another one that is kept.
-        self._claiming = KeptConnection(self.database, others=2, planned_once=True)
+        self._claiming = KeptConnection(self.database, others=2, generic_plans=True)
         self.journal = Journal(settings, self._announce, self._writer_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
         self.executor.signals = self.signals
@@ -131,7 +131,7 @@ class Worker:
             self._lost,
             self.claims.count,
             lambda: self.condition.reason(),
-            on_silence=self._unanswered,
+            on_no_answer=self._unanswered,
         )
         self.condition = Condition(settings, self.database, self._heartbeat, self.journal, node_threads, self._held)
         self._replacement = Replacement(settings, self._heartbeat, self.condition, lambda: self._worker_id)
@@ -184,7 +184,7 @@ class Worker:
     async def _serve(self, journal: asyncio.Task[None]) -> None:
         """Claim until told to stop, then leave in good order."""
         await run_together(claim=self._claim_loop(), stop=self._told_to_stop())
-        await self._claiming.part()
+        await self._claiming.release()
         await self._drain()
         self.journal.close()
         await asyncio.wait({journal}, timeout=CLEANUP_TIMEOUT)
@@ -408,8 +408,8 @@ class Worker:
 
     async def _unanswered(self) -> None:
         """The server did not answer a renewal. Other connections may lead to a server that hangs, too."""
-        self.journal.session.hang_up()
-        await self.database.suspect()
+        self.journal.session.shut_down()
+        await self.database.replace_connections()
 
     def _lost(self, worker_id: UUID) -> None:
         """Declared lost, or cut off for longer than the lease. Whatever we hold belongs to others: drop it all, and

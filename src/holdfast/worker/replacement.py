@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from holdfast.db.connect import open_blocking_session, scoped
+from holdfast.db.connect import open_blocking_session, with_session_options
 from holdfast.db.outages import is_outage
 from holdfast.engine.blame import blame, hand_over
 from holdfast.settings import Settings
@@ -86,10 +86,10 @@ def _hand_over(
     settings: Settings, worker_id: UUID, blamed: Sequence[UUID] | None, halt: Callable[[float], None]
 ) -> None:
     with open_blocking_session(settings, "watchdog") as connection:
-        with scoped(connection, settings):
+        with with_session_options(connection, settings):
             # Before the heartbeat's session ends: from then on the worker may be declared lost at any time.
             blame(connection, worker_id, blamed)
         # A renewal after the lease has ended would take the runs back.
         halt(settings.database_timeout + HALT_MARGIN_SECONDS)
-        with scoped(connection, settings):
+        with with_session_options(connection, settings):
             hand_over(connection, worker_id)

@@ -9,8 +9,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import TRY_SHARE, SetAside, one_by_one
 from holdfast.db.outages import is_outage
+from holdfast.db.row_by_row import TRY_TIMEOUT_SHARE, RowsSetAside, process_rows
 from holdfast.db.time_limit import time_limit
 from holdfast.engine.cancel import announce_cancelled, cancel_runs
 from holdfast.engine.children.parents import NEVER
@@ -96,7 +96,7 @@ async def cancel_children(database: Database, signals: Signals, parents: Iterabl
     holding the child's.
     """
     found, generation = 0, list(parents)
-    seconds = TRY_SHARE * database.settings.database_timeout
+    seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
     failure: Exception | None = None
     while generation:
         async with database.connection() as connection:
@@ -120,7 +120,7 @@ async def cancel_children(database: Database, signals: Signals, parents: Iterabl
 
 
 async def cancel_abandoned(
-    database: Database, signals: Signals, limit: int, aside: SetAside | None = None
+    database: Database, signals: Signals, limit: int, aside: RowsSetAside | None = None
 ) -> tuple[int, int]:
     """Cancel the children of runs that have been stopped. Returns how many such runs there were, and children. A run
     whose children cannot be cancelled is set aside, and delays no other.
@@ -141,11 +141,11 @@ async def cancel_abandoned(
         return [(len(run_ids), found)]
 
     # The children of one run may be many, and each is a transaction.
-    done = await one_by_one(database, rows, cancel, aside, seconds=database.settings.database_timeout)
+    done = await process_rows(database, rows, cancel, aside, seconds=database.settings.database_timeout)
     return sum(parents for parents, _ in done), sum(children for _, children in done)
 
 
-async def release_overdue(database: Database, timeout: float, aside: SetAside | None = None) -> list[ReadyRun]:
+async def release_overdue(database: Database, timeout: float, aside: RowsSetAside | None = None) -> list[ReadyRun]:
     """Let the parents go on that have waited for longer than a run may take. One that cannot is set aside, and delays
     no other."""
     async with database.connection() as connection:
@@ -158,4 +158,4 @@ async def release_overdue(database: Database, timeout: float, aside: SetAside | 
             cursor = await connection.execute(RELEASE_OVERDUE, {"run_ids": run_ids, "timeout": timeout})
             return [ReadyRun(row["run_id"], row["graph_id"]) for row in await cursor.fetchall()]
 
-    return await one_by_one(database, overdue, release, aside) if overdue else []
+    return await process_rows(database, overdue, release, aside) if overdue else []

@@ -14,7 +14,7 @@ from psycopg.rows import DictRow
 from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.visibility import Visibility, is_visible
 from holdfast.engine.budget import share_budget
 from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
@@ -168,9 +168,9 @@ async def read_children(connection: AsyncConnection[DictRow], run_id: UUID, keys
     return {row["key"]: row for row in await cursor.fetchall()}
 
 
-async def list_children(connection: AsyncConnection[DictRow], run_id: UUID, part: Part) -> Found:
+async def list_children(connection: AsyncConnection[DictRow], run_id: UUID, part: PageLimits) -> PageRows:
     """The children of a run in the order in which they were created."""
-    return await fetch_part(connection, LIST, {"run_id": run_id}, part, ["key", "error"])
+    return await fetch_page(connection, LIST, {"run_id": run_id}, part, ["key", "error"])
 
 
 def _digest(catalog: GraphCatalog, request: ChildRequest) -> str:

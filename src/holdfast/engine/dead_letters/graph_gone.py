@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import SetAside, one_by_one
+from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.children.parents import lock_with_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
@@ -76,7 +76,7 @@ async def note_missing_graphs(connection: AsyncConnection[DictRow], *, after: fl
 
 
 async def put_aside(
-    database: Database, graphs: list[str], *, after: float, batch: int, aside: SetAside | None = None
+    database: Database, graphs: list[str], *, after: float, batch: int, aside: RowsSetAside | None = None
 ) -> list[DictRow]:
     """End runs that have waited for `after` seconds for one of these graphs, as dead letters. Returns them. A run that
     cannot be ended is set aside, and delays no other."""
@@ -84,7 +84,7 @@ async def put_aside(
     parameters = {"graphs": graphs, "after": after, "batch": batch, "aside": passed_over}
     async with database.connection() as connection:
         doomed = await (await connection.execute(DOOMED, parameters)).fetchall()
-    return await one_by_one(database, doomed, partial(_end, database, after=after), aside) if doomed else []
+    return await process_rows(database, doomed, partial(_end, database, after=after), aside) if doomed else []
 
 
 async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -> list[DictRow]:

@@ -14,7 +14,7 @@ import orjson
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-from holdfast.db.pages import Found, Part, fetch_part
+from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.runs import present_run
 from holdfast.engine.states import DeadLetter
@@ -141,10 +141,10 @@ async def get_letter(connection: AsyncConnection[DictRow], run_id: UUID) -> Dict
     return row
 
 
-async def list_letters(connection: AsyncConnection[DictRow], filters: Filters, part: Part) -> Found:
+async def list_letters(connection: AsyncConnection[DictRow], filters: Filters, part: PageLimits) -> PageRows:
     """Open letters, the latest first."""
     where, parameters = filters.where()
-    return await fetch_part(connection, LIST.format(where=where), parameters, part, WIDE)
+    return await fetch_page(connection, LIST.format(where=where), parameters, part, WIDE)
 
 
 async def oldest_letters(connection: AsyncConnection[DictRow], filters: Filters, limit: int) -> list[DictRow]:

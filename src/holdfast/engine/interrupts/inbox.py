@@ -14,8 +14,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.one_by_one import TRY_SHARE
-from holdfast.db.pages import Found, Part
+from holdfast.db.pages import PageLimits, PageRows
+from holdfast.db.row_by_row import TRY_TIMEOUT_SHARE
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
 from holdfast.engine.outbox import RUN_FIELDS
@@ -156,8 +156,8 @@ class InterruptFilters:
 
 
 async def search_interrupts(
-    connection: AsyncConnection[DictRow], filters: InterruptFilters, *, ascending: bool, part: Part
-) -> Found:
+    connection: AsyncConnection[DictRow], filters: InterruptFilters, *, ascending: bool, part: PageLimits
+) -> PageRows:
     """Search interrupts, ordered by the time of the interrupt."""
     return await search_rows(connection, SEARCH, filters, sort_by="asked_at", ascending=ascending, part=part, wide=WIDE)
 
@@ -199,10 +199,10 @@ async def serve_deadline(database: Database, due: DictRow) -> Served | None:
     comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more, or
     locked.
 
-    Raises TimeoutError if it takes longer than TRY_SHARE of DATABASE_TIMEOUT: others are due as well. The wait for a
-    connection of the pool does not count: no question is to blame for it.
+    Raises TimeoutError if it takes longer than TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT: others are due as well. The wait
+    for a connection of the pool does not count: no question is to blame for it.
     """
-    seconds = TRY_SHARE * database.settings.database_timeout
+    seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
     async with database.transaction() as connection, asyncio.timeout(seconds):
         # Before the question, as everybody who answers it does.
         await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})

@@ -6,7 +6,7 @@ import psycopg
 
 from holdfast.db import rights
 from holdfast.db.connect import CREATE_DATABASE, MINIMUM_SERVER, encoding_problem
-from holdfast.db.identity import RULE, difference, read_identity_async
+from holdfast.db.database_identity import SAME_DATABASE_RULE, difference, read_database_identity_async
 from holdfast.db.migrate import migrations
 from holdfast.errors import DatabaseError
 from holdfast.insight.doctor.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
@@ -73,10 +73,10 @@ async def check_direct_database(installation: Installation) -> Finding:
     if installation.settings.direct_database_url is None:
         return passed("not used: DIRECT_DATABASE_URL is not set")
     async with await installation.connect() as connection:
-        pooled = await read_identity_async(connection)
+        pooled = await read_database_identity_async(connection)
     try:
         async with await installation.connect(session=True) as connection:
-            direct = await read_identity_async(connection)
+            direct = await read_database_identity_async(connection)
     except DatabaseError as error:
         return failed(str(error), "Correct the variable, in the environment or in `env` of langgraph.json.")
     except psycopg.errors.OperationalError as error:
@@ -85,7 +85,7 @@ async def check_direct_database(installation: Installation) -> Finding:
             "Correct DIRECT_DATABASE_URL, or let this machine in (pg_hba.conf, firewall).",
         )
     if (problem := difference(pooled, direct)) is not None:
-        return failed(problem, f"{RULE}. No process starts until then.")
+        return failed(problem, f"{SAME_DATABASE_RULE}. No process starts until then.")
     return passed("DIRECT_DATABASE_URL leads to the same database")
 
 

@@ -19,17 +19,17 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 # What a session, or a transaction, has to be set to.
-PLANNED_ONCE = {"plan_cache_mode": "force_generic_plan"}
+GENERIC_PLANS = {"plan_cache_mode": "force_generic_plan"}
 # Transactions on a connection between two times that its plans are made. To make them takes about as long as two.
-EVERY = 250
+REPLAN_AFTER_TRANSACTIONS = 250
 # Seconds between them, where it has little to do.
-OLD = 300.0
+REPLAN_AFTER_SECONDS = 300.0
 
 
-class KeptPlans:
+class PlanRefresh:
     """Counts what its connections do, and lets go of the plans that are due."""
 
-    def __init__(self, old: float = OLD) -> None:
+    def __init__(self, old: float = REPLAN_AFTER_SECONDS) -> None:
         self._old = old
         # How often each was used since its plans were made, and when they were.
         self._uses: WeakKeyDictionary[AsyncConnection[DictRow], tuple[int, float]] = WeakKeyDictionary()
@@ -38,7 +38,7 @@ class KeptPlans:
         """To be called at the beginning of a transaction, which may be pipelined."""
         now = monotonic()
         uses, since = self._uses.get(connection, (0, now))
-        if uses >= EVERY or now - since > self._old:
+        if uses >= REPLAN_AFTER_TRANSACTIONS or now - since > self._old:
             await connection.execute("DISCARD PLANS")
             uses, since = 0, now
         self._uses[connection] = uses + 1, since

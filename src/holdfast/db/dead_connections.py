@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from psycopg.pq import TransactionStatus
 
-from holdfast.db.bounded import BoundedAsyncConnection
+from holdfast.db.answer_timeout import TimedAsyncConnection
 from holdfast.db.session_names import process_token
 
 # A role may not see the state of another role's sessions: such a session does not count as idle.
@@ -24,9 +24,9 @@ FROM (SELECT 1) AS one LEFT JOIN pg_stat_activity session
 SECOND_LOOK_SECONDS = 0.5
 
 
-async def hang_up_unanswered(
-    connections: Iterable[BoundedAsyncConnection], asking: BoundedAsyncConnection
-) -> list[BoundedAsyncConnection]:
+async def close_dead_connections(
+    connections: Iterable[TimedAsyncConnection], asking: TimedAsyncConnection
+) -> list[TimedAsyncConnection]:
     """Hang up the connections whose sessions the server that answers `asking` does not have, and those that wait for an
     answer although their sessions are idle, at two looks. Their statements fail at once. Returns them."""
     found = await _unanswered(connections, asking)
@@ -34,13 +34,13 @@ async def hang_up_unanswered(
         await asyncio.sleep(SECOND_LOOK_SECONDS)
         found = await _unanswered(found, asking)
     for connection in found:
-        connection.hang_up()
+        connection.shut_down()
     return found
 
 
 async def _unanswered(
-    connections: Iterable[BoundedAsyncConnection], asking: BoundedAsyncConnection
-) -> list[BoundedAsyncConnection]:
+    connections: Iterable[TimedAsyncConnection], asking: TimedAsyncConnection
+) -> list[TimedAsyncConnection]:
     looked_at = [
         (connection, connection.info.backend_pid, _waits(connection))
         for connection in connections
@@ -58,6 +58,6 @@ async def _unanswered(
     ]
 
 
-def _waits(connection: BoundedAsyncConnection) -> bool:
+def _waits(connection: TimedAsyncConnection) -> bool:
     """Whether a statement has been sent, and not been answered in full."""
     return connection.info.transaction_status == TransactionStatus.ACTIVE

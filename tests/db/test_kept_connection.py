@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.db.kept import KeptConnection
+from holdfast.db.kept_connection import KeptConnection
 from holdfast.settings import Settings
 
 MODE = "SELECT pg_backend_pid() AS pid, current_setting('plan_cache_mode') AS mode"
@@ -51,11 +51,11 @@ async def test_it_is_the_same_one_each_time(pool: Pool) -> None:
     kept = KeptConnection(database, others=1)
     assert len({(await used(kept))["pid"] for _ in range(5)}) == 1
     assert (await used(kept))["mode"] == "auto"
-    await kept.part()
+    await kept.release()
 
 
 async def test_what_is_planned_once_is_not_planned_again(pool: Pool) -> None:
-    kept = KeptConnection(await pool(pool_max=2), others=1, planned_once=True)
+    kept = KeptConnection(await pool(pool_max=2), others=1, generic_plans=True)
     for _ in range(10):
         async with kept.connection() as connection:
             await connection.execute("SELECT 1 FROM run WHERE run_id = ANY(%s::uuid[])", ([uuid4()],))
@@ -64,21 +64,21 @@ async def test_what_is_planned_once_is_not_planned_again(pool: Pool) -> None:
             "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE 'SELECT 1 FROM run WHERE%'"
         )
         assert await cursor.fetchall() == [{"custom_plans": 0}]
-    await kept.part()
+    await kept.release()
 
 
 async def test_nobody_else_finds_it_set_as_it_was(pool: Pool) -> None:
     database = await pool(pool_min=1, pool_max=2)
-    kept = KeptConnection(database, others=1, planned_once=True)
+    kept = KeptConnection(database, others=1, generic_plans=True)
     assert (await used(kept))["mode"] == "force_generic_plan"
-    await kept.part()
+    await kept.release()
     async with database.connection() as one, database.connection() as other:
         assert {(await asked(connection))["mode"] for connection in (one, other)} == {"auto"}
 
 
 async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     database = await pool(pool_min=1, pool_max=2)
-    kept = KeptConnection(database, others=1, planned_once=True)
+    kept = KeptConnection(database, others=1, generic_plans=True)
     first = await used(kept)
     async with kept.connection() as connection:
 
@@ -86,8 +86,8 @@ async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: py
             await asyncio.sleep(3600)
 
         monkeypatch.setattr(connection, "execute", silent)
-    monkeypatch.setattr("holdfast.db.kept.PATIENCE", 0.05)
-    await kept.part()
+    monkeypatch.setattr("holdfast.db.kept_connection.PATIENCE", 0.05)
+    await kept.release()
     async with asyncio.timeout(30), database.connection() as one, database.connection() as other:
         found = [await asked(connection) for connection in (one, other)]
     assert {row["mode"] for row in found} == {"auto"}
@@ -97,7 +97,7 @@ async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: py
 async def test_one_is_not_lost_when_its_return_is_cancelled(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task may be cancelled again while it returns the connection that the first cancel made it give up."""
     database = await pool(pool_min=1, pool_max=2)
-    kept = KeptConnection(database, others=1, planned_once=True)
+    kept = KeptConnection(database, others=1, generic_plans=True)
     first = await used(kept)
     restoring = asyncio.Event()
     async with kept.connection() as connection:
@@ -107,7 +107,7 @@ async def test_one_is_not_lost_when_its_return_is_cancelled(pool: Pool, monkeypa
             await asyncio.sleep(3600)
 
         monkeypatch.setattr(connection, "execute", silent)
-    returning = asyncio.create_task(kept.part())
+    returning = asyncio.create_task(kept.release())
     await restoring.wait()
     returning.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -118,10 +118,10 @@ async def test_one_is_not_lost_when_its_return_is_cancelled(pool: Pool, monkeypa
     assert first["pid"] not in {row["pid"] for row in found}
 
 
-@pytest.mark.parametrize("planned_once", [False, True])
-async def test_one_that_failed_is_replaced(pool: Pool, planned_once: bool) -> None:
+@pytest.mark.parametrize("generic_plans", [False, True])
+async def test_one_that_failed_is_replaced(pool: Pool, generic_plans: bool) -> None:
     database = await pool(pool_max=2, pool_min=1)
-    kept = KeptConnection(database, others=1, planned_once=planned_once)
+    kept = KeptConnection(database, others=1, generic_plans=generic_plans)
     first = await used(kept)
     async with database.connection() as other:
         await other.execute("SELECT pg_terminate_backend(%s)", (first["pid"],))
@@ -131,12 +131,12 @@ async def test_one_that_failed_is_replaced(pool: Pool, planned_once: bool) -> No
     # And none is missing in the pool.
     async with database.connection() as connection:
         await asked(connection)
-    await kept.part()
+    await kept.release()
 
 
 async def test_where_none_can_be_spared_one_is_taken_for_each_use(pool: Pool) -> None:
     database = await pool(pool_min=1, pool_max=2)
-    kept = KeptConnection(database, others=2, planned_once=True)
+    kept = KeptConnection(database, others=2, generic_plans=True)
     assert (await used(kept))["mode"] == "auto"
     async with database.connection(), database.connection():
         pass
@@ -145,7 +145,7 @@ async def test_where_none_can_be_spared_one_is_taken_for_each_use(pool: Pool) ->
 async def test_behind_pgbouncer_nothing_is_set_for_good(pool: Pool) -> None:
     """What is set there stays with whichever connection to the server it was."""
     database = await pool(pool_max=5, pgbouncer=True)
-    kept = KeptConnection(database, others=1, planned_once=True)
+    kept = KeptConnection(database, others=1, generic_plans=True)
     assert (await used(kept))["mode"] == "auto"
     async with kept.connection() as connection:
         row = await (await connection.execute("SELECT current_setting('search_path') AS path")).fetchone()

@@ -17,7 +17,7 @@ from psycopg.generators import send
 from psycopg.rows import DictRow
 
 
-class _Gathering(AsyncPipeline):
+class _BufferedPipeline(AsyncPipeline):
     def _communicate_gen(self) -> PQGen[None]:
         while self.command_queue:
             self.command_queue.popleft()()
@@ -33,11 +33,11 @@ class _Gathering(AsyncPipeline):
 
 
 @asynccontextmanager
-async def gathered(connection: AsyncConnection[DictRow]) -> AsyncIterator[None]:
+async def buffered_pipeline(connection: AsyncConnection[DictRow]) -> AsyncIterator[None]:
     """A pipeline for statements whose answers are read after the block: it is sent, and waited for, at its end. What
     any of them raises is raised there too."""
     async with connection.pipeline() as pipeline:
         # Not one within another, which is the other's to send.
         if type(pipeline) is AsyncPipeline and pipeline.level == 1:
-            pipeline.__class__ = _Gathering
+            pipeline.__class__ = _BufferedPipeline
         yield

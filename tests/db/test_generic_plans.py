@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
-from holdfast.db.plans import EVERY, OLD, KeptPlans
+from holdfast.db.generic_plans import REPLAN_AFTER_SECONDS, REPLAN_AFTER_TRANSACTIONS, PlanRefresh
 from holdfast.engine.create import NewThread
 from holdfast.engine.intake import Intake
 from holdfast.settings import Settings
@@ -23,7 +23,7 @@ SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements WHERE 
 
 @pytest.fixture
 async def session(settings: Settings) -> AsyncIterator[AsyncConnection[DictRow]]:
-    async with await open_session(settings, "test", planned_once=True) as connection:
+    async with await open_session(settings, "test", generic_plans=True) as connection:
         yield connection
 
 
@@ -56,10 +56,10 @@ async def grow(session: AsyncConnection[DictRow]) -> Callable[[], Awaitable[int]
 
 async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[DictRow]) -> None:
     """Nothing else tells a session that a table has grown, until somebody analyses it."""
-    plans = KeptPlans()
+    plans = PlanRefresh()
     expected = await grow(session)
     before = await expected()
-    for _ in range(EVERY):
+    for _ in range(REPLAN_AFTER_TRANSACTIONS):
         await plans.use(session)
     assert await expected() == before
     await plans.use(session)
@@ -71,14 +71,14 @@ async def test_plans_are_made_anew_when_they_are_old(
 ) -> None:
     """Others may have made it grow, while this one had nothing to do."""
     now = 0.0
-    monkeypatch.setattr("holdfast.db.plans.monotonic", lambda: now)
-    plans = KeptPlans()
+    monkeypatch.setattr("holdfast.db.generic_plans.monotonic", lambda: now)
+    plans = PlanRefresh()
     expected = await grow(session)
     before = await expected()
     await plans.use(session)
     await plans.use(session)
     assert await expected() == before
-    now += OLD + 1
+    now += REPLAN_AFTER_SECONDS + 1
     await plans.use(session)
     after = await expected()
     assert after > before
@@ -92,7 +92,7 @@ async def test_what_comes_in_is_planned_once(database: Database) -> None:
     narrow = Database(database.settings.model_copy(update={"pool_min": 1, "pool_max": 1}), "test")
     await narrow.open()
     intake = Intake(narrow)
-    for _ in range(EVERY + 20):
+    for _ in range(REPLAN_AFTER_TRANSACTIONS + 20):
         assert await intake.create_thread(NewThread(uuid4(), {})) is not None
     async with narrow.connection() as connection:
         rows = await planned(connection, "INSERT INTO thread")

@@ -29,8 +29,8 @@ FIRST_PAUSE_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 3600.0
 # Of DATABASE_TIMEOUT: how long one try may take. The batch and the first rows of it are tried before the loop, which
 # has at least twice DATABASE_TIMEOUT, is given up: so each call processes a row, or sets one aside.
-TRY_SHARE = 0.25
-WITHIN_TIMES = 2.0
+TRY_TIMEOUT_SHARE = 0.25
+BATCH_TIMEOUT_FACTOR = 2.0
 
 Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ class _Failed:
     failures: int = 1
 
 
-class SetAside:
+class RowsSetAside:
     """The rows that one loop has failed to process, for as long as they are passed over.
 
     Kept by the process, not in the database: another process that takes over the loop tries each of them once.
@@ -96,11 +96,11 @@ class SetAside:
 
 
 @asynccontextmanager
-async def best_effort(database: Database) -> AsyncIterator[None]:
-    """A block that writes to a row which may be bad. What fails in it, or takes longer than TRY_SHARE of
+async def ignore_failures(database: Database) -> AsyncIterator[None]:
+    """A block that writes to a row which may be bad. What fails in it, or takes longer than TRY_TIMEOUT_SHARE of
     DATABASE_TIMEOUT, is given up without a word; only what an outage raises is raised."""
     try:
-        async with time_limit(database, TRY_SHARE * database.settings.database_timeout):
+        async with time_limit(database, TRY_TIMEOUT_SHARE * database.settings.database_timeout):
             yield
     except Exception as error:
         if is_outage(error):
@@ -111,11 +111,11 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-async def one_by_one(
+async def process_rows(
     database: Database,
     rows: Sequence[DictRow],
     work: Callable[[Sequence[DictRow]], Awaitable[list[Result]]],
-    aside: SetAside | None,
+    aside: RowsSetAside | None,
     *,
     seconds: float | None = None,
     within: float | None = None,
@@ -124,15 +124,15 @@ async def one_by_one(
     returned.
 
     A row that fails alone, or takes too long, is set aside. `seconds` is how long one call of `work` may take: by
-    default TRY_SHARE of DATABASE_TIMEOUT. After `within` seconds, by default twice DATABASE_TIMEOUT, no other row is
-    begun: the caller finds the rest again. Raises when the database is away and no row is processed; without `aside`,
-    what `work` raises.
+    default TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT. After `within` seconds, by default twice DATABASE_TIMEOUT, no other
+    row is begun: the caller finds the rest again. Raises when the database is away and no row is processed; without
+    `aside`, what `work` raises.
     """
     if aside is None:
         return await work(rows)
     timeout = database.settings.database_timeout
-    seconds = TRY_SHARE * timeout if seconds is None else seconds
-    end = time.monotonic() + (WITHIN_TIMES * timeout if within is None else within)
+    seconds = TRY_TIMEOUT_SHARE * timeout if seconds is None else seconds
+    end = time.monotonic() + (BATCH_TIMEOUT_FACTOR * timeout if within is None else within)
     try:
         async with time_limit(database, seconds):
             return await work(rows)

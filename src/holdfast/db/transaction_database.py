@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 
 
-class OneTransaction(Database):
+class TransactionDatabase(Database):
     """The pool of a process, seen by somebody whose writes are to be committed together by whoever began the
     transaction. What would be a transaction of its own is a savepoint in it: it can fail without the rest.
 

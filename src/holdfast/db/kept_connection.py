@@ -14,9 +14,9 @@ import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow
 
-from holdfast.db.bounded import BoundedAsyncConnection
-from holdfast.db.connect import ANSWER_SHARE, Database
-from holdfast.db.plans import PLANNED_ONCE, KeptPlans
+from holdfast.db.answer_timeout import TimedAsyncConnection
+from holdfast.db.connect import ANSWER_TIMEOUT_SHARE, Database
+from holdfast.db.generic_plans import GENERIC_PLANS, PlanRefresh
 
 # Seconds that giving back a connection may take.
 PATIENCE = 1.0
@@ -26,16 +26,16 @@ class KeptConnection:
     """Taken when it is first used, and given back when something fails on it; then the next use takes another. For one
     user at a time.
 
-    `others`: how many more the pool must have, or else one is taken for each use. `planned_once`: its statements are,
-    see `db/plans.py`, unless PgBouncer lies in between, where nothing is.
+    `others`: how many more the pool must have, or else one is taken for each use. `generic_plans`: its statements are,
+    see `db/generic_plans.py`, unless PgBouncer lies in between, where nothing is.
     """
 
-    def __init__(self, database: Database, *, others: int, planned_once: bool = False) -> None:
+    def __init__(self, database: Database, *, others: int, generic_plans: bool = False) -> None:
         self._database = database
-        self._plans = KeptPlans() if planned_once else None
-        behind_bouncer = planned_once and database.settings.pgbouncer
+        self._plans = PlanRefresh() if generic_plans else None
+        behind_bouncer = generic_plans and database.settings.pgbouncer
         self._keeps = database.settings.pool_max > others and not behind_bouncer
-        self._held: BoundedAsyncConnection | None = None
+        self._held: TimedAsyncConnection | None = None
         # As the pool has set it.
         self._answer_timeout: float | None = None
 
@@ -49,10 +49,10 @@ class KeptConnection:
         try:
             yield await self._ready()
         except BaseException:
-            await self.part()
+            await self.release()
             raise
 
-    async def part(self) -> None:
+    async def release(self) -> None:
         """Return the connection to the pool, also if the task is cancelled meanwhile. The pool replaces it if it is
         broken."""
         held, self._held = self._held, None
@@ -75,10 +75,10 @@ class KeptConnection:
             # Its statements are short. Whoever keeps it must notice soon that the server hangs.
             self._answer_timeout, self._held.answer_timeout = (
                 self._held.answer_timeout,
-                ANSWER_SHARE * self._database.settings.database_timeout,
+                ANSWER_TIMEOUT_SHARE * self._database.settings.database_timeout,
             )
             if self._plans is not None:
-                for name, value in PLANNED_ONCE.items():
+                for name, value in GENERIC_PLANS.items():
                     await self._held.execute("SELECT set_config(%s, %s, false)", (name, value))
         if self._plans is not None:
             await self._plans.use(self._held)
@@ -89,7 +89,7 @@ async def _restore(connection: AsyncConnection[DictRow]) -> None:
     """Nobody else is to find it set as it is, and sooner nobody at all."""
     try:
         async with asyncio.timeout(PATIENCE):
-            for name in PLANNED_ONCE:
+            for name in GENERIC_PLANS:
                 await connection.execute(sql.SQL("RESET {}").format(sql.Identifier(name)))
     except (psycopg.Error, OSError):  # Which TimeoutError is one of.
         await connection.close()

@@ -16,7 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.cli.exit_codes import ExitCode
-from holdfast.db.identity import read_identity
+from holdfast.db.database_identity import read_database_identity
 from holdfast.db.migrate import migrate
 from holdfast.errors import DatabaseError
 from holdfast.settings import Settings, load_settings
@@ -58,7 +58,7 @@ def test_databases_with_one_name_on_two_servers_are_refused(server_url: str, sho
         warnings.simplefilter("ignore")  # The package warns about the runtime directory it falls back to.
         with older_postgres(short_directory, 16) as there:
             with psycopg.connect(here) as one, psycopg.connect(there) as other:
-                assert read_identity(one)[:2] == read_identity(other)[:2]
+                assert read_database_identity(one)[:2] == read_database_identity(other)[:2]
             assert_refused(settings_for(here, there), "both are named postgres")
 
 
@@ -80,7 +80,7 @@ def test_role_that_may_not_read_the_identity_is_not_refused(empty_url: str, data
     try:
         pooled = make_conninfo(empty_url, user=role)
         with psycopg.connect(pooled, autocommit=True) as connection:
-            assert read_identity(connection) == (conninfo_to_dict(empty_url)["dbname"], None, None)
+            assert read_database_identity(connection) == (conninfo_to_dict(empty_url)["dbname"], None, None)
         assert migrate(settings_for(pooled, empty_url)) == []
         with pytest.raises(DatabaseError, match=DIFFERENT):
             migrate(settings_for(pooled, database_url))

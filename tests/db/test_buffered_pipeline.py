@@ -9,7 +9,7 @@ import pytest
 from psycopg import AsyncConnection, AsyncPipeline, waiting
 from psycopg.rows import DictRow, dict_row
 
-from holdfast.db.pipelines import gathered
+from holdfast.db.buffered_pipeline import buffered_pipeline
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ async def connection(database_url: str) -> AsyncConnection[DictRow]:
 async def test_answers_are_there_after_the_block(connection: AsyncConnection[DictRow]) -> None:
     async with connection:
         for _ in range(4):  # Prepared from the third time on.
-            async with gathered(connection):
+            async with buffered_pipeline(connection):
                 asked = [await connection.execute("SELECT %s::int AS n", (number,)) for number in range(20)]
             assert [(await cursor.fetchall())[0]["n"] for cursor in asked] == list(range(20))
 
@@ -47,7 +47,7 @@ async def test_a_statement_does_not_wait(connection: AsyncConnection[DictRow], m
 
     monkeypatch.setattr(waiting, "wait_async", counted)
     async with connection:
-        async with gathered(connection):
+        async with buffered_pipeline(connection):
             await connection.execute("SELECT 1")
             assert waits == 0
         assert waits > 0
@@ -56,7 +56,7 @@ async def test_a_statement_does_not_wait(connection: AsyncConnection[DictRow], m
 async def test_more_than_the_network_holds(connection: AsyncConnection[DictRow]) -> None:
     """Neither side waits for the other: what is sent, and what is answered meanwhile, is longer than any buffer."""
     async with connection:
-        async with gathered(connection):
+        async with buffered_pipeline(connection):
             asked = [await connection.execute("SELECT %s::text AS said", ("x" * 1_000_000,)) for _ in range(20)]
         assert {len((await cursor.fetchall())[0]["said"]) for cursor in asked} == {1_000_000}
 
@@ -66,7 +66,7 @@ async def test_the_first_error_is_raised_at_the_end(connection: AsyncConnection[
         passed = []
 
         async def divide() -> None:
-            async with gathered(connection):
+            async with buffered_pipeline(connection):
                 for statement in (b"BEGIN", b"SELECT 1/0", b"SELECT nothing", b"COMMIT"):
                     await connection.execute(statement)
                     passed.append(statement)
@@ -83,7 +83,7 @@ async def test_what_is_raised_in_the_block(connection: AsyncConnection[DictRow])
     async with connection:
 
         async def fail() -> None:
-            async with gathered(connection):
+            async with buffered_pipeline(connection):
                 await connection.execute("BEGIN")
                 raise KeyError
 
@@ -95,7 +95,7 @@ async def test_what_is_raised_in_the_block(connection: AsyncConnection[DictRow])
 
 async def test_one_within_another_is_the_others_to_send(connection: AsyncConnection[DictRow]) -> None:
     async with connection, connection.pipeline() as outer:
-        async with gathered(connection):
+        async with buffered_pipeline(connection):
             cursor = await connection.execute("SELECT 1 AS n")
             assert type(outer) is AsyncPipeline
         assert await cursor.fetchone() == {"n": 1}

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from holdfast.db import unanswered
-from holdfast.db.bounded import BoundedAsyncConnection, NoAnswer
+from holdfast.db import dead_connections
+from holdfast.db.answer_timeout import NoAnswer, TimedAsyncConnection
 from holdfast.db.connect import Database, open_session
-from holdfast.db.unanswered import hang_up_unanswered
+from holdfast.db.dead_connections import close_dead_connections
 from holdfast.settings import Settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.waiting import until_true
@@ -46,7 +46,7 @@ async def test_a_statement_that_was_swallowed_fails_as_soon_as_the_server_is_sus
         proxy.strand()
         statement = asyncio.create_task(stranded.execute("SELECT 1"))
         await until_true(lambda: sent(stranded), "the statement is sent")
-        await patient.suspect()
+        await patient.replace_connections()
         with pytest.raises(psycopg.OperationalError) as failure:
             await statement
     assert not isinstance(failure.value, NoAnswer)
@@ -73,7 +73,7 @@ async def test_the_server_is_asked_until_it_answers(patient: Database, proxy: Po
         statement = asyncio.create_task(stranded.execute("SELECT 1"))
         await until_true(lambda: sent(stranded), "the statement is sent")
         proxy.refuse()
-        await patient.suspect()
+        await patient.replace_connections()
         await until_true(lambda: proxy.refused >= 2, "it has been asked in vain")
         assert not statement.done()
         proxy.restore()
@@ -93,8 +93,8 @@ async def test_a_statement_that_the_server_works_on_is_left_alone(
             await holder.execute(LOCK)
             statement = asyncio.create_task(slow.execute(LOCK))
             await until_true(lambda: sent(slow), "the statement is sent")
-            assert isinstance(slow, BoundedAsyncConnection)
-            assert await hang_up_unanswered([slow], asking) == []
+            assert isinstance(slow, TimedAsyncConnection)
+            assert await close_dead_connections([slow], asking) == []
         await statement
 
 
@@ -103,9 +103,9 @@ async def test_a_session_that_the_server_does_not_have_is_hung_up(
 ) -> None:
     """As after a fail-over, also if nobody waits on it: the next who uses it would."""
     async with await open_session(settings, "test") as idle, await open_session(settings, "test") as asking:
-        assert await hang_up_unanswered([idle], asking) == []
-        monkeypatch.setattr(unanswered, "process_token", lambda: "of another process")
-        assert await hang_up_unanswered([idle], asking) == [idle]
+        assert await close_dead_connections([idle], asking) == []
+        monkeypatch.setattr(dead_connections, "process_token", lambda: "of another process")
+        assert await close_dead_connections([idle], asking) == [idle]
         with pytest.raises(psycopg.OperationalError):
             await idle.execute("SELECT 1")
 
@@ -114,6 +114,6 @@ async def test_nothing_is_hung_up_where_process_ids_are_a_poolers(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with await open_session(settings, "test") as idle, await open_session(settings, "test") as asking:
-        monkeypatch.setattr(unanswered, "process_token", lambda: "of another process")
-        monkeypatch.setattr(unanswered, "SESSIONS", unanswered.SESSIONS.replace("pg_backend_pid()", "0"))
-        assert await hang_up_unanswered([idle], asking) == []
+        monkeypatch.setattr(dead_connections, "process_token", lambda: "of another process")
+        monkeypatch.setattr(dead_connections, "SESSIONS", dead_connections.SESSIONS.replace("pg_backend_pid()", "0"))
+        assert await close_dead_connections([idle], asking) == []

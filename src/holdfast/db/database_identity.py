@@ -1,6 +1,6 @@
-"""Which database a connection leads to.
+"""Checks that DATABASE_URL and DIRECT_DATABASE_URL lead to the same database.
 
-LISTEN, leadership and migrations go to DIRECT_DATABASE_URL, runs to DATABASE_URL. If these are different databases, one
+LISTEN, leadership and migrations use DIRECT_DATABASE_URL; runs use DATABASE_URL. If these are different databases, one
 of them has no tables, or workers wait for ever for runs that are in the other one.
 """
 
@@ -12,9 +12,9 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 
-RULE = "Both must lead to the same database; only DIRECT_DATABASE_URL goes past PgBouncer"
+SAME_DATABASE_RULE = "Both must lead to the same database; only DIRECT_DATABASE_URL goes past PgBouncer"
 
-# One statement for each field. The last two cannot be read everywhere: operators can withdraw the rights, and some
+# One statement for each field. The last two are not readable everywhere: operators can revoke the rights, and some
 # services that speak Postgres's protocol lack the function.
 NAME = "SELECT current_database()"
 OID = "SELECT oid::text FROM pg_database WHERE datname = current_database()"
@@ -26,26 +26,26 @@ NOT_READABLE = (
 )
 
 
-class Identity(NamedTuple):
-    """What tells a database from others. None: the role may not read it."""
+class DatabaseIdentity(NamedTuple):
+    """The values that distinguish a database from others. None: the role may not read the value."""
 
     name: str | None
     oid: str | None
     system: str | None
-    """The identifier of the server's data. A standby and a restored copy have that of the original."""
+    """The identifier of the server's data. A standby and a restored copy have the same one as the original."""
 
 
-def read_identity(connection: Connection[Any]) -> Identity:
-    """Over a connection in autocommit, also through PgBouncer."""
-    return Identity(*(_read(connection, statement) for statement in (NAME, OID, SYSTEM)))
+def read_database_identity(connection: Connection[Any]) -> DatabaseIdentity:
+    """Read the identity over a connection in autocommit. It may lead through PgBouncer."""
+    return DatabaseIdentity(*(_read(connection, statement) for statement in (NAME, OID, SYSTEM)))
 
 
-async def read_identity_async(connection: AsyncConnection[Any]) -> Identity:
-    return Identity(*[await _read_async(connection, statement) for statement in (NAME, OID, SYSTEM)])
+async def read_database_identity_async(connection: AsyncConnection[Any]) -> DatabaseIdentity:
+    return DatabaseIdentity(*[await _read_async(connection, statement) for statement in (NAME, OID, SYSTEM)])
 
 
-def difference(pooled: Identity, direct: Identity) -> str | None:
-    """How the databases of DATABASE_URL and DIRECT_DATABASE_URL differ, in words; None if they do not."""
+def difference(pooled: DatabaseIdentity, direct: DatabaseIdentity) -> str | None:
+    """Describe the difference between the databases of DATABASE_URL and DIRECT_DATABASE_URL; None if there is none."""
     if all(None in pair or pair[0] == pair[1] for pair in zip(pooled, direct, strict=True)):
         return None
     where = f"{pooled.name} and {direct.name}" if pooled.name != direct.name else f"both are named {pooled.name}"

@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 
 
-class OnSession(Database):
+class SessionDatabase(Database):
     """Every use is a use of `session`. For one task at a time."""
 
     def __init__(self, database: Database, session: AsyncConnection[DictRow]) -> None:

@@ -1,8 +1,8 @@
-"""Connections that do not wait for ever.
+"""Connections that limit each wait for the server's answer.
 
-libpq waits for an answer as long as the socket is open. A server that hangs, or a network that swallows packets, leaves
-it open: TCP notices some of that, a Unix socket nothing. So each wait of a connection ends on this side, after the
-seconds that it was opened with.
+libpq waits for an answer as long as the socket is open. A server that hangs, or a network that drops packets, leaves
+the socket open: TCP detects some of these cases, a Unix socket none. So each connection has a timeout on the client's
+side.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from psycopg.rows import DictRow
 
 Result = TypeVar("Result")
 
-# How often psycopg looks whether it was interrupted. Its own default.
+# How often psycopg checks for an interrupt. This is its own default.
 WAIT_INTERVAL_SECONDS = 0.1
-# Seconds for asking the server to end a statement that nobody waits for any more.
-CANCEL_SECONDS = 1.0
+# How long to wait for the server to accept the cancellation of a statement that timed out.
+CANCEL_TIMEOUT_SECONDS = 1.0
 
 
 class NoAnswer(psycopg.OperationalError):
-    """The server did not answer in time. The connection is closed."""
+    """The server did not answer within the timeout. The connection is closed."""
 
 
 def _no_answer(seconds: float) -> NoAnswer:
     return NoAnswer(f"the server has not answered for {seconds:g} seconds")
 
 
-class BoundedAsyncConnection(AsyncConnection[DictRow]):
-    """`answer_timeout`: seconds that one statement, or one pipeline, may take. None: no limit. When they are over, the
-    server is asked to end the statement, the connection is closed, and NoAnswer is raised.
+class TimedAsyncConnection(AsyncConnection[DictRow]):
+    """`answer_timeout`: seconds that one statement, or one pipeline, may take. None: no limit. After the timeout the
+    connection asks the server to cancel the statement, closes itself and raises NoAnswer.
 
-    `on_silence` is awaited then: other connections to the same server may hang as well.
+    Before it raises, it awaits `on_no_answer`: other connections to the same server may hang as well.
     """
 
     answer_timeout: float | None = None
-    on_silence: Callable[[], Awaitable[None]] | None = None
+    on_no_answer: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
     async def connect(  # type: ignore[override]
@@ -51,12 +51,12 @@ class BoundedAsyncConnection(AsyncConnection[DictRow]):
         conninfo: str = "",
         *,
         answer_timeout: float | None,
-        on_silence: Callable[[], Awaitable[None]] | None = None,
+        on_no_answer: Callable[[], Awaitable[None]] | None = None,
         **options: Any,
     ) -> Self:
         connection = await super().connect(conninfo, **options)
         connection.answer_timeout = answer_timeout
-        connection.on_silence = on_silence
+        connection.on_no_answer = on_no_answer
         return connection
 
     async def wait(
@@ -69,21 +69,21 @@ class BoundedAsyncConnection(AsyncConnection[DictRow]):
             return await super().wait(gen, interval, limit)
         except _WaitTimeout:
             with suppress(Exception):
-                await self.cancel_safe(timeout=CANCEL_SECONDS)
+                await self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
             self.pgconn.finish()
-            if self.on_silence is not None:
-                await self.on_silence()
+            if self.on_no_answer is not None:
+                await self.on_no_answer()
             raise _no_answer(limit) from None
 
-    def hang_up(self) -> None:
-        """End the connection for both sides at once. A statement that waits for its answer fails, and so does the
-        next one. Not by closing the socket, which another task may be waiting for."""
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as same:
-            same.shutdown(socket.SHUT_RDWR)
+    def shut_down(self) -> None:
+        """Shut down the socket. A statement that waits for its answer fails at once, and so does the next one. The
+        socket is not closed: another task may be waiting on its descriptor."""
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
-class BoundedConnection(Connection[DictRow]):
-    """The same for a plain thread."""
+class TimedConnection(Connection[DictRow]):
+    """The blocking counterpart of TimedAsyncConnection, without `on_no_answer`."""
 
     answer_timeout: float | None = None
 
@@ -103,6 +103,6 @@ class BoundedConnection(Connection[DictRow]):
             return super().wait(gen, interval, limit)
         except _WaitTimeout:
             with suppress(Exception):
-                self.cancel_safe(timeout=CANCEL_SECONDS)
+                self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
             self.pgconn.finish()
             raise _no_answer(limit) from None

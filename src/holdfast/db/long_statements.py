@@ -1,7 +1,8 @@
 """A connection whose statements may take as long as they need, while a server that hangs is still noticed.
 
 The build of an index takes hours on a large table, so no limit is right for it, unlike for the connections of
-`db/bounded.py`. Instead, a second connection asks from time to time whether the server still works on the statement.
+`db/answer_timeout.py`. Instead, a second connection asks from time to time whether the server still works on the
+statement.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from psycopg.abc import PQGen
 from psycopg.errors import ConnectionTimeout, _WaitTimeout
 from psycopg.rows import TupleRow
 
-from holdfast.db.bounded import CANCEL_SECONDS, WAIT_INTERVAL_SECONDS, BoundedConnection, NoAnswer
+from holdfast.db.answer_timeout import CANCEL_TIMEOUT_SECONDS, WAIT_INTERVAL_SECONDS, NoAnswer, TimedConnection
 
 Result = TypeVar("Result")
 
@@ -26,7 +27,7 @@ SELECT pg_is_in_recovery()
 """
 
 
-class PatientConnection(Connection[TupleRow]):
+class LongStatementConnection(Connection[TupleRow]):
     """While a statement takes long, the server is asked about it each `check_seconds`. When the server twice did not
     answer, or twice did not work on the statement, the connection is closed and NoAnswer is raised.
 
@@ -69,14 +70,14 @@ class PatientConnection(Connection[TupleRow]):
                 if in_doubt and was_in_doubt:
                     break
         with suppress(Exception):
-            self.cancel_safe(timeout=CANCEL_SECONDS)
+            self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
         self.pgconn.finish()
         raise NoAnswer("the server does not answer, or has lost the session")
 
     def _is_at_work(self) -> bool:
         """False also if there is no answer in time."""
         try:
-            with BoundedConnection.connect(
+            with TimedConnection.connect(
                 self._conninfo, answer_timeout=self.check_seconds, autocommit=True, prepare_threshold=None
             ) as other:
                 if self._process is None:
