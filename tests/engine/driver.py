@@ -187,12 +187,14 @@ class Fleet:
         lease.resign(self._observer, worker.worker_id)
         worker.session.close()
 
-    def return_strays(self, worker: FleetWorker) -> list[UUID]:
+    def return_unexecuted(self, worker: FleetWorker) -> list[UUID]:
         async def step() -> list[UUID]:
             async with self._database.connection() as connection:
                 held = [holding.run_id for holding in worker.holdings]
-                found = await unexecuted.find_strays(connection, worker.worker_id, held)
-                return await unexecuted.return_strays(connection, worker.worker_id, [row["run_id"] for row in found])
+                found = await unexecuted.find_unexecuted(connection, worker.worker_id, held)
+                return await unexecuted.return_unexecuted(
+                    connection, worker.worker_id, [row["run_id"] for row in found]
+                )
 
         return self._run(step())
 

@@ -233,8 +233,8 @@ STATEMENTS = [
     Statement("claim fairly past one", claim.CLAIM_FAIRLY, lambda: {**CLAIM_TEN, "aside": [run_at(1, 2)]}, 120),
     Statement("pick", claim.without_taking(claim.CLAIM), lambda: CLAIM_TEN, 120),
     Statement("take", claim.TAKE, lambda: {**CLAIM_TEN, **picked()}, 10),
-    Statement("strays", unexecuted.STRAYS, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
-    Statement("return strays", unexecuted.RETURN_STRAYS, lambda: {"worker_id": WORKER, **running_runs()}, 40),
+    Statement("find unexecuted", unexecuted.FIND_UNEXECUTED, lambda: {"worker_id": WORKER, "held": [run_at(1, 2)]}, 40),
+    Statement("return unexecuted", unexecuted.RETURN_UNEXECUTED, lambda: {"worker_id": WORKER, **running_runs()}, 40),
     Statement("disown", unexecuted.DISOWN, lambda: {"worker_id": WORKER, **running_runs()}, 40),
     # Creating, on a thread that rests, a new one, and one with a long queue.
     Statement("create thread", create.CREATE_THREADS, lambda: new_run(99_999), 5),

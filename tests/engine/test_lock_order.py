@@ -28,7 +28,7 @@ from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import CancelAction, MultitaskStrategy
 from holdfast.engine.threads import delete_thread
-from holdfast.engine.unexecuted import find_strays, return_strays
+from holdfast.engine.unexecuted import find_unexecuted, return_unexecuted
 from holdfast.errors import Conflict, NotFound
 from holdfast.journal.batch import INSPECT, Portion, write_portions
 from holdfast.settings import Settings
@@ -161,10 +161,10 @@ async def claims(database: Database, scene: Scene, backwards: bool) -> None:
         await claim(connection, scene.online, THREADS, [GRAPH])
 
 
-async def returns_strays(database: Database, scene: Scene, backwards: bool) -> None:
+async def returns_unexecuted(database: Database, scene: Scene, backwards: bool) -> None:
     async with database.connection() as connection:
-        found = await find_strays(connection, scene.lost, [])
-        await return_strays(connection, scene.lost, [row["run_id"] for row in found])
+        found = await find_unexecuted(connection, scene.lost, [])
+        await return_unexecuted(connection, scene.lost, [row["run_id"] for row in found])
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -180,7 +180,7 @@ OPERATIONS: dict[str, Operation] = {
     "held ends": writes_what_is_held,
     "release": releases,
     "claim": claims,
-    "strays": returns_strays,
+    "unexecuted runs": returns_unexecuted,
 }
 PAIRS = {name: list(OPERATIONS)[place:] for place, name in enumerate(OPERATIONS)}
 

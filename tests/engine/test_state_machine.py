@@ -122,12 +122,12 @@ class EngineMachine(Steps):
         claiming = self.pick(worker)
         known = list(claiming.holdings)
         self.claim_by(claiming, 2)
-        strays = [holding for holding in claiming.holdings if holding not in known]
+        unknown = [holding for holding in claiming.holdings if holding not in known]
         claiming.holdings = known
-        self.former += strays
+        self.former += unknown
         if noticed:
             owned = {row["run_id"] for row in self.now.runs.values() if row["worker_id"] == claiming.worker_id}
-            returned = self.fleet.return_strays(claiming)
+            returned = self.fleet.return_unexecuted(claiming)
             assert set(returned) == owned - {holding.run_id for holding in claiming.holdings}
             self.look()
             for run_id in returned:

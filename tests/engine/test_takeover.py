@@ -14,7 +14,7 @@ from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.reap import MARK_LOST, RELEASE, mark_lost, release_orphans, watch_workers
 from holdfast.engine.threads import delete_thread
-from holdfast.engine.unexecuted import return_strays
+from holdfast.engine.unexecuted import return_unexecuted
 from holdfast.errors import LeaseLost
 from holdfast.settings import Settings
 from tests.engine.scene import (
@@ -139,7 +139,7 @@ async def test_a_run_that_has_found_a_new_owner_is_not_taken_from_it(database: D
         releasing = asyncio.create_task(release_orphans(database, max_crashes=3))
         await somebody_waits(database)
         async with database.connection() as connection:
-            assert await return_strays(connection, worker_id, [run["run_id"]]) == [run["run_id"]]
+            assert await return_unexecuted(connection, worker_id, [run["run_id"]]) == [run["run_id"]]
         [again] = await claim_runs(database, await online_worker(database))
     assert await releasing == []
     row = await run_row(database, run["run_id"])

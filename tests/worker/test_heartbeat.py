@@ -276,7 +276,7 @@ async def test_workers_that_are_started_together_hear_of_each_other_soon(
     async with running_worker(rare, catalog_of()) as first:
         await until(lambda: online(database), "the first is online")
         async with running_worker(rare, catalog_of()):
-            await until_true(lambda: len(first._wakes._others) == 1, "the first knows the second")
+            await until_true(lambda: len(first._timing._others) == 1, "the first knows the second")
 
 
 async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:

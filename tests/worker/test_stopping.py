@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from langgraph.pregel import Pregel
 
-from holdfast.claiming import unexecuted as strays
+from holdfast.claiming import unexecuted_runs
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended
@@ -201,7 +201,7 @@ async def test_worker_whose_journal_cannot_write_stops(
 
     monkeypatch.setattr(main, "CLEANUP_TIMEOUT", 0.5)
     if returned_by == "upkeep":
-        monkeypatch.setattr(strays, "return_strays", refused)
+        monkeypatch.setattr(unexecuted_runs, "return_unexecuted", refused)
     gate = Gate()
     graph = line(first, gate, last)
     async with running_worker(settings, catalog_of(graph=graph)) as leaving:

@@ -1,4 +1,4 @@
-"""What processes tell each other about the queue: which runs are ready, and which need not be looked for any more."""
+"""The hints of the topic "work": which runs are ready to be claimed, and which are taken."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import orjson
 from holdfast.signals import Signals
 
 # Runs named by one hint, so that it fits into a NOTIFY.
-AT_ONCE = 50
-# How the name of an occasion begins.
-OCCASION = "?"
-# Of a run that is due later.
-LONGEST_SECONDS = 366 * 24 * 3600.0
+RUNS_PER_HINT = 50
+# How the name of a hint begins that names no run: there may be ready runs, and it is not known which.
+ANONYMOUS_HINT = "?"
+# The longest delay of a scheduled run that a timer takes.
+MAX_DELAY_SECONDS = 366 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class ReadyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Something is to be looked for, under a name that all who hear of it know: that of a run, or of an occasion on
-    which the teller knew no more than that there may be some."""
+class ReadyHint:
+    """A run is ready in `after` seconds. `name` is the run's id, or a name that begins with ANONYMOUS_HINT: then any
+    run may be ready."""
 
     name: str
     graph_id: str | None
@@ -38,38 +38,39 @@ class Ready:
 
 
 def announce_ready(signals: Signals, runs: Iterable[ReadyRun]) -> None:
-    """Tell the workers of runs they may claim, now or soon."""
-    told = [(str(run.run_id), run.graph_id, round(run.after, 3)) for run in runs]
-    for start in range(0, len(told), AT_ONCE):
-        signals.publish("work", orjson.dumps({"ready": told[start : start + AT_ONCE]}).decode())
+    """Publish that runs are ready now, or will be soon."""
+    named = [(str(run.run_id), run.graph_id, round(run.after, 3)) for run in runs]
+    for start in range(0, len(named), RUNS_PER_HINT):
+        signals.publish("work", orjson.dumps({"ready": named[start : start + RUNS_PER_HINT]}).decode())
 
 
 def announce_perhaps_ready(signals: Signals) -> None:
-    """Tell the workers that there may be something, when it is not known what."""
-    signals.publish("work", orjson.dumps({"ready": [(f"{OCCASION}{uuid4()}", None, 0)]}).decode())
+    """Publish that runs may be ready, when it is not known which."""
+    signals.publish("work", orjson.dumps({"ready": [(f"{ANONYMOUS_HINT}{uuid4()}", None, 0)]}).decode())
 
 
 def announce_taken(signals: Signals, names: Sequence[str], *, patience: float) -> None:
-    """Tell the workers what none of them need look for."""
-    for start in range(0, len(names), AT_ONCE):
-        signals.publish("work", orjson.dumps({"taken": names[start : start + AT_ONCE]}).decode(), patience=patience)
+    """Publish that no worker needs to claim for the hints with these names."""
+    for start in range(0, len(names), RUNS_PER_HINT):
+        payload = orjson.dumps({"taken": names[start : start + RUNS_PER_HINT]}).decode()
+        signals.publish("work", payload, patience=patience)
 
 
-def understand_work(payload: str) -> tuple[list[Ready], list[str]]:
-    """What is ready, and what is taken. Each name is the id of a run, or that of an occasion. Raises ValueError,
-    TypeError, KeyError, IndexError or AttributeError for a hint of another version."""
-    told = orjson.loads(payload)
-    ready = [_ready(*one) for one in told.get("ready", [])]
-    return ready, [_name(name) for name in told.get("taken", [])]
+def parse_work_hint(payload: str) -> tuple[list[ReadyHint], list[str]]:
+    """What is ready, and the names of what is taken. Raises ValueError, TypeError, KeyError, IndexError or
+    AttributeError for a hint of another version."""
+    hint = orjson.loads(payload)
+    ready = [_ready_hint(*one) for one in hint.get("ready", [])]
+    return ready, [_name(name) for name in hint.get("taken", [])]
 
 
-def _ready(name: object, graph_id: object, after: float) -> Ready:
+def _ready_hint(name: object, graph_id: object, after: float) -> ReadyHint:
     if graph_id is not None and not isinstance(graph_id, str):
         raise TypeError("a graph's id is a text")
-    # No timer takes a larger number. To look too early costs a look.
-    return Ready(_name(name), graph_id, min(float(after), LONGEST_SECONDS))
+    # No timer takes a larger number. To claim too early costs one claim.
+    return ReadyHint(_name(name), graph_id, min(float(after), MAX_DELAY_SECONDS))
 
 
-def _name(told: object) -> str:
-    name = str(told)
-    return name if name.startswith(OCCASION) else str(UUID(name))
+def _name(given: object) -> str:
+    name = str(given)
+    return name if name.startswith(ANONYMOUS_HINT) else str(UUID(name))

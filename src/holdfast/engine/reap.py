@@ -104,7 +104,7 @@ RETURNING worker.worker_id
 
 # Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment, or
 # whose reaper died between two statements, is found here too. So is a run of which its worker can write no outcome:
-# it has no worker any more (`strays.py`). `company`: whether the worker executed other runs. This must be asked
+# it has no worker any more (`unexecuted.py`). `company`: whether the worker executed other runs. This must be asked
 # before the first of them is released.
 ORPHANS = """
 SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id,

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-STRAYS = """
+FIND_UNEXECUTED = """
 SELECT run_id, thread_id FROM run
 WHERE worker_id = %(worker_id)s AND status = 'running' AND run_id <> ALL(%(held)s::uuid[]) ORDER BY run_id
 """
@@ -27,7 +27,7 @@ _OWNED = """
 
 # Nothing has been executed: that costs the run neither its place nor a crash. The fence rises, as whenever a run
 # changes hands.
-RETURN_STRAYS = f"""
+RETURN_UNEXECUTED = f"""
 WITH owned AS ({_OWNED})
 UPDATE run SET status = 'pending', worker_id = NULL, fence = run.fence + 1, updated_at = now()
 FROM owned WHERE run.run_id = owned.run_id
@@ -43,16 +43,18 @@ RETURNING run.run_id
 """
 
 
-async def find_strays(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[DictRow]:
+async def find_unexecuted(connection: AsyncConnection[DictRow], worker_id: UUID, held: Sequence[UUID]) -> list[DictRow]:
     """The runs this worker owns without knowing it: all but those it holds. Not while it is claiming."""
-    return await (await connection.execute(STRAYS, {"worker_id": worker_id, "held": list(held)})).fetchall()
+    return await (await connection.execute(FIND_UNEXECUTED, {"worker_id": worker_id, "held": list(held)})).fetchall()
 
 
-async def return_strays(connection: AsyncConnection[DictRow], worker_id: UUID, run_ids: Sequence[UUID]) -> list[UUID]:
+async def return_unexecuted(
+    connection: AsyncConnection[DictRow], worker_id: UUID, run_ids: Sequence[UUID]
+) -> list[UUID]:
     """Put runs that this worker has not executed back into the queue. Returns them without those that somebody has
     locked."""
     asked = {"worker_id": worker_id, "run_ids": list(run_ids)}
-    return [row["run_id"] for row in await (await connection.execute(RETURN_STRAYS, asked)).fetchall()]
+    return [row["run_id"] for row in await (await connection.execute(RETURN_UNEXECUTED, asked)).fetchall()]
 
 
 async def disown(connection: AsyncConnection[DictRow], worker_id: UUID, run_ids: Sequence[UUID]) -> list[UUID]:

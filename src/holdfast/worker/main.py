@@ -18,16 +18,16 @@ import psycopg
 import structlog
 
 from holdfast.claiming.claim_size import ClaimSize
+from holdfast.claiming.claim_timing import ClaimTiming, run_ids_of
 from holdfast.claiming.refused_runs import RefusedRuns
-from holdfast.claiming.unexecuted import Strays
-from holdfast.claiming.wakes import Wakes, run_ids_of
+from holdfast.claiming.unexecuted_runs import UnexecutedRuns
 from holdfast.db.connect import Database
 from holdfast.db.kept_connection import KeptConnection
 from holdfast.engine.claim import NO_TURN, SUSPECT_SECONDS, claim
 from holdfast.engine.lease import Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
-from holdfast.engine.ready import OCCASION, ReadyRun, announce_ready, announce_taken
+from holdfast.engine.ready import ANONYMOUS_HINT, ReadyRun, announce_ready, announce_taken
 from holdfast.engine.states import CANCEL_ACTIONS
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
@@ -104,7 +104,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id: UUID | None = None
         self._wake = asyncio.Event()
-        self._wakes = Wakes(catalog.graph_ids, self._wake.set, self._ask_database)
+        self._timing = ClaimTiming(catalog.graph_ids, self._wake.set, self._ask_database)
         self._stopping = asyncio.Event()
         # Whether the process ends because it cannot work, and another one should be started.
         self.replaced = False
@@ -121,7 +121,7 @@ class Worker:
         self._ask_schedule = True
         # When it last began to, for traces.
         self._looked_at = 0
-        self._strays = Strays(self.database, self.signals, lambda: self._attempts, self._wake.set)
+        self._unexecuted = UnexecutedRuns(self.database, self.signals, lambda: self._attempts, self._wake.set)
         self.finished = 0
         self.claims = Rate(60.0)
         self._heartbeat = Heartbeat(
@@ -151,7 +151,7 @@ class Worker:
         health = health_server(self, self._settings, self._probes)
         await self.database.open()
         store = await self._open_store()
-        self.signals.listen("work", self._wakes.hint)
+        self.signals.listen("work", self._timing.on_hint)
         self.signals.listen("cancel", self._cancel_hint)
         watchdog = LoopWatchdog(self._settings.blocked_loop, lambda: bool(self._attempts), self._replacement.look)
         journal = asyncio.create_task(self.journal.run(self._wake.set), name="journal")
@@ -223,7 +223,7 @@ class Worker:
             # These, and those of a claim that was interrupted. If that fails, upkeep does it once we have resigned.
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLEANUP_TIMEOUT):
-                    while not await self._strays.give_away(self._worker_id):  # noqa: ASYNC110
+                    while not await self._unexecuted.give_up(self._worker_id):  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 
     # --- claiming ---------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class Worker:
             self._more = True
             free = self._settings.jobs - len(self._attempts)
             pause = self._settings.degraded_poll if self.signals.degraded else self._settings.poll_interval
-            if self._strays.is_due():
-                await self._strays.give_away(worker_id)
+            if self._unexecuted.is_due():
+                await self._unexecuted.give_up(worker_id)
                 if worker_id != self._worker_id:
                     # The lease was lost while this waited for a connection: the deadline is another identity's.
                     continue
@@ -249,7 +249,7 @@ class Worker:
                 try:
                     pause = min(pause, await self._claim(worker_id, free))
                 except (psycopg.Error, OSError) as error:
-                    self._strays.look_soon()
+                    self._unexecuted.check_soon()
                     self._claim_size.failed(error)
                     if not self._refused.failed(error):
                         await backoff.failed(error)
@@ -259,14 +259,14 @@ class Worker:
                 backoff.succeeded()
             else:
                 pause = min(pause, WATCH_SECONDS) if free > 0 else pause  # A problem may be over in a moment.
-                self._wakes.passed()
+                self._timing.skip_turns()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
     async def _claim(self, worker_id: UUID, free: int) -> float:
         """Take what is due and start it. Returns how long until something else is, as far as that is known."""
-        looking = self._wakes.looking()
+        hints = self._timing.claim_started()
         self._looked_at = time.time_ns()
         due = None
         wanted, limited = self._claim_size.of(free), self._claim_size.limited
@@ -284,7 +284,7 @@ class Worker:
                     turn=self._turn,
                     max_running=self._settings.tenant_max_running,
                     tenants=list(freed),
-                    hinted=run_ids_of(looking),
+                    hinted=run_ids_of(hints),
                     aside=self._refused.ids(),
                     look=self._refused.look,
                 )
@@ -299,22 +299,24 @@ class Worker:
                 due = await next_due(connection)
                 # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
                 self._ask_schedule = due is not None or self._settings.session_url is None
-        settled = self._wakes.looked(looking, drained=drained)
+        answered = self._timing.claim_finished(hints, emptied=drained)
         self.claims.add(len(rows))
         for row in rows:
             run = Claimed.of(row)
             self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
             self._start(worker_id, run)
-        if self._wakes.others_wait:
-            taken = [str(row["run_id"]) for row in rows] + [name for name in settled if name.startswith(OCCASION)]
+        if self._timing.others_wait:
+            taken = [str(row["run_id"]) for row in rows] + [
+                name for name in answered if name.startswith(ANONYMOUS_HINT)
+            ]
             announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
         if walking or (wanted < free and not drained):
             return WALK_PAUSE
-        return math.inf if due is None else due.after + 0.001 + self._wakes.delay(str(due.run_id), due.graph_id)
+        return math.inf if due is None else due.after + 0.001 + self._timing.delay(str(due.run_id), due.graph_id)
 
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
-        self._strays.claimed(run.run_id)
+        self._unexecuted.claimed(run.run_id)
         attempt = Attempt(run, writer)
         attempt.trace = writer.trace = trace_attempt(run, self._looked_at)
         if run.suspect:
@@ -349,7 +351,7 @@ class Worker:
             # Counted, so that it comes to an end.
             outcome = await abandon(attempt, error, self._settings)
             if outcome is None and not isinstance(attempt.writer.failure, LeaseLost):
-                self._strays.unended(run.run_id)
+                self._unexecuted.disown_soon(run.run_id)
         else:
             trace_end(attempt.trace, outcome)
         finally:
@@ -397,7 +399,7 @@ class Worker:
                 attempt.stop(Cancelled(order["action"]))
 
     def _renewed(self, worker_id: UUID, renewal: Renewal) -> None:
-        self._wakes.meet(worker_id, renewal.peers)
+        self._timing.set_workers(worker_id, renewal.peers)
         for order in renewal.cancels:
             attempt = self._attempts.get(order.run_id)
             if attempt is not None and attempt.run.fence == order.fence:

@@ -22,7 +22,7 @@ MEANINGS: Mapping[str, str] = {
     "cron_id": "The cron.",
     "delivery_id": "The delivery; it is the `webhook-id` that the receiver sees.",
     "due": "When it was due.",
-    "duty": "The duty of the upkeep; `claim` or `strays` of a worker.",
+    "duty": "The duty of the upkeep; `claim` or `unexecuted_runs` of a worker.",
     "error": "What went wrong. Of an exception of graph code, the kind and the line: its message is kept with the run.",
     "failures": "Tries that failed meanwhile.",
     "fence": "The fence that the run was held under.",

@@ -65,7 +65,7 @@ ENTRIES: tuple[Entry, ...] = (
         running="Runs that it executes.",
     ),
     entry(
-        "worker.strays_returned",
+        "worker.unexecuted_runs_returned",
         "warning",
         "Runs that the database holds for this worker, and it does not know of, are queued again.",
         "run_ids",

@@ -1,4 +1,4 @@
-"""Runs that a worker owns without executing them: none of them keeps the others."""
+"""Runs that a worker owns without executing them are given up, and none of them delays the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from holdfast.claiming.unexecuted import Strays
+from holdfast.claiming.unexecuted_runs import UnexecutedRuns
 from holdfast.db.connect import Database
 from holdfast.signals.postgres import PostgresSignals
 from tests.engine.scene import claim_runs, create, online_worker
@@ -24,58 +24,58 @@ async def owned(database: Database) -> tuple[UUID, list[UUID]]:
     return worker_id, [row["run_id"] for row in await claim_runs(database, worker_id)]
 
 
-def strays_of(database: Database, *held: UUID) -> Strays:
-    return Strays(database, PostgresSignals(database), lambda: held, lambda: None)
+def unexecuted_runs(database: Database, *held: UUID) -> UnexecutedRuns:
+    return UnexecutedRuns(database, PostgresSignals(database), lambda: held, lambda: None)
 
 
 async def states(database: Database, run_ids: list[UUID]) -> list[str]:
     return [(await run_row(database, run_id))["status"] for run_id in run_ids]
 
 
-async def test_runs_that_are_held_are_kept(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
+async def test_executing_runs_are_not_returned(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
     worker_id, run_ids = owned
-    assert await strays_of(database, run_ids[0]).give_away(worker_id)
+    assert await unexecuted_runs(database, run_ids[0]).give_up(worker_id)
     assert await states(database, run_ids) == ["running", "pending", "pending"]
 
 
-async def test_a_stray_that_is_locked_delays_no_other(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
+async def test_locked_unexecuted_run_delays_no_other(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
     worker_id, run_ids = owned
-    strays = strays_of(database)
-    strays.look_soon()
+    found = unexecuted_runs(database)
+    found.check_soon()
     async with database.transaction() as locking:
         await locking.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (run_ids[0],))
-        assert not await strays.give_away(worker_id)
-        assert strays.is_due()
+        assert not await found.give_up(worker_id)
+        assert found.is_due()
         assert await states(database, run_ids) == ["running", "pending", "pending"]
-    assert await strays.give_away(worker_id)
-    assert not strays.is_due()
+    assert await found.give_up(worker_id)
+    assert not found.is_due()
     assert await states(database, run_ids) == ["pending"] * 3
 
 
 @pytest.mark.parametrize("unended", [False, True])
-async def test_a_stray_that_cannot_be_changed_delays_no_other(
+async def test_unchangeable_unexecuted_run_delays_no_other(
     database: Database, owned: tuple[UUID, list[UUID]], unended: bool
 ) -> None:
     worker_id, run_ids = owned
     await refuse_changes(database, run_ids[0])
-    strays = strays_of(database)
+    found = unexecuted_runs(database)
     if unended:
         for run_id in run_ids:
-            strays.unended(run_id)
+            found.disown_soon(run_id)
     with capture_logs() as logs:
-        assert await strays.give_away(worker_id)
-        assert await strays.give_away(worker_id)
-    assert not strays.is_due()
+        assert await found.give_up(worker_id)
+        assert await found.give_up(worker_id)
+    assert not found.is_due()
     owners = [(await run_row(database, run_id))["worker_id"] for run_id in run_ids]
     assert [owner == worker_id for owner in owners] == [True, False, False]
     [reported] = [entry for entry in logs if entry["event"] == "upkeep.row_set_aside"]
-    assert (reported["run_id"], reported["duty"]) == (str(run_ids[0]), "strays")
+    assert (reported["run_id"], reported["duty"]) == (str(run_ids[0]), "unexecuted_runs")
 
 
-async def test_a_run_that_was_lost_meanwhile_is_forgotten(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
+async def test_run_lost_in_the_meantime_is_not_disowned(database: Database, owned: tuple[UUID, list[UUID]]) -> None:
     worker_id, run_ids = owned
-    strays = strays_of(database, *run_ids[1:])
-    strays.unended(run_ids[0])
-    assert await strays_of(database, *run_ids[1:]).give_away(worker_id)
-    assert await strays.give_away(worker_id)
-    assert not strays.is_due()
+    found = unexecuted_runs(database, *run_ids[1:])
+    found.disown_soon(run_ids[0])
+    assert await unexecuted_runs(database, *run_ids[1:]).give_up(worker_id)
+    assert await found.give_up(worker_id)
+    assert not found.is_due()

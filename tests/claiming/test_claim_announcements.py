@@ -1,4 +1,4 @@
-"""A run that was claimed is announced: in the log by the claim itself, and to those who watch right after it."""
+"""A claim writes an event to the thread's log, and publishes the same event to watchers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def say(state: Words) -> dict[str, Any]:
     return {"words": ["said"]}
 
 
-async def test_watchers_are_told_the_very_event_that_the_claim_wrote(database_url: str, database: Database) -> None:
+async def test_claim_publishes_the_event_it_wrote(database_url: str, database: Database) -> None:
     told: list[str | None] = []
     signals = PostgresSignals(database)
     signals.listen("events", told.append)

@@ -1,4 +1,4 @@
-"""When a run ends there is room: the worker looks if somebody may be waiting for it, and only then."""
+"""When a run ends and frees its slot, the worker claims if a run may be waiting, and only then."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def say(state: Words) -> dict[str, Any]:
     return {"words": ["said"]}
 
 
-async def test_what_there_was_no_room_for_is_taken_when_there_is(settings: Settings, database: Database) -> None:
+async def test_worker_claims_waiting_runs_when_slots_become_free(settings: Settings, database: Database) -> None:
     runs = [await post_run(database, "line", input={"words": []}) for _ in range(RUNS)]
     async with running_worker(settings, catalog_of(line=line(say))):
         for created in runs:
             assert (await run_ended(database, created.run["run_id"]))["status"] == "success"
 
 
-async def test_a_tenant_at_its_limit_goes_on_when_one_of_its_runs_ends(settings: Settings, database: Database) -> None:
+async def test_worker_claims_next_run_of_limited_tenant_when_one_ends(settings: Settings, database: Database) -> None:
     await query(database, "INSERT INTO tenant (tenant_id, max_running) VALUES ('acme', 1) RETURNING tenant_id")
     runs = [
         NewRun(
@@ -68,7 +68,7 @@ def at_rest(worker: main.Worker) -> bool:
     return bool(wake._waiters and not wake.is_set())
 
 
-async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, database: Database) -> None:
+async def test_worker_does_not_claim_after_a_run_when_queue_was_empty(settings: Settings, database: Database) -> None:
     looks = Counter[str]()
     claim = engine_claim
 
@@ -91,7 +91,7 @@ async def test_nobody_looks_when_nobody_can_be_waiting(settings: Settings, datab
     assert looks["all"] == RUNS
 
 
-async def test_a_place_that_becomes_free_during_a_look_is_not_forgotten(settings: Settings, database: Database) -> None:
+async def test_worker_claims_again_when_slot_becomes_free_during_claim(settings: Settings, database: Database) -> None:
     """The look asks for the places that were free when it began."""
     gates = {"first": asyncio.Event(), "others": asyncio.Event()}
     looking = asyncio.Event()
@@ -126,7 +126,7 @@ async def test_a_place_that_becomes_free_during_a_look_is_not_forgotten(settings
                 assert (await run_ended(database, one.run["run_id"]))["status"] == "success"
 
 
-async def test_a_claim_is_planned_once(settings: Settings, database: Database) -> None:
+async def test_claim_connection_reuses_query_plan(settings: Settings, database: Database) -> None:
     """It takes many times as long as the claim, and whether Postgres would do so is a matter of luck."""
     async with running_worker(settings, catalog_of(line=line(say))) as worker:
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""A tenant of which a run has ended may have room for another: the next claim looks at it, whenever the run ended."""
+"""The next claim considers tenants of which a run has ended, even if it ended during the claim before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.worker.crash_graphs import steps
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["claimed", "claim failed"])
-async def test_no_tenant_is_forgotten_that_is_freed_during_a_claim(
+async def test_next_claim_asks_for_tenants_whose_runs_ended_during_claim(
     database_url: str, database: Database, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     asked: list[set[str]] = []

@@ -1,4 +1,4 @@
-"""Runs whose inputs take long to arrive at the worker."""
+"""Claims of runs whose inputs take long to arrive at the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that the database refuses to give to a worker: the others are executed, and each of these is reported."""
+"""Runs that the database refuses to let a worker claim: the others are executed, and each refused run is reported."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def reported(logs: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("refused", ["the run", "its announcement"])
-async def test_a_run_that_cannot_be_claimed_delays_no_other(
-    settings: Settings, database: Database, refused: str, jobs: int
-) -> None:
+async def test_refused_run_delays_no_other(settings: Settings, database: Database, refused: str, jobs: int) -> None:
     bad, *good = [(await post_run(database, "graph", input=GO)).run["run_id"] for _ in range(4)]
     if refused == "the run":
         await refuse_changes(database, bad)
@@ -69,7 +67,7 @@ async def test_a_run_that_cannot_be_claimed_delays_no_other(
     assert (await run_row(database, bad))["status"] == "pending"
 
 
-async def test_a_run_that_was_refused_is_tried_again(
+async def test_refused_run_is_claimed_again_later(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.claiming.refused_runs.LONGEST_PAUSE_SECONDS", 0.1)
@@ -83,7 +81,7 @@ async def test_a_run_that_was_refused_is_tried_again(
             assert (await run_ended(database, run_id))["status"] == "success"
 
 
-async def test_many_runs_that_cannot_be_claimed_delay_no_other(settings: Settings, database: Database) -> None:
+async def test_many_refused_runs_delay_no_other(settings: Settings, database: Database) -> None:
     bad = [(await post_run(database, "graph", input=GO)).run["run_id"] for _ in range(2 * MOST_REFUSED + 5)]
     good = (await post_run(database, "graph", input=GO)).run["run_id"]
     await refuse_all_but(database, f"OLD.run_id = '{good}'")
@@ -101,7 +99,7 @@ async def claim_carefully(database: Database, worker_id: UUID, slots: int, **opt
 
 
 @pytest.mark.parametrize("kind", ["plain", "of tenants", "suspects"])
-async def test_claims_pass_over_what_is_set_aside(database: Database, kind: str) -> None:
+async def test_claim_skips_runs_set_aside(database: Database, kind: str) -> None:
     """However the statement finds its candidates, and whether it takes them together or one by one."""
     worker_id = await online_worker(database)
     created = [(await create(database, UUID(int=number))).run["run_id"] for number in range(1, 4)]
@@ -125,7 +123,7 @@ async def test_claims_pass_over_what_is_set_aside(database: Database, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["plain", "of tenants", "suspects"])
-async def test_claiming_one_by_one_finds_the_run_to_blame(database: Database, kind: str) -> None:
+async def test_careful_claim_finds_refused_run(database: Database, kind: str) -> None:
     created = [(await create(database, UUID(int=number))).run["run_id"] for number in range(1, 4)]
     if kind == "of tenants":
         await query(database, "UPDATE run SET tenant_id = 'acme' RETURNING 1")
@@ -141,7 +139,7 @@ async def test_claiming_one_by_one_finds_the_run_to_blame(database: Database, ki
     assert (claimed, refused) == (created[1:2] if kind == "suspects" else created[1:], 1)
 
 
-async def test_what_refuses_every_run_is_an_outage(settings: Settings, database: Database) -> None:
+async def test_refusal_of_all_runs_is_reported_as_outage(settings: Settings, database: Database) -> None:
     """No run is to blame for a table or a right that is missing, and none is set aside."""
     created = [(await post_run(database, "graph", input=GO)).run["run_id"] for _ in range(2)]
     async with database.transaction() as connection:

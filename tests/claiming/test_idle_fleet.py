@@ -1,4 +1,4 @@
-"""Fifty real workers with nothing to do: what one new run costs the database, whatever carries the signals."""
+"""What one new run costs the database with many idle workers, with each carrier of signals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class IdleFleet:
         self.workers = [Worker(settings, catalog, upkeep=False) for _ in range(WORKERS)]
         self._heard: list[list[str | None]] = []
         for worker in self.workers:
-            worker._wakes._step = step
+            worker._timing._step_seconds = step
             self._heard.append([])
             worker.signals.listen("events", self._heard[-1].append)
         self._database = database
@@ -108,7 +108,7 @@ class IdleFleet:
             await asyncio.gather(*tasks)
 
     def _have_met(self) -> bool:
-        return all(len(worker._wakes._others) == WORKERS - 1 for worker in self.workers)
+        return all(len(worker._timing._others) == WORKERS - 1 for worker in self.workers)
 
     async def at_rest(self) -> None:
         """Wait until everybody waits for a reason to look."""
@@ -131,7 +131,9 @@ class IdleFleet:
         await create_run(self._database, new)
         announce_ready(self._signals, [ReadyRun(new.run_id, "steps")])
         await ended(self._database, new.run_id)
-        await until_true(lambda: not any(worker._wakes.looking() for worker in self.workers), "it is known to be taken")
+        await until_true(
+            lambda: not any(worker._timing.claim_started() for worker in self.workers), "it is known to be taken"
+        )
         await self.at_rest()
         return new.run_id
 
@@ -151,7 +153,9 @@ async def idle_fleet(settings: Settings, step: float) -> AsyncIterator[IdleFleet
         await database.close()
 
 
-async def test_one_new_run_costs_a_handful_of_statements(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_run_costs_idle_workers_a_handful_of_statements(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with idle_fleet(settings, PATIENT) as fleet:
         await fleet.execute()
         statements = Statements(monkeypatch)
@@ -162,7 +166,7 @@ async def test_one_new_run_costs_a_handful_of_statements(settings: Settings, mon
         assert statements.seen.total() < WORKERS * RUNS, "its execution included"
         # Without anybody to leave it to, all of them look: the test can tell.
         for worker in fleet.workers:
-            worker._wakes._step = 0.0
+            worker._timing._step_seconds = 0.0
         statements.seen.clear()
         await fleet.execute()
         assert statements.seen[CLAIM] >= WORKERS // 2

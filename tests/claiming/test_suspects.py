@@ -47,9 +47,7 @@ async def suspicion(database: Database, run_id: Any) -> tuple[int, int]:
     return row["crashes"], row["crashes_in_a_row"]
 
 
-async def test_suspect_is_none_any_more_once_a_step_of_it_is_durable(
-    settings: Settings, database: Database, gate: Gate
-) -> None:
+async def test_suspect_is_cleared_once_a_step_is_durable(settings: Settings, database: Database, gate: Gate) -> None:
     created = [await post_run(database, "graph", input=GO) for _ in range(3)]
     await query(database, SUSPECT)
     async with running_worker(settings, catalog_of(graph=line(first, gate.wait))):
@@ -69,7 +67,7 @@ async def test_suspect_is_none_any_more_once_a_step_of_it_is_durable(
             assert (await run_ended(database, one.run["run_id"]))["status"] == "success"
 
 
-async def test_worker_holds_one_suspect_that_has_not_ended_a_step(
+async def test_worker_holds_one_suspect_without_a_durable_step(
     settings: Settings, database: Database, gate: Gate
 ) -> None:
     created = [await post_run(database, "graph", input=GO) for _ in range(2)]
@@ -124,7 +122,7 @@ def dying_worker(settings: Settings, database: Database, gate: Gate) -> DyingWor
     return DyingWorker(settings, database, gate)
 
 
-async def test_steps_of_an_inner_graph_are_progress_only_in_an_attempt_that_continues_it(
+async def test_steps_of_inner_graph_are_progress_only_when_attempt_continues_it(
     database: Database, gate: Gate, dying_worker: DyingWorker
 ) -> None:
     """Those of one that an attempt begins anew may only repeat what the attempt before did."""

@@ -1,4 +1,4 @@
-"""One new run does not wake the whole fleet, and yet somebody takes it at once."""
+"""A new run is claimed at once, and does not wake the whole fleet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from holdfast.claiming.wakes import STEP_SECONDS, Wakes, run_ids_of
+from holdfast.claiming.claim_timing import STEP_SECONDS, ClaimTiming, run_ids_of
 from holdfast.db.connect import Database
-from holdfast.engine.ready import OCCASION, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
+from holdfast.engine.ready import ANONYMOUS_HINT, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.worker.main import TAKEN_PATIENCE
@@ -36,31 +36,31 @@ class Idler:
         self.looks = 0
         self._fleet = fleet
         self._wake = asyncio.Event()
-        self.wakes = Wakes(graphs, self._wake.set, lambda: None, step=fleet.step)
+        self.timing = ClaimTiming(graphs, self._wake.set, lambda: None, step_seconds=fleet.step)
         self.signals = fleet.signals
-        self.signals.listen("work", self.wakes.hint)
+        self.signals.listen("work", self.timing.on_hint)
 
     @property
     def at_rest(self) -> bool:
         """Neither meaning to look nor looking: what it looks for may be known to be taken meanwhile."""
         wake: Any = self._wake
-        return not self.wakes.looking() and bool(wake._waiters) and not wake.is_set()
+        return not self.timing.claim_started() and bool(wake._waiters) and not wake.is_set()
 
     async def run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             if self.busy:
-                self.wakes.passed()
+                self.timing.skip_turns()
                 continue
-            looking = self.wakes.looking()
+            hints = self.timing.claim_started()
             async with self._fleet.database.connection() as connection:
                 await connection.execute("SELECT 1")
             self.looks += 1
             taken, self._fleet.queue = self._fleet.queue, []
-            settled = self.wakes.looked(looking, drained=True)
+            answered = self.timing.claim_finished(hints, emptied=True)
             announce_taken(
-                self.signals, taken + [name for name in settled if name.startswith(OCCASION)], patience=0.001
+                self.signals, taken + [name for name in answered if name.startswith(ANONYMOUS_HINT)], patience=0.001
             )
             self._fleet.taken += taken
 
@@ -87,7 +87,7 @@ class IdleFleet:
 
     def ranked(self, name: str) -> list[Idler]:
         """Those who look first, first."""
-        return sorted(self.idlers, key=lambda idler: idler.wakes.delay(name))
+        return sorted(self.idlers, key=lambda idler: idler.timing.delay(name))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[PostgresSignals]:
@@ -95,7 +95,7 @@ class IdleFleet:
         self.idlers = idlers
         heard: list[str | None] = []
         for idler in idlers:
-            idler.wakes.meet(idler.worker_id, {other.worker_id: GRAPH for other in idlers})
+            idler.timing.set_workers(idler.worker_id, {other.worker_id: GRAPH for other in idlers})
         ear = self.signals
         ear.listen("events", heard.append)
         tasks = [asyncio.create_task(ear.run()), *(asyncio.create_task(idler.run()) for idler in idlers)]
@@ -108,7 +108,7 @@ class IdleFleet:
             await cancel_all(tasks)
 
 
-async def test_one_new_run_costs_a_handful_of_looks(database: Database) -> None:
+async def test_new_run_costs_idle_fleet_at_most_two_claims(database: Database) -> None:
     fleet = IdleFleet(database, step=30)
     async with fleet.running() as signals:
         for number in range(1, 11):
@@ -121,7 +121,7 @@ async def test_one_new_run_costs_a_handful_of_looks(database: Database) -> None:
         assert sum(idler.looks > 1 for idler in fleet.idlers) > 5, "not always the same"
 
 
-async def test_somebody_takes_it_when_the_first_are_gone_or_busy(database: Database) -> None:
+async def test_later_workers_claim_when_first_workers_are_busy(database: Database) -> None:
     fleet = IdleFleet(database, step=1)
     async with fleet.running() as signals:
         run_id = uuid4()
@@ -130,7 +130,7 @@ async def test_somebody_takes_it_when_the_first_are_gone_or_busy(database: Datab
             idler.busy = True
         # The turn of the others does not come while the test runs, however slow the machine is.
         for idler in first[8:]:
-            idler.wakes._step = 300
+            idler.timing._step_seconds = 300
         before, of_busy = fleet.looks, [idler.looks for idler in first[:4]]
         fleet.queue.append(str(run_id))
         announce_ready(signals, [ReadyRun(run_id, "graph")])
@@ -140,7 +140,7 @@ async def test_somebody_takes_it_when_the_first_are_gone_or_busy(database: Datab
         assert fleet.looks - before <= 4
 
 
-async def test_an_occasion_is_settled_by_whoever_finds_the_queue_empty(database: Database) -> None:
+async def test_anonymous_hint_costs_idle_fleet_at_most_two_claims(database: Database) -> None:
     fleet = IdleFleet(database, step=30)
     async with fleet.running() as signals:
         before = fleet.looks
@@ -157,14 +157,14 @@ class Alone:
     def __init__(self, peers: int = 0, graphs: frozenset[str] = GRAPH) -> None:
         self.woken = 0
         self.asked = 0
-        self.wakes = Wakes(graphs, self._wake, self._ask)
+        self.timing = ClaimTiming(graphs, self._wake, self._ask)
         self.me = UUID(int=7)
         self.meet(*[GRAPH] * peers)
 
     def meet(self, *graphs: frozenset[str]) -> None:
         """Other workers that have these graphs."""
         peers = {UUID(int=100 + number): of_peer for number, of_peer in enumerate(graphs)}
-        self.wakes.meet(self.me, peers | {self.me: self.wakes._graphs})
+        self.timing.set_workers(self.me, peers | {self.me: self.timing._graphs})
 
     def _wake(self) -> None:
         self.woken += 1
@@ -176,38 +176,38 @@ class Alone:
         announce_ready(self, runs)  # type: ignore[arg-type]
 
     def publish(self, topic: str, payload: str, **_: object) -> None:
-        self.wakes.hint(payload)
+        self.timing.on_hint(payload)
 
     def patient_name(self) -> UUID:
         """A run for which others come first."""
-        return next(run for number in range(1000) if self.wakes.delay(str(run := UUID(int=number)), "graph") > 0)
+        return next(run for number in range(1000) if self.timing.delay(str(run := UUID(int=number)), "graph") > 0)
 
 
-async def test_alone_it_looks_at_once() -> None:
+async def test_single_worker_claims_at_once() -> None:
     alone = Alone()
     alone.hear(ReadyRun(uuid4(), "graph"))
     assert alone.woken == 1
 
 
-async def test_a_run_of_a_graph_it_does_not_have_is_none_of_its_business() -> None:
+async def test_hint_for_graph_of_other_workers_is_ignored() -> None:
     alone = Alone()
     alone.hear(ReadyRun(uuid4(), "another"))
     assert alone.woken == 0
 
 
-async def test_workers_without_the_graph_are_not_waited_for() -> None:
+async def test_workers_without_the_graph_do_not_count_in_rank() -> None:
     alone = Alone()
     alone.meet(*[OTHER] * 50)
-    assert {alone.wakes.delay(str(uuid4()), "graph") for _ in range(100)} == {0}
+    assert {alone.timing.delay(str(uuid4()), "graph") for _ in range(100)} == {0}
 
 
-async def test_run_of_unknown_graph_is_left_to_workers_that_share_a_graph() -> None:
+async def test_hint_without_graph_ranks_workers_that_share_a_graph() -> None:
     alone = Alone(graphs=GRAPH | {"rare"})
     alone.meet(*[OTHER] * 50)
-    assert {alone.wakes.delay(str(uuid4())) for _ in range(100)} == {0}
+    assert {alone.timing.delay(str(uuid4())) for _ in range(100)} == {0}
     alone.meet(*[GRAPH] * 50)
-    assert len({alone.wakes.delay(str(uuid4())) for _ in range(100)}) > 1
-    assert {alone.wakes.delay(str(uuid4()), "rare") for _ in range(100)} == {0}
+    assert len({alone.timing.delay(str(uuid4())) for _ in range(100)}) > 1
+    assert {alone.timing.delay(str(uuid4()), "rare") for _ in range(100)} == {0}
 
 
 @pytest.mark.parametrize(
@@ -220,57 +220,57 @@ async def test_run_of_unknown_graph_is_left_to_workers_that_share_a_graph() -> N
         ([GRAPH, OTHER, GRAPH | OTHER], True),
     ],
 )
-async def test_claims_are_published_only_if_others_may_wait_for_them(
+async def test_taken_runs_are_published_only_if_other_workers_may_wait(
     others: list[frozenset[str]], published: bool
 ) -> None:
     """Two workers look at once, so among two none waits."""
     alone = Alone()
     alone.meet(*others)
-    assert alone.wakes.others_wait == published
+    assert alone.timing.others_wait == published
 
 
-def test_claims_are_published_before_the_next_group_looks() -> None:
+def test_taken_runs_are_published_before_next_group_claims() -> None:
     assert 2 * TAKEN_PATIENCE < STEP_SECONDS
 
 
-async def test_workers_look_in_groups_of_two_two_four_and_eight() -> None:
+async def test_workers_claim_in_groups_of_two_two_four_and_eight() -> None:
     peers = {UUID(int=1000 + number): GRAPH for number in range(16)}
-    fleet = [Wakes(GRAPH, lambda: None, lambda: None, step=1) for _ in peers]
-    for wakes, worker_id in zip(fleet, peers, strict=True):
-        wakes.meet(worker_id, peers)
+    fleet = [ClaimTiming(GRAPH, lambda: None, lambda: None, step_seconds=1) for _ in peers]
+    for timing, worker_id in zip(fleet, peers, strict=True):
+        timing.set_workers(worker_id, peers)
     for name in (str(uuid4()) for _ in range(10)):
-        turns = sorted(wakes.delay(name, "graph") for wakes in fleet)
+        turns = sorted(timing.delay(name, "graph") for timing in fleet)
         assert turns == [0] * 2 + [1] * 2 + [2] * 4 + [3] * 8
 
 
-async def test_hints_it_may_have_missed_or_does_not_understand_make_it_look_and_ask() -> None:
+async def test_lost_or_unknown_hints_cause_claim_and_schedule_query() -> None:
     alone = Alone(peers=9)
     for number, payload in enumerate([None, "", "0.500", "[]", '{"ready": 3}'], 1):
-        alone.wakes.hint(payload)
+        alone.timing.on_hint(payload)
         assert (alone.woken, alone.asked) == (number, number)
 
 
-async def test_what_is_taken_meanwhile_is_not_looked_for() -> None:
+async def test_taken_run_is_not_claimed_for() -> None:
     alone = Alone(peers=9)
     taken, kept = alone.patient_name(), uuid4()
     alone.hear(ReadyRun(taken, "graph"))
     assert alone.woken == 0
     announce_taken(alone, [str(taken)], patience=0)  # type: ignore[arg-type]
-    assert str(taken) not in alone.wakes.looking()
+    assert str(taken) not in alone.timing.claim_started()
     alone.hear(ReadyRun(kept, "graph", after=0.01))
     await until_true(lambda: alone.woken == 1, "the other one is, when it is due")
 
 
-async def test_its_turn_comes_when_nobody_else_takes_it() -> None:
+async def test_worker_claims_in_its_turn_when_run_is_not_taken() -> None:
     alone = Alone(peers=9)
     alone.hear(ReadyRun(alone.patient_name(), "graph"))
     assert alone.woken == 0
     await until_true(lambda: alone.woken == 1, "its turn comes")
-    alone.wakes.passed()
-    assert alone.wakes.looking() == []
+    alone.timing.skip_turns()
+    assert alone.timing.claim_started() == []
 
 
-async def test_more_scheduled_runs_than_it_remembers_are_asked_for() -> None:
+async def test_too_many_scheduled_runs_cause_schedule_query() -> None:
     alone = Alone()
     alone.hear(*(ReadyRun(UUID(int=number), "graph", after=3600) for number in range(1, 1002)))
     assert alone.asked == 1
@@ -295,16 +295,14 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("payload", STRANGE)
-async def test_hint_that_nobody_sends_does_no_harm(payload: str) -> None:
-    wakes = Wakes(["graph"], lambda: None, lambda: None)
-    wakes.hint(STRANGE[payload])
-    assert set(run_ids_of(wakes.looking())) <= {UUID(int=1)}
+async def test_claim_timing_accepts_malformed_hints(payload: str) -> None:
+    timing = ClaimTiming(["graph"], lambda: None, lambda: None)
+    timing.on_hint(STRANGE[payload])
+    assert set(run_ids_of(timing.claim_started())) <= {UUID(int=1)}
 
 
 @pytest.mark.parametrize("payload", STRANGE)
-async def test_worker_goes_on_after_a_hint_that_nobody_sends(
-    database_url: str, database: Database, payload: str
-) -> None:
+async def test_worker_executes_runs_after_malformed_hints(database_url: str, database: Database, payload: str) -> None:
     async def work(state: Words) -> dict[str, Any]:
         return {"words": ["done"]}
 
