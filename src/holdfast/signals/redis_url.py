@@ -73,15 +73,17 @@ def parse_redis_url(url: str) -> RedisPlace:
     if "@" in place.partition("/")[2] or place.partition("/")[0].count("@") > 1 or ("@" in url and "@" not in place):
         # A part of the password would be taken for a host, a path or a query, and be named below.
         raise wrong(RULE_FOR_PASSWORDS)
+    # Without the hosts: from Python 3.14 on, and in security releases before, urlsplit refuses a list with [::1] in it.
+    before, authority, after = _split_at_hosts(url)
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(before + after)
         query = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
     except ValueError:
         raise wrong(f"it cannot be parsed: {RULE_FOR_PASSWORDS}") from None
     if parts.scheme not in _SCHEMES:
         raise wrong("the scheme is none of these")
     mode, tls = _SCHEMES[parts.scheme]
-    user, _, hosts = parts.netloc.rpartition("@")
+    user, _, hosts = authority.rpartition("@")
     username, _, password = user.partition(":")
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     tls_options = {name: value for name, value in query.items() if tls and name in _TLS_OPTIONS}
@@ -139,6 +141,12 @@ def check_redis_url(url: str) -> None:
         named = ", ".join(f"{name}={value}" for name, value in sorted(options.items()) if name != "ssl_cert_reqs")
         rule = "these must be PEM files that can be read, the key without a password"
         raise SettingsError(f"REDIS_URL={shown_url(url)}: {named}: {rule} ({error})") from None
+
+
+def _split_at_hosts(url: str) -> tuple[str, str, str]:
+    """What is before, in and behind the part of a URL that has the user and the hosts."""
+    found = re.fullmatch(r"([^:/?#]*://)([^/?#]*)(.*)", re.sub(r"[\t\r\n]", "", url), re.DOTALL)
+    return (found[1], found[2], found[3]) if found else (url, "", "")
 
 
 def _address(text: str, port: int, wrong: Any) -> Address:
