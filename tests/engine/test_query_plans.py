@@ -116,8 +116,11 @@ def test_claiming_when_nothing_is_due(filled: Connection[DictRow], statement: st
         "WHERE status = 'pending' AND ready_at IS NOT NULL",
         (priorities,),
     )
+    # Before Postgres 18, EXPLAIN rounds the rows of a loop to a whole number: the steps from priority to priority count
+    # as one more.
+    rounded = int(filled.info.server_version < 180000)
     for reading in readings(filled, statement, CLAIM_TEN):
-        assert reading.rows <= 2 * priorities + 2, json.dumps(reading.plan, indent=1)
+        assert reading.rows <= 2 * priorities + 2 + rounded, json.dumps(reading.plan, indent=1)
 
 
 def test_claiming_after_many_have_finished(database_url: str) -> None:

