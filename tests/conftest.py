@@ -25,6 +25,8 @@ from holdfast.db.migrate import migrate
 from holdfast.settings import Settings, load_settings
 
 SERVER = "HOLDFAST_TEST_SERVER"
+# The URL of a server to be used instead of starting one: a new one, of another version, from `make test-matrix`.
+GIVEN_SERVER = "HOLDFAST_TEST_POSTGRES"
 TEMPLATE = "holdfast_template"
 # How much of a server's log is shown with a test that fails.
 LOG_TAIL_CHARACTERS = 6_000
@@ -36,14 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
+    if given := os.environ.get(GIVEN_SERVER):
+        _create_template(given)
+        os.environ[SERVER] = given
+        return
     directory = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
     # Several fleets use the server at the same time.
     embedded_server.SERVER_OPTIONS["max_connections"] = "500"
     server = EmbeddedPostgres(directory)
     url = server.start()
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {TEMPLATE}")
-    migrate(load_settings({}, database_url=make_conninfo(url, dbname=TEMPLATE)))
+    _create_template(url)
     os.environ[SERVER] = url
 
     def stop() -> None:
@@ -51,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
     config.add_cleanup(stop)
+
+
+def _create_template(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {TEMPLATE}")
+    migrate(load_settings({}, database_url=make_conninfo(url, dbname=TEMPLATE)))
 
 
 @pytest.hookimpl(wrapper=True)
