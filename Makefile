@@ -1,7 +1,7 @@
 # Python 3.11 or later and make are enough: every target creates what it needs, as an ordinary user.
 #
 #   make run PORT=9000                       another port
-#   make test ARGS="tests/cli -k guard -x"   some of the tests
+#   make test ARGS="tests/cli -k guard -x"   some of the tests, in one process
 #   make run PYTHON=/opt/python/bin/python3  another Python for the environment
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name) 2>/dev/null)))
@@ -9,14 +9,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CONFIG ?= examples/langgraph.json
 PORT   ?= 8123
-ARGS   ?= -n 3
 
+# The tests of a file run in one process: they share its servers.
+ALL_TESTS := -n 3 --dist loadfile
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test services node-modules check format docs torture clean
+.PHONY: help run demo test test-fast test-slow services node-modules check format docs torture clean
 .PHONY: bench bench-engine bench-streams bench-observability bench-scale bench-guard figures
 
 help: ## say what there is
@@ -29,8 +30,14 @@ run: $(RUN_STAMP) ## start Holdfast with the graphs in examples/ (Ctrl-C stops i
 demo: $(RUN_STAMP) ## 30 seconds: kill a worker in the middle of a run and watch another finish it
 	@$(BIN)/holdfast demo --config $(CONFIG)
 
-test: $(DEV_STAMP) services node-modules ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEV_STAMP) services node-modules ## run the tests, except those of test-slow (eight minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),$(ALL_TESTS))
+
+test-fast: $(DEV_STAMP) ## run the tests that need no server and no process (half a minute)
+	$(BIN)/python -m pytest -m fast $(or $(ARGS),-n 2)
+
+test-slow: $(DEV_STAMP) services node-modules ## run torture, browser, schemathesis, rolling deploys, other Postgres versions
+	$(BIN)/python -m pytest -m slow $(or $(ARGS),$(ALL_TESTS))
 
 # These are in no package index: PgBouncer, a browser, a Redis that knows sharded pub/sub, promtool, which comes with
 # Prometheus, and `ip`, which makes network namespaces. Without them, and without the right to install them, their tests

@@ -1,4 +1,4 @@
-"""One Postgres server for all tests, started here; a database for each, cloned from a migrated template."""
+"""One Postgres server for all tests, started here; a migrated, empty database for each."""
 
 from __future__ import annotations
 
@@ -11,43 +11,47 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from uuid import uuid4
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from holdfast.db import embedded_server
 from holdfast.db.connect import Database
 from holdfast.db.embedded import EmbeddedPostgres
-from holdfast.db.migrate import migrate
 from holdfast.settings import Settings, load_settings
+from tests.support import selection
+from tests.support.databases import create_template, own_database
 
 SERVER = "HOLDFAST_TEST_SERVER"
 # The URL of a server to be used instead of starting one: a new one, of another version, from `make test-matrix`.
 GIVEN_SERVER = "HOLDFAST_TEST_POSTGRES"
-TEMPLATE = "holdfast_template"
+# Several fleets use the server at the same time. Nothing in it needs to survive a crash of the machine: what a commit
+# means is tested with servers of the tests' own.
+SERVER_OPTIONS = {"max_connections": "500", "fsync": "off", "full_page_writes": "off"}
 # How much of a server's log is shown with a test that fails.
 LOG_TAIL_CHARACTERS = 6_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """In the process that controls the session, before any xdist worker starts: they inherit the variable."""
+    for marker in selection.MARKERS:
+        config.addinivalue_line("markers", marker)
     # A shell without job control starts `make test &` with SIGINT ignored, and so would be every process under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput") or config.option.markexpr == "fast" or config.option.collectonly:
         return
     if given := os.environ.get(GIVEN_SERVER):
-        _create_template(given)
+        create_template(given)
         os.environ[SERVER] = given
         return
     directory = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
-    # Several fleets use the server at the same time.
-    embedded_server.SERVER_OPTIONS["max_connections"] = "500"
     server = EmbeddedPostgres(directory)
-    url = server.start()
-    _create_template(url)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SERVER_OPTIONS.items():
+            patch.setitem(embedded_server.SERVER_OPTIONS, name, value)
+        url = server.start()
+    create_template(url)
     os.environ[SERVER] = url
 
     def stop() -> None:
@@ -57,10 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(stop)
 
 
-def _create_template(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {TEMPLATE}")
-    migrate(load_settings({}, database_url=make_conninfo(url, dbname=TEMPLATE)))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.mark(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with selection.no_servers() if item.get_closest_marker("fast") else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,11 +94,8 @@ def server_url() -> str:
 @pytest.fixture
 def database_url(server_url: str) -> Iterator[str]:
     """A migrated database of the test's own."""
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        yield make_conninfo(server_url, dbname=name)
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with own_database(server_url) as url:
+        yield url
 
 
 @pytest.fixture

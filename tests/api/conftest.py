@@ -11,7 +11,7 @@ import pytest_asyncio
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.intruder import Intruder, intrusion
 from tests.support.servers import free_port
 from tests.support.serving import answering

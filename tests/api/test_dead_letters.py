@@ -16,8 +16,8 @@ from holdfast.db.connect import Database
 from holdfast.settings import load_settings
 from holdfast.upkeep.sweeper import Sweeper
 from tests.api.test_runs import thread
-from tests.conformance.server import own_database
 from tests.support import waiting
+from tests.support.databases import own_database
 from tests.support.frail import Frailty
 from tests.support.records import query
 from tests.support.servers import free_port

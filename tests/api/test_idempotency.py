@@ -17,8 +17,8 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings, load_settings
 from tests.api.test_runs import thread, until
-from tests.conformance.server import own_database
 from tests.support import waiting
+from tests.support.databases import own_database
 from tests.support.json_body import JSON
 from tests.support.servers import free_port
 from tests.support.serving import serving

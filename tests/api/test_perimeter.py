@@ -16,7 +16,7 @@ import websockets
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import load_settings
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.http_project import APP, calling, project
 from tests.support.intruder import Intruder, operations
 from tests.support.servers import free_port

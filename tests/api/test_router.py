@@ -23,7 +23,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.graphs.http import HttpSection
 from holdfast.settings import load_settings
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.http_project import context, project
 from tests.support.json_body import JSON
 from tests.support.servers import free_port

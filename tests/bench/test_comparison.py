@@ -18,6 +18,9 @@ from bench.peers.programme import run
 from bench.peers.scenarios import Scenario
 from bench.stage import wait_for
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 ROOT = Path(__file__).parents[2]
 
 

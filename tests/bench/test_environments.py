@@ -13,6 +13,9 @@ from bench.peers.participants import Participant
 from bench.peers.rounds import Comparison
 from bench.peers.scenarios import Scenario
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 OWN = platform.python_version().rpartition(".")[0]
 
 

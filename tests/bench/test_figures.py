@@ -99,6 +99,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.servers
 def test_a_result_says_which_version_it_is_of_and_when(result: dict[str, Any]) -> None:
     rows = list(figures._measures([{**result, "tree": "1.2.3 (abc1234)", "at": "2026-11-18T09:00:00+00:00"}]))
     assert rows[2:] == [
@@ -108,6 +109,7 @@ def test_a_result_says_which_version_it_is_of_and_when(result: dict[str, Any]) -
     assert re.match(r"\d+\.\d+\.\d+", result["tree"])
 
 
+@pytest.mark.servers
 def test_asides_of_a_result_stand_below_the_table(result: dict[str, Any]) -> None:
     rows = list(figures._measures([{**result, "asides": ["0.93 ms without a saver"]}]))
     assert rows[-2:] == ["", "- claim: 0.93 ms without a saver"]

@@ -13,6 +13,9 @@ from bench.peers.load import Load, Tally, events
 from bench.peers.scenarios import EVENTS, Scenario
 from bench.peers.window import Counter, WrongAnswer
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 Honesty = Callable[[int], int]
 
 

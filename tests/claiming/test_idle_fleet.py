@@ -32,6 +32,9 @@ from tests.support.redis_server import RedisServer
 from tests.support.smoke import EXAMPLES, ended
 from tests.support.waiting import until_true
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 # Each has four connections, and the server has 200.
 WORKERS = 45
 RUNS = 5

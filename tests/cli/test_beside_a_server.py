@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.exit_codes import ExitCode
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.servers import free_port
 
 from .processes import Program, holdfast, processes_naming, wait_for
@@ -37,6 +37,7 @@ def dev(project: Path) -> Iterator[Program]:
     wait_for(lambda: not processes_naming(str(project)), "everything has ended")
 
 
+@pytest.mark.servers
 def test_commands_work_on_the_database_of_a_running_dev(project: Path) -> None:
     with dev(project) as program:
         # It has the directory, and its Postgres may still be starting: the command waits for it.

@@ -16,6 +16,9 @@ from holdfast.cli.exit_codes import ExitCode
 from .fake_server import RUN, THREAD, Script, serving
 from .processes import Program, holdfast
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 METADATA = ("metadata", {"run_id": RUN, "attempt": 1})
 HELLO = '{"messages": [{"role": "user", "content": "hello"}]}'
 

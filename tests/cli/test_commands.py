@@ -25,6 +25,9 @@ from tests.support.smoke import EXAMPLES
 
 from .processes import holdfast, processes_in, processes_naming
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 COMMANDS = [
     ["dev"],
     ["serve"],

@@ -8,11 +8,16 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.embedded_server import running_url
 
 from .processes import holdfast, postmaster, processes_in, processes_naming
+
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
 
 
 def command(*arguments: str, cwd: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -22,6 +22,9 @@ from holdfast.errors import DatabaseError
 
 from .processes import Program, alive, postmaster, processes_naming, wait_for
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path

@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from holdfast.cli.exit_codes import ExitCode
 
 from .processes import Program, alive, holdfast, postmaster, processes_naming, wait_for
+
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "langgraph.json"
 HELLO = json.dumps({"messages": [{"role": "user", "content": "hello there"}]})

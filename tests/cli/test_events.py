@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
+
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.telemetry.catalogue import CATALOGUE
 
 from .processes import holdfast
+
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
 
 
 def events(*arguments: str) -> subprocess.CompletedProcess[str]:

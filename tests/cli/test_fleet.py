@@ -27,7 +27,7 @@ from websockets.sync.client import connect
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.telemetry.catalogue import CATALOGUE
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.servers import free_port
 
 from .processes import Program, holdfast, wait_for

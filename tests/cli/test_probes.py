@@ -12,6 +12,9 @@ from holdfast.cli.probes import FleetHealth, worker_socket
 from holdfast.cli.supervisor import Child, ChildState, Supervisor
 from holdfast.worker.health import HealthServer, Verdict
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 REASON = "the heartbeat has ended"
 
 

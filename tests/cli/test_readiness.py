@@ -11,6 +11,9 @@ from holdfast.cli.readiness import usable_port
 from holdfast.errors import SettingsError
 from holdfast.settings import load_settings
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 # Where Linux begins to take ports for outgoing connections, unless it is set up otherwise.
 FIRST_EPHEMERAL_PORT = 32_768
 

@@ -7,12 +7,16 @@ import signal
 import time
 
 import psutil
+import pytest
 
 from holdfast.cli.silence import ASK_INTERVAL_SECONDS, SILENCE_MARGIN_SECONDS, silence_limit
 from holdfast.settings import load_settings
 
 from .processes import Program, alive, wait_for
 from .test_supervisor import supervise
+
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
 
 LIMIT_SECONDS = 5.0
 # Where a child has to survive: it may take as long to answer, on a busy machine.

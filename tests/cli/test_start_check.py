@@ -16,6 +16,9 @@ from holdfast.cli.exit_codes import ExitCode
 
 from .processes import alive, holdfast, wait_for
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 GRAPH = """
 from typing import TypedDict
 from langgraph.graph import START, StateGraph

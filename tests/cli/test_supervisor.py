@@ -12,6 +12,9 @@ import pytest
 
 from .processes import Program, alive, postmaster, processes_naming, wait_for
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 
 def supervise(
     number: int,

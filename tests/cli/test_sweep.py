@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
@@ -14,6 +16,9 @@ from tests.cli.processes import holdfast
 from tests.cli.test_commands import command
 from tests.support.ageing import age_thread
 from tests.support.smoke import ended, post, working
+
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "retention.env"

@@ -24,6 +24,9 @@ from holdfast.cli.top import Screen
 
 from .processes import DEADLINE, holdfast
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 WORKER = {
     "worker_id": "018f0000-0000-4000-8000-00000000cafe",
     "status": "online",

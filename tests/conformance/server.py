@@ -8,13 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
-
-import psycopg
-from psycopg.conninfo import make_conninfo
 
 from tests.cli.processes import Program, holdfast
-from tests.conftest import LOG_TAIL_CHARACTERS, TEMPLATE
+from tests.conftest import LOG_TAIL_CHARACTERS
+from tests.support.databases import own_database
 
 PROJECTS = Path(__file__).parents[1] / "support"
 STARTING = 150.0
@@ -34,19 +31,6 @@ class Server:
 
     def log_tail(self) -> str:
         return self.program.output[-LOG_TAIL_CHARACTERS:]
-
-
-@contextmanager
-def own_database(server_url: str) -> Iterator[str]:
-    """A migrated database, for as long as the block lasts."""
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    try:
-        yield make_conninfo(server_url, dbname=name)
-    finally:
-        with psycopg.connect(server_url, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @contextmanager

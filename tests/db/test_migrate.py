@@ -322,6 +322,7 @@ def test_supervisor_logs_that_another_process_migrates(empty_url: str, tmp_path:
     assert migrated["migrations"][: len(migrations())] == [migration.name for migration in migrations()]
 
 
+@pytest.mark.servers
 def test_rule_applies_to_all_migrations_of_a_rolling_update(tmp_path: Path) -> None:
     unpack_older_version(tmp_path)
     older = [int(file.name[:4]) for file in (tmp_path / "src/holdfast/db/migrations").glob("*.sql")]

@@ -12,6 +12,9 @@ import pytest
 
 from tests.support.servers import required
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 SILENT = "127.9.8.7"
 UNSHARE = "unshare"
 CODE = """

@@ -65,6 +65,7 @@ async def running(database: Database, run_id: object) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.servers
 async def test_postgres_16(short_directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The package warns about the runtime directory it falls back to.

@@ -16,7 +16,7 @@ from psycopg.rows import DictRow, tuple_row
 
 from holdfast.db.connect import open_blocking_session
 from holdfast.settings import load_settings
-from tests.conftest import TEMPLATE
+from tests.support.databases import TEMPLATE
 
 GRAPH = "graph"
 # Tables that may be read as a whole. Every other one grows, and is filled below.

@@ -24,7 +24,6 @@ from holdfast.engine import (
     upcoming,
 )
 from holdfast.settings import load_settings
-from tests.conftest import TEMPLATE
 from tests.engine.hot_statements import (
     AT_THEIR_LIMIT,
     BY_KEY,
@@ -42,6 +41,7 @@ from tests.engine.plans import (
     readings,
     undone,
 )
+from tests.support.databases import TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast.db.migrate import migrate
 from holdfast.settings import load_settings
 from tests.faults.test_worker_paused import back_under_a_new_id
 from tests.support.fleet import Fleet, until
 from tests.support.network import network
 from tests.support.servers import network_postgres
+
+# Its tests start processes.
+pytestmark = pytest.mark.servers
 
 
 async def test_worker_behind_a_silent_network_gives_up_its_runs_and_comes_back(data_dir: Path, tmp_path: Path) -> None:

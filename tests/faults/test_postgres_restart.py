@@ -16,6 +16,9 @@ from holdfast.db.migrate import migrate
 from holdfast.settings import load_settings
 from tests.support.fleet import Fleet, until
 
+# Its tests start processes.
+pytestmark = pytest.mark.servers
+
 RUNS = 36
 
 

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.embedded import EmbeddedPostgres
 from tests.cli.processes import Program, alive, holdfast, postmaster, processes_naming
 from tests.support.fleet import INTERVALS, PROJECT, Fleet, until
+
+# Its tests start processes.
+pytestmark = pytest.mark.servers
 
 
 class ServedFleet(Fleet):

@@ -297,6 +297,7 @@ class TestPersistence:
             assert await invoke(Command(resume="yes")) == {"text": "yes", "total": 1 if mode == "None" else 3}
 
 
+@pytest.mark.servers
 def test_finalizers_may_import_while_the_types_of_a_project_are_collected() -> None:
     """The collector runs finalizers at any allocation, and one of them may import a module."""
     program = """

@@ -31,12 +31,14 @@ def test_graphs_of_the_environment_are_checked(
     assert "LANGSERVE_GRAPHS: graphs.b: ./agent.py:State is the class State" in capsys.readouterr().err
 
 
+@pytest.mark.servers
 def test_as_a_command() -> None:
     command = [sys.executable, "-m", "holdfast.cli.check_project", str(EXAMPLES / "langgraph.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.servers
 def test_the_command_ends_though_user_code_left_a_thread_running(project: Project) -> None:
     project.module(
         """

@@ -271,6 +271,7 @@ class TestTheApp:
         assert "http.app: " in str(caught.value)
         assert cause in str(caught.value)
 
+    @pytest.mark.servers
     def test_is_tried_before_a_server_starts(self) -> None:
         environ = {**os.environ, "LANGGRAPH_HTTP": '{"app": "./broken.py:app"}'}
         command = [sys.executable, "-m", "holdfast.cli.check_project", str(http_project.PROJECT)]

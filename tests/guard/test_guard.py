@@ -42,6 +42,7 @@ def accepted(tmp_path: Path) -> dict[str, Any]:
     return load(accept(FIGURES, tmp_path / "accepted.json", "3.11"))
 
 
+@pytest.mark.servers
 def test_a_run_costs_no_more_than_was_accepted() -> None:
     comparison = compare(count(), load())
     assert not comparison.grown, "\n" + "\n".join(comparison.grown)
@@ -63,6 +64,7 @@ def test_runs_at_once_share_their_statements() -> None:
     assert together < 2 * alone, "thirty runs at once send hardly more statements than one"
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize(
     ("case", "how", "told"),
     [
@@ -81,6 +83,7 @@ def test_frames_that_take_5_ms_longer_are_noticed(
     assert any(told in line for line in grown), "\n".join(grown)
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("how", ["sleep", "later"])
 @pytest.mark.parametrize(
     ("case", "seconds", "least"),

@@ -12,8 +12,8 @@ import pytest_asyncio
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from tests.conformance.server import own_database
 from tests.interrupts.asking import PROJECT, Asked, Desk, desk_settings
+from tests.support.databases import own_database
 from tests.support.live_worker import running_worker
 from tests.support.serving import answering
 from tests.support.waiting import until

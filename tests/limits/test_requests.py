@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.conformance.server import own_database
 from tests.limits.target import MEGABYTE, Target, target
+from tests.support.databases import own_database
 from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

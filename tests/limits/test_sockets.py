@@ -16,9 +16,9 @@ from psycopg.rows import dict_row
 from websockets.asyncio.client import connect
 
 from holdfast.resources.api_keys import create_key
-from tests.conformance.server import own_database
 from tests.limits.target import MEGABYTE, Attack, Target, target
 from tests.limits.test_requests import HANDSHAKE
+from tests.support.databases import own_database
 from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -153,6 +153,7 @@ def test_every_alert_has_a_test_of_its_own() -> None:
     assert fired == quiet == {rule["alert"] for rule in RULES}
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("command", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
 def test_the_rules_do_what_their_tests_say(command: tuple[str, ...]) -> None:
     tool = required("promtool", "prometheus")
@@ -160,6 +161,7 @@ def test_the_rules_do_what_their_tests_say(command: tuple[str, ...]) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
 
 
+@pytest.mark.servers
 def test_prometheus_understands_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:{number}", "expr": said.replace("$__rate_interval", "5m").replace("$job", ".*")}

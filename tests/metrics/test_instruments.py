@@ -132,6 +132,7 @@ def test_the_page_is_generated_from_the_declarations() -> None:
         assert f"| `{name}` |" in reference()
 
 
+@pytest.mark.servers
 def test_prometheus_own_tool_has_nothing_to_object_to() -> None:
     """Names, types, help, units: as `promtool` wants them."""
     metrics = Metrics()

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from tests.api.conftest import client, settings, web
 from tests.cli.processes import Program, holdfast
-from tests.conftest import TEMPLATE
+from tests.support.databases import own_database
 from tests.support.sdk import Sdk
 from tests.support.servers import free_port
 from tests.support.waiting import until
@@ -27,17 +24,14 @@ PROJECT = Path(__file__).parents[1] / "support" / "sdk_project" / "langgraph.jso
 @pytest.fixture(scope="session")
 def environ(server_url: str) -> Iterator[dict[str, str]]:
     """What the processes of `served` are told: a database of their own, and to be quick."""
-    name = f"test_{uuid4().hex[:12]}"
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    with own_database(server_url) as database_url:
         yield {
-            "DATABASE_URL": make_conninfo(server_url, dbname=name),
+            "DATABASE_URL": database_url,
             "POSTGRES_POLL_INTERVAL_SECONDS": "0.5",
             "WORKER_DRAIN_TIMEOUT": "0",
             # A blocking client notices that it was closed when the next sign of life arrives.
             "HOLDFAST_STREAM_HEARTBEAT_SECONDS": "0.2",
         }
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,9 @@ import structlog
 from holdfast.resources.store import _Turn
 from holdfast.telemetry.run_context import RUN_FIELDS, add_run, leave_run, logging_run, run_in
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 BEGINNING = """
 import asyncio, logging, sys, threading, warnings
 import structlog

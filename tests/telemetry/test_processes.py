@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from holdfast.telemetry.catalogue import CATALOGUE
 from holdfast.telemetry.run_context import RUN_FIELDS
 from tests.cli.processes import holdfast
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.fleet import Fleet, Member, until
 
 PROJECT = Path(__file__).parents[1] / "support" / "logs_project" / "langgraph.json"

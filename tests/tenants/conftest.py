@@ -16,7 +16,7 @@ from holdfast.graphs.config import ProjectConfig, load_config
 from holdfast.resources.api_keys import Scope, create_key, revoke_key
 from holdfast.resources.tenants import set_limits
 from holdfast.settings import Settings, load_settings
-from tests.conformance.server import own_database
+from tests.support.databases import own_database
 from tests.support.intruder import PROJECT
 from tests.support.records import query
 from tests.support.servers import free_port

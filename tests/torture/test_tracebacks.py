@@ -11,6 +11,9 @@ import pytest
 
 from tests.torture.tracebacks import Traceback, tracebacks
 
+# Its tests start processes.
+pytestmark = pytest.mark.servers
+
 GROUP = """
 import asyncio
 class OperationalError(Exception):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.conformance.server import own_database
 from tests.support.collector import Collector, Recorded, collecting
+from tests.support.databases import own_database
 from tests.support.fleet import Fleet
 
 PROJECT = Path(__file__).parents[1] / "support" / "traced_project" / "langgraph.json"

@@ -43,6 +43,9 @@ from tests.support.serving import serving
 from tests.support.waiting import until_true
 from tests.traces.conftest import PROJECT
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 # Loads what a worker and a web process load, and tells what of tracing has come with it that is nobody else's.
 OFF = """
 import json, sys

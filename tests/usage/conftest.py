@@ -12,8 +12,8 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.pregel import Pregel
 from typing_extensions import TypedDict
 
-from tests.conformance.server import own_database
 from tests.support.catalogs import catalog_of
+from tests.support.databases import own_database
 from tests.support.live_worker import quick_settings
 from tests.support.priced_model import PricedModel, usage_of
 from tests.support.servers import free_port

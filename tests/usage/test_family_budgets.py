@@ -15,8 +15,8 @@ import holdfast
 from holdfast.db.connect import Database
 from holdfast.engine.dead_letters.retry import Retry, retry_letter
 from holdfast.settings import Settings
-from tests.conformance.server import own_database
 from tests.support.catalogs import catalog_of
+from tests.support.databases import own_database
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
 from tests.support.records import post_run, query, run_ended, run_row, thread_row

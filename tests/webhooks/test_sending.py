@@ -19,6 +19,9 @@ from holdfast.webhooks.sender import WebhookSender
 from holdfast.webhooks.urls import Target
 from tests.support.receiver import Receiver, receiving
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 RUN: dict[str, Any] = {
     "run_id": "r",
     "thread_id": "t",

@@ -23,6 +23,9 @@ from tests.support import waiting
 from tests.support.servers import free_port
 from tests.support.smoke import EXAMPLES, working
 
+# Its tests start processes or listen on sockets.
+pytestmark = pytest.mark.servers
+
 
 def ask(port: int, path: str) -> tuple[int, str]:
     try:

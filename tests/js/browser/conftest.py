@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.conftest import LOG_TAIL_CHARACTERS, TEMPLATE
+from tests.conftest import LOG_TAIL_CHARACTERS
 from tests.js.browser.browser import HERE, Browser, Page, bundle, served
+from tests.support.databases import TEMPLATE
 from tests.support.node import node_modules
 from tests.support.servers import free_port, required
 
