@@ -18,7 +18,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.dead_letters.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.threads import delete_thread
@@ -179,7 +179,7 @@ async def test_runs_of_missing_graphs_lock_their_parents_in_id_order(database: D
     lock = "SELECT 1 FROM run WHERE run_id = %s FOR NO KEY UPDATE"
     async with database.transaction() as other:
         await other.execute(lock, (parents[0],))
-        ending = asyncio.create_task(put_aside(database, ["gone"], after=60, batch=10))
+        ending = asyncio.create_task(end_graphless_runs(database, ["gone"], after=60, batch=10))
         await somebody_waits(database)
         # Would be a deadlock if the last parent were locked already.
         await other.execute(f"{lock} NOWAIT".encode(), (parents[1],))

@@ -293,7 +293,7 @@ STATEMENTS = [
     Statement("mark lost", reap.MARK_LOST, lambda: {"worker_id": WORKER, "grace": 2.0}, 5),
     # Reads what is running, which is bounded by the size of the fleet.
     Statement("orphans", reap.ORPHANS, lambda: {"aside": [], "max_crashes": 3}, 2 * plans.RUNNING + 200),
-    Statement("tell poisoned", reap.TELL_POISONED, running_runs, 80, after=(MARK_POISON, running_runs)),
+    Statement("tell poisoned", reap.INSERT_END_EVENTS, running_runs, 80, after=(MARK_POISON, running_runs)),
     Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3, accompanied=[], poison=False), 40),
     # Webhooks.
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
@@ -348,12 +348,12 @@ STATEMENTS = [
     ),
     # Cancelling.
     Statement("request cancel", cancel.REQUEST_CANCEL, lambda: {**one_run(), "action": "interrupt"}, 5),
-    Statement("tell cancelled", cancel.TELL_CANCELLED, cancelled_in_the_queue, 10),
+    Statement("tell cancelled", cancel.INSERT_CANCEL_EVENTS, cancelled_in_the_queue, 10),
     Statement("end pending", cancel.END_PENDING, cancelled_in_the_queue, 10),
     Statement("erase checkpoints", rollback.ERASE_CHECKPOINTS, one_run, 20),
     Statement("erase command writes", rollback.ERASE_COMMAND_WRITES, one_run, 20),
     Statement("erase blobs", rollback.ERASE_UNUSED_BLOBS, one_run, 20),
-    Statement("keep numbers", rollback.KEEP_NUMBERS, one_run, 5),
+    Statement("keep numbers", rollback.KEEP_EVENT_NUMBERS, one_run, 5),
     Statement("erase runs", rollback.ERASE_RUNS, one_run, 5),
 ]
 
@@ -368,6 +368,6 @@ BY_KEY = [
         *(batch.PUT_BLOBS, batch.PUT_CHECKPOINTS, batch.PUT_WRITES, batch.REPLACE_WRITES, batch.TAKE_ANSWERS),
         *(batch.MARK_PROGRESS, outcome.END_RUNS, outcome.END_THREADS, outcome.RELEASE_RUNS, queue.PROMOTE_NEXT),
         *(queue.SETTLE_THREAD, outbox.QUEUE_WEBHOOKS, rollback.ERASE_CHECKPOINTS, rollback.ERASE_COMMAND_WRITES),
-        *(rollback.ERASE_UNUSED_BLOBS, rollback.KEEP_NUMBERS, rollback.ERASE_RUNS),
+        *(rollback.ERASE_UNUSED_BLOBS, rollback.KEEP_EVENT_NUMBERS, rollback.ERASE_RUNS),
     }
 ]

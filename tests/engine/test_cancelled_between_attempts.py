@@ -46,7 +46,7 @@ async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database
         await writer.finish(Released())
     cancelled = await cancel_runs(database, thread_id, None, "interrupt")
     assert len(cancelled.ended) == 2
-    assert cancelled.told == [thread_id]
+    assert cancelled.logged == [thread_id]
     events = await query(
         database, "SELECT seq, run_id, kind, data FROM event WHERE thread_id = %s ORDER BY seq", thread_id
     )

@@ -99,7 +99,7 @@ COMPLETED = {
 PARAMETER = re.compile(r"%\((\w+)\)[sb]")
 # Those that read what is due, or what runs, as a whole: once a minute, or because a person asks.
 READ_THE_QUEUE = {
-    "engine.dead_letters.graph_gone.NOTE_MISSING": plans.DUE,
+    "engine.dead_letters.graph_gone.RECORD_MISSING": plans.DUE,
     "insight.activity.RUNNING": plans.RUNNING,
     "insight.fleet.WORKERS": plans.RUNNING,
     "insight.fleet.QUEUE": 3 * (plans.RUNNING + plans.DUE + plans.BACKLOG + plans.TOMORROW),

@@ -17,7 +17,7 @@ from langgraph.types import interrupt
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.dead_letters.letters import get_letter
-from holdfast.engine.dead_letters.retry import Retry, retry_letter
+from holdfast.engine.dead_letters.retry import RetryOptions, retry_letter
 from holdfast.engine.interrupts.resume import names_interrupts
 from holdfast.engine.runs import delete_run
 from holdfast.errors import AlreadyAnswered, Conflict
@@ -385,7 +385,7 @@ async def test_failed_retry_asks_nothing_that_the_letter_has_used_an_answer_to(
 async def retry(database: Database, run_id: UUID, **how: Any) -> UUID:
     async with database.connection() as connection:
         letter = await get_letter(connection, run_id)
-    new, _ = await retry_letter(database, letter, Retry(kwargs=dict(letter["kwargs"]), **how))
+    new, _ = await retry_letter(database, letter, RetryOptions(kwargs=dict(letter["kwargs"]), **how))
     return new.run_id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.dead_letters.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from tests.interrupts.asking import Asked, Desk
 from tests.support.waiting import until
 
@@ -105,7 +105,7 @@ async def test_many_letters_of_a_lost_graph_answer_no_later_question(idle: Desk)
     stale, fresh = asked
     for one, by in ((stale, "id"), (fresh, "value")):
         await idle.answer(one.thread_id, resume(one, "yes", by), assistant_id="decisions")
-    assert len(await put_aside(idle.database, ["decisions"], after=0, batch=10)) == 2
+    assert len(await end_graphless_runs(idle.database, ["decisions"], after=0, batch=10)) == 2
     later = await idle.answer(stale.thread_id, "no", assistant_id="decisions")
     async with idle.worker():
         await idle.join(stale.thread_id, later["run_id"])
@@ -314,7 +314,7 @@ async def test_a_letter_that_did_nothing_answers_by_value_nothing_after_an_edit_
     async with idle.worker():
         asked = await idle.ask("decisions_in_steps", {"decisions": ["x"]})
     run = await idle.answer(asked.thread_id, "APPROVE", assistant_id="decisions_in_steps")
-    assert len(await put_aside(idle.database, ["decisions_in_steps"], after=0, batch=10)) == 1
+    assert len(await end_graphless_runs(idle.database, ["decisions_in_steps"], after=0, batch=10)) == 1
     values = {"decisions": ["first? REJECT"]}
     await idle.post(f"/threads/{asked.thread_id}/state", values=values, as_node=as_node)
     refused = await idle.post(f"/dead-letters/{run['run_id']}/retry", 409, **start(begin))

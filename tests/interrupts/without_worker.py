@@ -10,7 +10,7 @@ from langgraph.pregel import Pregel
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.dead_letters.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from holdfast.engine.reap import release_orphans
 from tests.interrupts.decisions import Decisions
 from tests.support.records import query
@@ -47,4 +47,4 @@ async def end(database: Database, thread_id: UUID, how: str) -> None:
         await cancel_runs(database, thread_id, None, "interrupt")
     elif how == "graph gone":
         await query(database, DUE_LONG_AGO)
-        assert len(await put_aside(database, ["graph"], after=1.0, batch=10)) == 1
+        assert len(await end_graphless_runs(database, ["graph"], after=1.0, batch=10)) == 1

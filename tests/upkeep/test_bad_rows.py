@@ -14,7 +14,7 @@ from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.children.families import cancel_abandoned
 from holdfast.engine.children.parents import NEVER
-from holdfast.engine.dead_letters.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from holdfast.engine.reap import release_orphans
 from holdfast.resources.history import prune_next
 from holdfast.signals.postgres import PostgresSignals
@@ -148,7 +148,7 @@ async def test_a_run_that_cannot_be_given_up_delays_no_other(database: Database)
     await refuse_changes(database, bad)
     aside = RowsSetAside("letters", "run_id", database.metrics)
     for expected in (set(good), set()):
-        ended = await put_aside(database, ["graph"], after=60, batch=10, aside=aside)
+        ended = await end_graphless_runs(database, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == expected
     assert aside.ids() == [bad]
 

@@ -9,7 +9,7 @@ import orjson
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.dead_letters.graph_gone import note_missing_graphs, put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs, record_missing_graphs
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep.dead_letters import Letters
@@ -38,7 +38,7 @@ async def online(database: Database, *graphs: str) -> UUID:
 
 async def missing(database: Database, gap: float = 60.0) -> list[str]:
     async with database.connection() as connection:
-        return await note_missing_graphs(connection, after=DAY, gap=gap)
+        return await record_missing_graphs(connection, after=DAY, gap=gap)
 
 
 async def upkeep(database: Database, **settings: Any) -> None:
@@ -83,7 +83,7 @@ async def test_a_run_that_has_just_come_waits_although_its_graph_is_gone(databas
     await missing(database)
     await query(database, AGE_ABSENCE)
     assert await missing(database) == ["ghost"]
-    assert await put_aside(database, ["ghost"], after=DAY, batch=10) == []
+    assert await end_graphless_runs(database, ["ghost"], after=DAY, batch=10) == []
 
 
 async def test_a_fleet_that_is_off_has_lost_no_graph(database: Database) -> None:
@@ -120,7 +120,7 @@ async def test_a_graph_that_comes_back_at_the_last_moment_keeps_its_runs(databas
     created = await post_run(database, "ghost", input=GO)
     await query(database, AGE_RUNS)
     await online(database, "ghost")
-    assert await put_aside(database, ["ghost"], after=DAY, batch=10) == []
+    assert await end_graphless_runs(database, ["ghost"], after=DAY, batch=10) == []
     assert (await run_row(database, created.run["run_id"]))["status"] == "pending"
 
 
@@ -156,7 +156,7 @@ async def test_a_promised_rollback_happens_all_the_same(settings: Settings, data
             database,
             "UPDATE run SET status = 'pending', worker_id = NULL, ready_at = now() - interval '2 days' RETURNING 1",
         )
-        assert len(await put_aside(database, ["ghost"], after=DAY, batch=10)) == 1
+        assert len(await end_graphless_runs(database, ["ghost"], after=DAY, batch=10)) == 1
     assert await query(database, "SELECT 1 FROM run") == []
 
 
@@ -177,7 +177,7 @@ async def test_a_letter_that_nobody_deals_with_is_a_failed_run_in_the_end(databa
     for _ in range(2):
         await post_run(database, "ghost", input=GO)
     await query(database, AGE_RUNS)
-    assert len(await put_aside(database, ["ghost"], after=DAY, batch=10)) == 2
+    assert len(await end_graphless_runs(database, ["ghost"], after=DAY, batch=10)) == 2
     [old, *_] = await query(database, "SELECT run_id FROM run")
     aged = "UPDATE run SET finished_at = now() - interval '40 days' WHERE run_id = %s RETURNING 1"
     await query(database, aged, old["run_id"])

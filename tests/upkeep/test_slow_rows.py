@@ -16,7 +16,7 @@ from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.db.time_limit import TooSlow
 from holdfast.engine.children.families import cancel_abandoned
-from holdfast.engine.dead_letters.graph_gone import put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from holdfast.engine.reap import release_orphans
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
@@ -137,7 +137,7 @@ async def test_letters_go_round_a_thread_that_is_locked(settings: Settings, data
     await query(database, "UPDATE run SET ready_at = now() - interval '2 days' RETURNING 1")
     async with impatient(settings) as upkeep, locked(database, runs[0]["thread_id"]):
         aside = RowsSetAside("letters", "run_id", upkeep.metrics)
-        ended = await put_aside(upkeep, ["graph"], after=60, batch=10, aside=aside)
+        ended = await end_graphless_runs(upkeep, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == {run["run_id"] for run in runs[1:]}
         assert aside.ids() == [runs[0]["run_id"]]
 

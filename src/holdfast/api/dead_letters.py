@@ -31,7 +31,7 @@ from holdfast.api.runs import announce_created
 from holdfast.api.streaming import locations
 from holdfast.db.stored_json import as_object
 from holdfast.engine.dead_letters.letters import (
-    Filters,
+    DeadLetterFilters,
     LetterState,
     discard,
     get_letter,
@@ -39,7 +39,7 @@ from holdfast.engine.dead_letters.letters import (
     oldest_letters,
     present_letter,
 )
-from holdfast.engine.dead_letters.retry import Retry, RetryFrom, retry_letter
+from holdfast.engine.dead_letters.retry import RetryFrom, RetryOptions, retry_letter
 from holdfast.engine.runs import present_run
 from holdfast.engine.states import DeadLetter
 from holdfast.errors import InvalidRequest, NotFound
@@ -270,13 +270,13 @@ async def delete(web: Web, run_id: UUID) -> Response:
     return Response(status_code=204)
 
 
-async def _filters(web: WebContext, body: LetterFilters) -> Filters:
+async def _filters(web: WebContext, body: LetterFilters) -> DeadLetterFilters:
     """What a request asks for, less what is not the caller's to see."""
     named = body.assistant_id
     assistant_id = None if named is None else assistant_named(web.catalog.graph_ids, named)
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": body.limit, "offset": 0}
     visible = await web.caller.may("threads", "search", asked)
-    return Filters(
+    return DeadLetterFilters(
         run_ids=body.run_ids,
         reason=body.reason,
         assistant_id=assistant_id,
@@ -355,7 +355,7 @@ async def _retry(
         raise _invisible(letter) from None
     if user is not None:
         asked["kwargs"]["user"] = user.stored()
-    how = Retry(
+    how = RetryOptions(
         start=begin == "start",
         fork=fork,
         edited=given is not None,

@@ -1,4 +1,4 @@
-"""A worker that can no longer work gives its runs to others, and says which of them is to blame."""
+"""How a worker that can no longer work hands its runs over, and records which of them is to blame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLAME = """
 UPDATE worker SET blamed = %(blamed)s::uuid[] WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
 """
 
-# The reaper looks for expired leases every second. It does the rest: it marks the worker lost and releases its runs.
+# The reaper looks for expired leases every second, marks the worker lost and releases its runs.
 HAND_OVER = """
 UPDATE worker SET lease_until = now() - interval '1 ms'
 WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
@@ -21,16 +21,16 @@ RETURNING worker_id
 
 
 def blame(connection: Connection[DictRow], worker_id: UUID, runs: Sequence[UUID] | None) -> None:
-    """Record which runs get a crash (`MAX_CRASHES`) if the worker is lost from now on. The others will lose nothing but
-    the time since their last checkpoint. An empty sequence blames no run, and None each of them."""
+    """Record which runs get a crash (`MAX_CRASHES`) if the worker is lost from now on. An empty sequence blames no run,
+    None blames all."""
     connection.execute(BLAME, {"worker_id": worker_id, "blamed": None if runs is None else list(runs)})
 
 
 def hand_over(connection: Connection[DictRow], worker_id: UUID) -> bool:
-    """End the worker's lease now. The next pass of the reaper, about a second later, returns all its runs to the queue.
-    Returns False if the worker was lost already; then all of its runs have been released and counted.
+    """End the worker's lease now. The reaper returns its runs to the queue about a second later.
 
-    Blocking, as `blame` is, for a thread that is not the event loop's: the loop may be what is blocked. The caller must
-    renew the lease no more, and must end the process: from here on everything that it writes may be refused.
+    Returns False if the worker was lost already. Blocks, like `blame`, because the caller is a thread beside an event
+    loop that may be blocked. The caller must not renew the lease again and must end the process: its later writes may
+    be refused.
     """
     return connection.execute(HAND_OVER, {"worker_id": worker_id}).fetchone() is not None

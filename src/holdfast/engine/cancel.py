@@ -1,8 +1,8 @@
 """Cancelling runs.
 
-A run that is not running ends in the transaction that asks. A running one is marked; its owner learns of it by a
-hint, at the latest by its next heartbeat, interrupts the graph where it stands and writes the end. Terminal runs are
-not touched.
+A pending run is ended by the transaction of the cancel. A running one is marked; its worker gets a hint, or at the
+latest reads the mark with its next heartbeat, then interrupts the graph where it stands and writes the end. Runs that
+have ended are not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.children.parents import LOCK_FAMILY, woken
+from holdfast.engine.children.parents import LOCK_FAMILY, ready_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
@@ -28,10 +28,10 @@ from holdfast.streams.hints import tell_ended, tell_to_look
 
 log = structlog.get_logger(__name__)
 
-# As the owner of a running run would put it.
+# The same error as when a worker ends a cancelled run.
 USER_INTERRUPT = '{"error": "UserInterrupt", "message": "The run was cancelled."}'
 
-# Waits for a claim or a journal commit in flight, and sees what it left.
+# Waits for a concurrent claim or journal commit, and sees its result.
 LOCK_UNFINISHED = """
 SELECT run_id, thread_id, status, worker_id, cancel_action, webhook IS NOT NULL AS webhook,
        children > 0 AS has_children, parent_run_id, fence > 0 AS started,
@@ -43,15 +43,15 @@ WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
 ORDER BY run_id FOR NO KEY UPDATE
 """
 
-# A rollback outranks an interrupt that came first, never the other way round.
+# A rollback replaces an earlier interrupt. An interrupt never replaces a rollback.
 REQUEST_CANCEL = """
 UPDATE run SET cancel_action = %(action)s, updated_at = now()
 WHERE run_id = ANY(%(run_ids)s) AND status = 'running' AND cancel_action IS DISTINCT FROM 'rollback'
 """
 
-# A run between two attempts has said that it runs, and nobody holds it who could say that it does not any more. The
-# thread is locked, so the numbers are ours to give.
-TELL_CANCELLED = """
+# The log of a run between two attempts says that it is running, and no worker has it to write its end. The thread is
+# locked, so this transaction may assign event numbers.
+INSERT_CANCEL_EVENTS = """
 INSERT INTO event (thread_id, seq, run_id, kind, data)
 SELECT run.thread_id,
        numbered.last + row_number() OVER (PARTITION BY run.thread_id ORDER BY run.created_at, run.run_id), run.run_id,
@@ -66,7 +66,7 @@ WHERE run.run_id = ANY(%(run_ids)s) AND run.status = 'pending' AND run.first_seq
 RETURNING thread_id
 """
 
-# A run between two attempts leaves its checkpoints behind, and the thread in the middle of them.
+# A run between two attempts leaves its checkpoints, so the thread stays between two steps.
 END_PENDING = """
 WITH ended AS (
     UPDATE run SET status = 'interrupted', ready_at = NULL, finished_at = now(), updated_at = now(),
@@ -88,15 +88,18 @@ FROM per_thread WHERE thread.thread_id = per_thread.thread_id
 
 @dataclass(frozen=True)
 class CancelledRuns:
-    """`ended` are over already; `requested` (run_id, thread_id, worker_id) still have to be stopped by their owner;
-    `promoted` (run_id, graph_id) may start because of that. `told`: threads whose log says so. `webhooks`: somebody is
-    to be told of an end. `parents` are those of all these that have children, which are to be cancelled, too;
-    `waited_for_by` are the parents of those that ended."""
+    """The result of a cancel.
+
+    `ended`: runs that have ended. `requested` (run_id, thread_id, worker_id): runs that their workers have yet to stop.
+    `promoted` (run_id, graph_id): runs that became ready. `logged`: threads whose log has the end. `webhooks`: whether
+    a webhook was queued. `parents`: cancelled runs with children, which must be cancelled too. `waited_for_by`: the
+    parents of the runs that ended.
+    """
 
     ended: list[UUID] = field(default_factory=list)
     requested: list[DictRow] = field(default_factory=list)
     promoted: list[DictRow] = field(default_factory=list)
-    told: list[UUID] = field(default_factory=list)
+    logged: list[UUID] = field(default_factory=list)
     webhooks: bool = False
     parents: list[UUID] = field(default_factory=list)
     waited_for_by: list[UUID] = field(default_factory=list)
@@ -105,45 +108,49 @@ class CancelledRuns:
 async def cancel_locked(
     connection: AsyncConnection[DictRow], thread_id: UUID, run_ids: list[UUID] | None, action: CancelAction
 ) -> CancelledRuns:
-    """Cancel the given unfinished runs of a thread (None: all of them). The caller holds the thread's lock and
-    settles the thread afterwards."""
+    """Cancel the given unfinished runs of a thread; None: all of them.
+
+    The caller holds the thread's lock and settles the thread afterwards.
+    """
     cursor = await connection.execute(LOCK_UNFINISHED, {"thread_id": thread_id, "run_ids": run_ids})
     rows = await cursor.fetchall()
     requested = [row for row in rows if row["status"] == "running"]
     pending = [row for row in rows if row["status"] == "pending"]
-    # A rollback that was promised while the run was running is kept, even if the run has lost its worker since.
+    # A rollback that was requested while the run was running is done even if the run has lost its worker since.
     erased = [row["run_id"] for row in pending if "rollback" in (action, row["cancel_action"])]
     ended = [row["run_id"] for row in pending if row["run_id"] not in erased]
     if requested:
         await connection.execute(REQUEST_CANCEL, {"run_ids": [row["run_id"] for row in requested], "action": action})
     if erased:
         await erase_runs(connection, thread_id, erased)
-    told: list[UUID] = []
+    logged: list[UUID] = []
     if ended:
         parameters = {"run_ids": ended, "error": USER_INTERRUPT}
-        cursor = await connection.execute(TELL_CANCELLED, parameters)
-        told = [row["thread_id"] for row in await cursor.fetchall()]
+        cursor = await connection.execute(INSERT_CANCEL_EVENTS, parameters)
+        logged = [row["thread_id"] for row in await cursor.fetchall()]
         await connection.execute(END_PENDING, parameters)
-    # One that never started and answers nothing has nothing to do with questions.
-    gated = [row["run_id"] for row in pending if row["run_id"] in ended and (row["started"] or row["answers"])]
-    if gated:
-        await update_interrupts_without_worker(connection, [thread_id], gated)
-    telling = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
-    if telling:
-        await queue_webhooks(connection, telling)
+    # A run that never started and resumes nothing changes no interrupt.
+    with_interrupts = [
+        row["run_id"] for row in pending if row["run_id"] in ended and (row["started"] or row["answers"])
+    ]
+    if with_interrupts:
+        await update_interrupts_without_worker(connection, [thread_id], with_interrupts)
+    with_webhook = [row["run_id"] for row in pending if row["webhook"] and row["run_id"] in ended]
+    if with_webhook:
+        await queue_webhooks(connection, with_webhook)
     return CancelledRuns(
         ended=[*ended, *erased],
         requested=requested,
-        told=told,
-        webhooks=bool(telling),
+        logged=logged,
+        webhooks=bool(with_webhook),
         parents=[row["run_id"] for row in rows if row["has_children"]],
         waited_for_by=[row["parent_run_id"] for row in pending if row["parent_run_id"] is not None],
     )
 
 
 def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: CancelAction) -> None:
-    """Tell the owners of runs to stop, the watchers of runs that ended already, and the workers of those that may
-    start."""
+    """Send hints: to the workers that must stop runs, to the watchers of runs that ended, and about runs that became
+    ready."""
     for run in cancelled.requested:
         log.info("run.cancel_requested", run_id=str(run["run_id"]), action=action)
         signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
@@ -151,7 +158,7 @@ def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: Cance
         log.info("run.cancelled", run_id=str(run_id), action=action)
     for hint in tell_ended(cancelled.ended):
         signals.publish("events", hint)
-    for thread_id in dict.fromkeys(cancelled.told):
+    for thread_id in dict.fromkeys(cancelled.logged):
         signals.publish("events", tell_to_look(thread_id), thread_id=thread_id)
     if cancelled.webhooks:
         announce_webhooks(signals)
@@ -161,8 +168,8 @@ def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: Cance
 async def cancel_runs(
     database: Database, thread_id: UUID, run_ids: list[UUID] | None, action: CancelAction
 ) -> CancelledRuns:
-    """Cancel runs of one thread. When this returns the request is committed; an empty result means that none of
-    them was unfinished."""
+    """Cancel runs of one thread. The request is committed when this returns. The result is empty if none of them was
+    unfinished."""
     async with database.transaction() as connection:
         locked = await (await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})).fetchone()
         if locked is not None and locked["parent_run_id"] is not None:
@@ -173,5 +180,5 @@ async def cancel_runs(
             cancelled.promoted.extend(await promoted.fetchall())
             await connection.execute(SETTLE_THREAD, {"thread_ids": [thread_id]})
             if cancelled.waited_for_by:
-                cancelled.promoted.extend(await woken(connection, cancelled.waited_for_by))
+                cancelled.promoted.extend(await ready_parents(connection, cancelled.waited_for_by))
     return cancelled

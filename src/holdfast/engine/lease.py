@@ -1,6 +1,6 @@
 """A worker's lease: registered once, renewed by one statement, resigned at the end.
 
-The database's clock decides. These are blocking statements because the heartbeat runs in an OS thread of its own.
+The database's clock decides. The functions block because the heartbeat calls them in an OS thread of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PEERS = """
     WHERE peer.status = 'online' AND peer.lease_until > now()
 """
 
-# Behind PgBouncer the server process seen here is borrowed and says nothing about the worker. A registration whose
-# answer was lost is repeated: the row is there then, with the session that was lost.
+# Behind PgBouncer the backend changes with each transaction, so it is not stored. A registration whose answer was lost
+# is repeated; the row then exists, with the session that was lost.
 REGISTER = f"""
 INSERT INTO worker (worker_id, status, host, pid, version, capacity, graphs, cores, cpus, process,
                     lease_until, server_start, backend_pid, session_name, backend_start)
@@ -57,20 +57,20 @@ FROM renewed LEFT JOIN run cancel
     ON cancel.worker_id = renewed.worker_id AND cancel.status = 'running' AND cancel.cancel_action IS NOT NULL
 """
 
-# From now on the worker may be killed at any time, by an impatient operator or at the end of an orchestrator's grace.
-# No run is to blame for that (`RELEASE` in `reap.py`).
+# A draining worker may be killed at any time, by an operator or at the end of an orchestrator's grace. An empty
+# `blamed` keeps that from counting as a crash of its runs (`RELEASE` in `reap.py`).
 DRAIN = """
 UPDATE worker SET status = 'draining', blamed = coalesce(blamed, '{}')
 WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining')
 """
 
-# The process lives, so no run of its former worker has killed it.
+# The process is alive, so none of its runs has killed it.
 GIVE_UP = """
 UPDATE worker SET blamed = coalesce(blamed, '{}')
 WHERE worker_id = %(worker_id)s AND status IN ('online', 'draining') AND lease_until < now()
 """
 
-# By the token of the process, never by host and pid: those are used again, by other workers.
+# By the token of the process, because other processes reuse host and pid.
 REPORT_ENDED = """
 UPDATE worker SET ended_at = now()
 WHERE process = %(process)s AND status IN ('online', 'draining') AND ended_at IS NULL
@@ -90,11 +90,11 @@ class Registration:
     capacity: int
     graphs: tuple[str, ...]
     cores: int | None = None
-    """How many cores its process may use. None: not known."""
+    """The number of cores its process may use. None: unknown."""
     cpus: str | None = None
-    """Which cores. Workers on one host for which it is the same share them."""
+    """Which cores these are. Workers on one host with the same value share them."""
     process: str | None = None
-    """The token of its process, which the names of all its sessions contain."""
+    """The token of its process. The names of all its database sessions contain it."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class CancelOrder:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The lease is held. `status` is what others see; `cancels` are the runs of this worker that must stop; `peers`
-    are the graphs of each worker that is online, this one among them."""
+    """The result of renewing a lease: the worker's `status`, the `cancels` of its runs, and for each online worker,
+    this one included, its graphs (`peers`)."""
 
     status: str
     cancels: list[CancelOrder]
@@ -115,8 +115,10 @@ class Renewal:
 
 
 def register(connection: Connection[DictRow], worker: Registration, lease: float, *, session: bool) -> Renewal | None:
-    """Announce a worker. Its id was never used before and never will be again, except to repeat a registration that was
-    not answered. None: that one was made, and the worker has been declared lost since. It needs another id."""
+    """Register a worker under an id that is never reused, except to repeat a registration whose answer was lost.
+
+    Returns None if that registration was made and the worker has been declared lost since: it needs another id.
+    """
     row = connection.execute(
         REGISTER,
         {
@@ -153,8 +155,10 @@ def renew(
     claims: int = 0,
     problem: str | None = None,
 ) -> Renewal | None:
-    """Renew the lease. None: the worker has been declared lost and must drop everything it holds. `claims` is how many
-    runs it has claimed in the last minute; `problem` why it claims none, if it cannot work."""
+    """Renew the lease. Returns None if the worker was declared lost: it must then drop all its runs.
+
+    `claims`: the number of runs it has claimed in the last minute. `problem`: why it claims none, if it cannot work.
+    """
     rows = connection.execute(
         RENEW,
         {
@@ -178,22 +182,22 @@ def renew(
 
 
 def drain(connection: Connection[DictRow], worker_id: UUID) -> None:
-    """Show the worker as draining; it will claim nothing more."""
+    """Mark the worker as draining: it claims nothing more."""
     connection.execute(DRAIN, {"worker_id": worker_id})
 
 
 def resign(connection: Connection[DictRow], worker_id: UUID) -> None:
-    """The worker holds nothing any more and leaves."""
+    """Mark the worker as offline. It has no runs any more."""
     connection.execute(RESIGN, {"worker_id": worker_id})
 
 
 def give_up(connection: Connection[DictRow], worker_id: UUID) -> None:
-    """The database was away for longer than the worker's lease, and its process registers anew. Its runs return to the
-    queue, and none of them gets a crash (`MAX_CRASHES`)."""
+    """Let a worker's runs return to the queue without counting a crash (`MAX_CRASHES`). Its process is alive, but the
+    database was away for longer than its lease, and it registers again."""
     connection.execute(GIVE_UP, {"worker_id": worker_id})
 
 
 def report_ended(connection: Connection[DictRow], process: str) -> None:
-    """The supervisor has seen the process end. If it was a worker that has not resigned, upkeep takes its runs over
-    with its next look."""
+    """Record that the supervisor has seen a process end. If it was a worker that has not resigned, the reaper takes its
+    runs over at its next check."""
     connection.execute(REPORT_ENDED, {"process": process})

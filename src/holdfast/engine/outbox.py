@@ -1,6 +1,6 @@
-"""The outbox of webhooks: whoever ends a run writes, in the same transaction, what is to be told about it.
+"""The outbox of webhooks: the transaction that ends a run also inserts its webhook delivery.
 
-Sending is upkeep's. A run that is rolled back has never been, and tells nothing.
+A duty of the upkeep sends it. A run that is rolled back sends nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from psycopg.rows import DictRow
 
 from holdfast.signals import Signals
 
-# A run as its receiver sees it.
+# The fields of a run in a webhook.
 RUN_FIELDS = """'run_id', run.run_id, 'thread_id', run.thread_id, 'assistant_id', run.assistant_id,
            'graph_id', run.graph_id, 'status', run.status, 'created_at', run.created_at, 'updated_at', run.updated_at,
            'metadata', run.metadata, 'kwargs', run.kwargs, 'multitask_strategy', run.multitask_strategy,
            'attempt', run.attempt, 'error', run.error, 'priority', run.priority, 'usage', run.usage,
            'started_at', run.started_at, 'finished_at', run.finished_at"""
 
-# After the run and its thread have been given their end. Does nothing for runs without a webhook; whoever knows that
-# none has one does not ask.
+# To be executed after the ends of the run and its thread are written. Does nothing for runs without a webhook.
 QUEUE_WEBHOOKS = f"""
 INSERT INTO webhook_delivery (run_id, thread_id, tenant_id, url, run, "values")
 SELECT run.run_id, run.thread_id, run.tenant_id, run.webhook,
@@ -34,7 +33,7 @@ WHERE run.run_id = ANY(%(run_ids)s) AND run.finished_at IS NOT NULL AND run.webh
 
 
 async def queue_webhooks(connection: AsyncConnection[DictRow], run_ids: list[UUID]) -> None:
-    """Queue the webhooks of those among these runs, ended by this transaction, that have one."""
+    """Queue the webhooks of the runs that this transaction has ended."""
     await connection.execute(QUEUE_WEBHOOKS, {"run_ids": run_ids})
 
 
@@ -43,5 +42,5 @@ def has_webhook(kwargs: dict[str, Any]) -> bool:
 
 
 def announce_webhooks(signals: Signals) -> None:
-    """Tell whoever sends webhooks that there is one."""
+    """Send a hint to the duty that sends webhooks."""
     signals.publish("webhooks", "")

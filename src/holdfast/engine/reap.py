@@ -161,7 +161,7 @@ RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.
 
 # Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
 # thread is locked and the fence raised, so the numbers are ours to give.
-TELL_POISONED = """
+INSERT_END_EVENTS = """
 INSERT INTO event (thread_id, seq, run_id, kind, data)
 SELECT run.thread_id, numbered.last + told.place, run.run_id, told.kind, convert_to(told.data::text, 'UTF8')
 FROM run JOIN thread USING (thread_id)
@@ -269,7 +269,7 @@ async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[Dic
         if row["cancel_action"] == "rollback":
             # Nobody will take the run up again, so the rollback that was asked for happens here.
             await erase_runs(connection, row["thread_id"], [row["run_id"]])
-    await connection.execute(TELL_POISONED, {"run_ids": run_ids})
+    await connection.execute(INSERT_END_EVENTS, {"run_ids": run_ids})
     await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
     await queue_webhooks(connection, run_ids)
     await update_interrupts_without_worker(connection, [row["thread_id"] for row in poisoned], run_ids)

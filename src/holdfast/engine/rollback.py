@@ -1,4 +1,4 @@
-"""Undoing a run: its row and everything it wrote into the thread's history."""
+"""Deleting a run together with everything it wrote into the thread's history."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WHERE w.thread_id = %(thread_id)s::uuid::text
   AND w.checkpoint_ns = erased.checkpoint_ns AND w.checkpoint_id = erased.checkpoint_id
 """
 
-# A Command writes onto the checkpoint it found: its update, its answer, and what the nodes it woke returned. The
-# nodes it woke are those whose interrupt stands there (idx -3), unless other runs have answered all that they asked.
-# The answers that a node had before its last question (idx -4) are from earlier runs and stay, unless this run has
-# asked a question itself. The question of a run that has not ended is stored there, and in no row of `interrupt`.
-# A row of `interrupt` names the outermost task. In a graph inside, the last question of the task itself tells: its work
-# stays if other runs have answered that.
-# A run that never started wrote nothing; what stands there is the work of the run before it, which may be running.
-# Postgres cannot look into JSON that holds a NUL character or half of a surrogate pair anywhere, which an input may.
+# A Command writes onto the checkpoint where it is applied: its update, its resume, and the results of the nodes that it
+# continued. Those nodes are the ones with an interrupt on that checkpoint (idx -3), unless other runs have resumed all
+# of their interrupts. Resumes of a node from before its last interrupt (idx -4) are from earlier runs and stay, unless
+# this run has raised an interrupt itself. The interrupt of a run that has not ended is stored there and in no row of
+# `interrupt`. A row of `interrupt` names the outermost task. In a subgraph the last interrupt of the task itself
+# decides: its writes stay if other runs have resumed it.
+# A run that never started wrote nothing; stored writes then belong to the run before it, which may still be running.
+# Postgres cannot read JSON that contains a NUL character or a lone surrogate, which an input may contain.
 ERASE_COMMAND_WRITES = """
 DELETE FROM checkpoint_writes w
 WHERE w.thread_id = %(thread_id)s::uuid::text
@@ -73,8 +73,8 @@ WHERE b.thread_id = %(thread_id)s::uuid::text
                     AND c.checkpoint -> 'channel_versions' ->> b.channel = b.version)
 """
 
-# The events stay, for whoever watches the thread, and so do their numbers: `seq` never goes back.
-KEEP_NUMBERS = """
+# The events of a deleted run stay for the thread's watchers, and `seq` never goes back.
+KEEP_EVENT_NUMBERS = """
 UPDATE thread SET last_seq = greatest(last_seq, (SELECT seq FROM event WHERE event.thread_id = %(thread_id)s
                                                  ORDER BY seq DESC LIMIT 1)),
                   undone_at = coalesce(undone_at, now())
@@ -85,11 +85,14 @@ ERASE_RUNS = "DELETE FROM run WHERE run_id = ANY(%(run_ids)s)"
 
 
 async def erase_runs(connection: AsyncConnection[DictRow], thread_id: UUID, run_ids: list[UUID]) -> None:
-    """Delete runs with all they wrote. The caller holds the locks of the thread and of the runs, and nobody else
-    can write in their name any more: they are pending, or the caller is their owner."""
+    """Delete runs and everything they wrote.
+
+    The caller holds the locks of the thread and of the runs. No other process can write for these runs: they are
+    pending, or the caller is their worker.
+    """
     parameters = {"thread_id": thread_id, "run_ids": run_ids}
-    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_NUMBERS):
+    for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS, KEEP_EVENT_NUMBERS):
         await connection.execute(statement, parameters)
-    # After the writes: which of them are these runs' own is told by the questions that they asked and answered.
+    # After the checkpoint writes: the interrupts decide which of those belong to these runs.
     await undo_runs(connection, thread_id, run_ids)
     await connection.execute(ERASE_RUNS, parameters)

@@ -1,4 +1,4 @@
-"""What is due next. For deciding when to look; claims decide by themselves."""
+"""Which scheduled run is due next. Only decides when a worker claims; the claim itself decides what it takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.engine.children.parents import NEVER
 from holdfast.engine.claim import QUEUED
 from holdfast.engine.ready import ReadyRun
 
-# The priorities at which anybody has something queued, highest first, by `run_ready`. Not for claiming.
+# All priorities with a queued run, highest first, by the index `run_ready`.
 _ALL_LEVELS = f"""
     (SELECT run.priority FROM run WHERE {QUEUED} ORDER BY run.priority DESC LIMIT 1)
     UNION ALL
@@ -18,8 +18,8 @@ _ALL_LEVELS = f"""
     FROM level WHERE level.priority IS NOT NULL
 """
 
-# Nothing is due now: how long until something is? Bounds a worker's sleep. Looked for at every priority, for what is
-# urgent tomorrow must not hide what is due in a moment. What waits for its children is not due at any time.
+# How long until the next scheduled run is due; bounds a worker's sleep. Every priority is looked at, so that an urgent
+# run of tomorrow does not hide a less urgent one that is due in a second. Runs that wait for children are left out.
 NEXT_DUE = f"""
 WITH RECURSIVE level(priority) AS ({_ALL_LEVELS})
 SELECT first.run_id, first.graph_id, extract(epoch FROM first.ready_at - now())::float8 AS seconds

@@ -13,7 +13,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.arrays import Array, bigints, booleans, byteas, integers, smallints, texts, uuids
 from holdfast.engine.children.families import AWAIT_CHILDREN, WAIT_RUNS
-from holdfast.engine.children.parents import WOKEN, lock_with_parents
+from holdfast.engine.children.parents import READY_PARENTS, lock_with_parents
 from holdfast.engine.interrupts.rows import RunEnd, update_interrupts
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import (
@@ -410,7 +410,7 @@ async def _write_outcomes(
     if rolled_back:
         await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
     if told := [parent for portion in outcomes if (parent := portion.parent_to_wake) is not None]:
-        promoted.append(await connection.execute(WOKEN, {"run_ids": told}))
+        promoted.append(await connection.execute(READY_PARENTS, {"run_ids": told}))
     return promoted
 
 

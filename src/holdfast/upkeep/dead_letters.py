@@ -6,7 +6,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.db.row_by_row import RowsSetAside
-from holdfast.engine.dead_letters.graph_gone import note_missing_graphs, put_aside
+from holdfast.engine.dead_letters.graph_gone import end_graphless_runs, record_missing_graphs
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
 from holdfast.signals import Signals
@@ -40,11 +40,11 @@ class Letters:
         pause = min(after / LOOKS, LONGEST_PAUSE)
         async with self._database.connection() as connection:
             # Twice the pause may pass when others lead the upkeep in between, and a pass may take its time.
-            gone = await note_missing_graphs(connection, after=after, gap=3 * pause + INTERVAL)
+            gone = await record_missing_graphs(connection, after=after, gap=3 * pause + INTERVAL)
         if not gone:
             return pause
         passed_over = self._aside.ids()
-        ended = await put_aside(self._database, gone, after=after, batch=BATCH, aside=self._aside)
+        ended = await end_graphless_runs(self._database, gone, after=after, batch=BATCH, aside=self._aside)
         for run in ended:
             about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
             log.warning("run.dead_letter", reason="graph_gone", **about)

@@ -1,4 +1,4 @@
-"""Runs that wait for their children, and children whose parent is gone."""
+"""Parents that wait for their children, and children whose parent was stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.engine.children.parents import NEVER
 from holdfast.engine.ready import ReadyRun
 from holdfast.signals import Signals
 
-# What is waited for now, and nothing that an earlier attempt waited for.
+# Set which children the run waits for, and clear those that only an earlier attempt waited for.
 AWAIT_CHILDREN = """
 UPDATE child SET awaited = coalesce(wanted.how, 0)
 FROM child known
@@ -27,8 +27,8 @@ WHERE known.parent_run_id = ANY(%(parents)s) AND child.parent_run_id = known.par
   AND child.awaited <> coalesce(wanted.how, 0)
 """
 
-# The row is locked, and so are the children's: what is read here cannot change before this is committed. One that was
-# cancelled on its way here goes on, to be stopped by whoever claims it.
+# The rows of the run and of its children are locked, so the conditions hold until the commit. A run that was cancelled
+# meanwhile becomes ready at once: the worker that claims it stops it.
 WAIT_RUNS = f"""
 UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(), crashes_in_a_row = 0,
                ready_at = CASE WHEN run.cancel_action IS NULL
@@ -52,16 +52,16 @@ ABANDONED = """
 SELECT run_id FROM abandoned WHERE run_id <> ALL(%(aside)s) ORDER BY abandoned_at, run_id LIMIT %(limit)s
 """
 
-FORGET_ABANDONED = "DELETE FROM abandoned WHERE run_id = ANY(%(run_ids)s)"
+DELETE_ABANDONED = "DELETE FROM abandoned WHERE run_id = ANY(%(run_ids)s)"
 
-# By two indexes that hold only what there is to do.
+# Uses two partial indexes that contain only such runs.
 HAS_FAMILY_WORK = f"""
 SELECT EXISTS (SELECT 1 FROM abandoned)
        OR EXISTS (SELECT 1 FROM run WHERE status = 'pending' AND ready_at = {NEVER}) AS found
 """
 
-# Waiting counts as running, and nobody is there to stop it: whoever claims it finds its time used up. And the net below
-# the triggers: a parent that waits for nothing.
+# The time a parent waits counts as run time. No worker has the run, so it is made ready, and the worker that claims it
+# ends it with a timeout. Also finds parents that wait for no child, in case a trigger has missed one.
 WAITS_TOO_LONG = f"""
 status = 'pending' AND ready_at = {NEVER}
 AND (started_at <= now() - make_interval(secs => %(timeout)s)
@@ -83,17 +83,19 @@ RETURNING run.run_id, run.graph_id
 
 
 async def has_family_work(connection: AsyncConnection[DictRow]) -> bool:
-    """Whether a run was stopped whose children are not cancelled yet, or a parent waits, perhaps for too long."""
+    """Whether a stopped run has children to cancel, or any parent waits for its children."""
     row = await (await connection.execute(HAS_FAMILY_WORK)).fetchone()
     return row is not None and bool(row["found"])
 
 
 async def cancel_children(database: Database, signals: Signals, parents: Iterable[UUID]) -> int:
-    """Cancel the unfinished children of runs that were stopped, and theirs. Returns how many. A child that cannot be
-    cancelled, or whose thread somebody has locked, delays no other: its failure is raised at the end.
+    """Cancel all unfinished descendants of stopped runs. Returns how many.
 
-    Not within the transaction that stops a parent: that has the parent's lock, and whoever ends a child wants it while
-    holding the child's.
+    A child that cannot be cancelled, or whose thread is locked, does not delay the others: its error is raised at the
+    end.
+
+    Must not be called within the transaction that stops a parent. That transaction holds the parent's lock, and ending
+    a child takes the parent's lock while holding the child's: a deadlock.
     """
     found, generation = 0, list(parents)
     seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
@@ -122,10 +124,10 @@ async def cancel_children(database: Database, signals: Signals, parents: Iterabl
 async def cancel_abandoned(
     database: Database, signals: Signals, limit: int, aside: RowsSetAside | None = None
 ) -> tuple[int, int]:
-    """Cancel the children of runs that have been stopped. Returns how many such runs there were, and children. A run
-    whose children cannot be cancelled is set aside, and delays no other.
+    """Cancel the children of stopped runs. Returns the number of such runs and of their children.
 
-    From the moment a run is stopped it creates no more children, so one look is enough for each.
+    A run whose children cannot be cancelled is set aside and does not delay the others. A stopped run creates no more
+    children, so each is handled once.
     """
     async with database.connection() as connection:
         parameters = {"limit": limit, "aside": [] if aside is None else aside.ids()}
@@ -137,17 +139,19 @@ async def cancel_abandoned(
         run_ids = [row["run_id"] for row in stopped]
         found = await cancel_children(database, signals, run_ids)
         async with database.connection() as connection:
-            await connection.execute(FORGET_ABANDONED, {"run_ids": run_ids})
+            await connection.execute(DELETE_ABANDONED, {"run_ids": run_ids})
         return [(len(run_ids), found)]
 
-    # The children of one run may be many, and each is a transaction.
+    # A run may have many children, and each cancel is a transaction of its own.
     done = await process_rows(database, rows, cancel, aside, seconds=database.settings.database_timeout)
     return sum(parents for parents, _ in done), sum(children for _, children in done)
 
 
 async def release_overdue(database: Database, timeout: float, aside: RowsSetAside | None = None) -> list[ReadyRun]:
-    """Let the parents go on that have waited for longer than a run may take. One that cannot is set aside, and delays
-    no other."""
+    """Make parents ready that have waited for longer than a run may take.
+
+    A parent that cannot be changed is set aside and does not delay the others.
+    """
     async with database.connection() as connection:
         parameters = {"timeout": timeout, "aside": [] if aside is None else aside.ids()}
         overdue = await (await connection.execute(OVERDUE, parameters)).fetchall()

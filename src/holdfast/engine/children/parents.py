@@ -1,9 +1,9 @@
-"""The parent of a run that ends, if it has one: it may have waited for just that.
+"""Locking the parents of runs that end, and finding those that become ready by it.
 
-The end of a child, and what it means for its parent, is the database's to notice (`0008_children.sql`): there are many
-ways for a run to end. What whoever ends one has to do is keep to the order of locks, and tell the workers.
+A trigger (`0008_children.sql`) makes a waiting parent ready when the last of its children ends, because a run can end
+in many ways. Code that ends a run must still keep the order of locks, and announce the parent as ready.
 
-The order is: threads, then runs by their ids. A parent is one of those runs: it is locked with them, not after them.
+The order of locks is: threads, then runs by id. A parent is locked together with the other runs, not after them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# The `ready_at` of a run that waits for its children. The migration says why it is no 'infinity'.
+# The `ready_at` of a run that waits for its children. Migration 0008 says why it is not 'infinity'.
 NEVER = "'9999-01-01 00:00:00+00'::timestamptz"
 
 LOCK_RUNS = "SELECT run_id FROM run WHERE run_id = ANY(%(run_ids)b::uuid[]) ORDER BY run_id FOR NO KEY UPDATE"
 
-# The unfinished runs of a child's thread and the parent, for whoever knows the thread.
+# The unfinished runs of a child's thread, and the parent.
 LOCK_FAMILY = """
 SELECT run_id FROM run
 WHERE run_id IN (SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND status IN ('pending', 'running')
@@ -27,8 +27,8 @@ WHERE run_id IN (SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND stat
 ORDER BY run_id FOR NO KEY UPDATE
 """
 
-# Those of these parents that may be claimed: woken by this transaction, as a rule.
-WOKEN = """
+# The parents that may be claimed now. Most were made ready by this transaction.
+READY_PARENTS = """
 SELECT run_id, graph_id FROM run WHERE run_id = ANY(%(run_ids)s) AND status = 'pending' AND ready_at <= now()
 """
 
@@ -36,12 +36,13 @@ SELECT run_id, graph_id FROM run WHERE run_id = ANY(%(run_ids)s) AND status = 'p
 async def lock_with_parents(
     connection: AsyncConnection[DictRow], run_ids: Iterable[UUID], parents: Iterable[UUID | None]
 ) -> None:
-    """Lock runs that may end, with the parents of those that have one, if any has. The threads are locked already."""
+    """Lock runs that may end together with their parents. Does nothing if none has a parent. The caller holds the locks
+    of the threads."""
     above = {parent for parent in parents if parent is not None}
     if above:
         await connection.execute(LOCK_RUNS, {"run_ids": sorted({*run_ids, *above})})
 
 
-async def woken(connection: AsyncConnection[DictRow], parents: Sequence[UUID]) -> list[DictRow]:
-    """Those of the parents, of children that this transaction has ended, that need not wait any longer."""
-    return await (await connection.execute(WOKEN, {"run_ids": list(parents)})).fetchall()
+async def ready_parents(connection: AsyncConnection[DictRow], parents: Sequence[UUID]) -> list[DictRow]:
+    """Those of these parents that no longer wait, after this transaction has ended children of theirs."""
+    return await (await connection.execute(READY_PARENTS, {"run_ids": list(parents)})).fetchall()

@@ -1,7 +1,7 @@
-"""Runs whose graph nobody has any more. They wait for a worker that does; after a while they are dead letters.
+"""Runs whose graph no worker has. They wait for a worker that has it; after a while they become dead letters.
 
-A graph counts as missing only while some worker is online: a fleet that is switched off has lost no graph. How long it
-has been missing is kept in a table and not read from the workers' rows, for those are forgotten.
+A graph counts as missing only while some worker is online: a fleet that is switched off has lost no graph. Since when
+it is missing is stored in a table of its own, because the rows of stopped workers are deleted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from holdfast.engine.children.parents import lock_with_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
-from holdfast.engine.reap import MARK_POISONED_THREADS, TELL_POISONED
+from holdfast.engine.reap import INSERT_END_EVENTS, MARK_POISONED_THREADS
 from holdfast.engine.rollback import erase_runs
 
-# After a gap in which nobody looked the count begins anew: the graph may have been there meanwhile.
-NOTE_MISSING = """
+# After a gap between two checks the time starts again, because a worker may have had the graph meanwhile.
+RECORD_MISSING = """
 WITH missing AS (
     SELECT DISTINCT graph_id FROM run
     WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()
@@ -46,8 +46,9 @@ WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now() - make_i
 ORDER BY priority DESC, ready_at LIMIT %(batch)s
 """
 
-# A run that a worker claims at this moment is waited for, and then not pending any more; a graph that has come back is
-# seen here. Only a thread's head has a `ready_at`, so nothing else of the thread runs: the numbers are ours to give.
+# Waits for a concurrent claim of the run, which is then not pending any more, and checks again that no worker has the
+# graph. Only the head of a thread has a `ready_at`, so no run of the thread is executed, and this transaction may
+# assign event numbers.
 END = """
 WITH stuck AS (
     SELECT run_id FROM run
@@ -68,18 +69,22 @@ RETURNING run.run_id, run.thread_id, run.graph_id, run.cancel_action
 """
 
 
-async def note_missing_graphs(connection: AsyncConnection[DictRow], *, after: float, gap: float) -> list[str]:
-    """Keep count of the graphs that runs wait for and nobody has. Returns those that are missing for `after` seconds;
-    `gap`: how many may pass between two looks."""
-    cursor = await connection.execute(NOTE_MISSING, {"after": after, "gap": gap})
+async def record_missing_graphs(connection: AsyncConnection[DictRow], *, after: float, gap: float) -> list[str]:
+    """Record which graphs queued runs need and no worker has. Returns those that have been missing for `after` seconds.
+
+    `gap`: the longest time between two checks, in seconds, before the count starts again.
+    """
+    cursor = await connection.execute(RECORD_MISSING, {"after": after, "gap": gap})
     return [row["graph_id"] for row in await cursor.fetchall() if row["gone"]]
 
 
-async def put_aside(
+async def end_graphless_runs(
     database: Database, graphs: list[str], *, after: float, batch: int, aside: RowsSetAside | None = None
 ) -> list[DictRow]:
-    """End runs that have waited for `after` seconds for one of these graphs, as dead letters. Returns them. A run that
-    cannot be ended is set aside, and delays no other."""
+    """End runs as dead letters that have waited for `after` seconds for one of these graphs. Returns them.
+
+    A run that cannot be ended is set aside and does not delay the others.
+    """
     passed_over = [] if aside is None else aside.ids()
     parameters = {"graphs": graphs, "after": after, "batch": batch, "aside": passed_over}
     async with database.connection() as connection:
@@ -91,16 +96,16 @@ async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -
     async with database.transaction() as connection:
         await connection.execute(LOCK_THREADS, {"thread_ids": sorted({row["thread_id"] for row in doomed})})
         run_ids = [row["run_id"] for row in doomed]
-        # Settling the threads locks the parents, one after the other.
+        # Settling the threads locks the parents one by one, so lock all of them in order first.
         await lock_with_parents(connection, run_ids, [row["parent_run_id"] for row in doomed])
         ended = await (await connection.execute(END, {"run_ids": run_ids, "after": after})).fetchall()
         if ended:
             for row in ended:
                 if row["cancel_action"] == "rollback":
-                    # Promised while somebody had the run.
+                    # A rollback was requested while a worker had the run.
                     await erase_runs(connection, row["thread_id"], [row["run_id"]])
             run_ids = [row["run_id"] for row in ended]
-            await connection.execute(TELL_POISONED, {"run_ids": run_ids})
+            await connection.execute(INSERT_END_EVENTS, {"run_ids": run_ids})
             await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})
             await queue_webhooks(connection, run_ids)
             await update_interrupts_without_worker(connection, [row["thread_id"] for row in ended], run_ids)

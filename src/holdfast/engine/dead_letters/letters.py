@@ -1,6 +1,7 @@
-"""Dead letters as clients read them: runs that Holdfast has given up, until somebody deals with them.
+"""Dead letters: runs that Holdfast has given up, until they are retried, discarded or expire.
 
-A letter is a run's row with `dead_letter`. Once it is retried, discarded or too old the reason is in `settled_letter`.
+A dead letter is a run whose column `dead_letter` has the reason. When it is settled (retried, discarded or expired) the
+reason moves to `settled_letter`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from holdfast.errors import Conflict, NotFound
 
 LetterState = Literal["open", "retried", "discarded", "expired"]
 
-# A retry from the last checkpoint goes on in the history of the run before it, so that is its own as well.
+# A retry from the last checkpoint continues the history of the run before it, so that run's checkpoints count as its
+# own.
 LINEAGE = """
 WITH RECURSIVE lineage AS (
     SELECT {run}.run_id, {run}.retry_of, {run}.retry_from
@@ -49,14 +51,14 @@ run.letter_settled_at AS settled_at, run.retried_by, run.retry_of, run.priority,
 ({LAST_CHECKPOINT}) AS checkpoint_id
 """
 
-# Twice the kwargs: the input in them is shown twice.
+# The kwargs count twice, because the input in them is shown twice.
 WIDE = ("error", "traceback", "metadata", "kwargs", "kwargs")
 
 GET = f"""
 SELECT {COLUMNS} FROM run WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT NULL)
 """
 
-# By the index of open letters, which holds nothing else.
+# Uses the partial index of open dead letters.
 LIST = f"""
 SELECT {COLUMNS} FROM run WHERE dead_letter IS NOT NULL AND {{where}}
 ORDER BY finished_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
@@ -74,7 +76,7 @@ WHERE run_id = %(run_id)s AND dead_letter IS NOT NULL
 RETURNING run_id
 """
 
-# Letters that nobody has dealt with in time.
+# Dead letters that were neither retried nor discarded in time.
 UNDECIDED = "dead_letter IS NOT NULL AND finished_at < now() - make_interval(secs => %(ttl)s)"
 
 OLDEST_LETTERS = f"""
@@ -90,8 +92,8 @@ FROM old WHERE run.run_id = old.run_id
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
-    """What a letter must be like. `older_than` and `newer_than` are seconds since the run was given up."""
+class DeadLetterFilters:
+    """Which dead letters to find. `older_than` and `newer_than` are seconds since the run was given up."""
 
     run_ids: Sequence[UUID] | None = None
     reason: DeadLetter | None = None
@@ -134,21 +136,21 @@ class Filters:
 
 
 async def get_letter(connection: AsyncConnection[DictRow], run_id: UUID) -> DictRow:
-    """A letter, open or settled, or NotFound."""
+    """Return a dead letter, open or settled. Raises NotFound."""
     row = await (await connection.execute(GET, {"run_id": run_id})).fetchone()
     if row is None:
         raise NotFound("Dead letter", run_id)
     return row
 
 
-async def list_letters(connection: AsyncConnection[DictRow], filters: Filters, part: PageLimits) -> PageRows:
-    """Open letters, the latest first."""
+async def list_letters(connection: AsyncConnection[DictRow], filters: DeadLetterFilters, part: PageLimits) -> PageRows:
+    """Open dead letters, newest first."""
     where, parameters = filters.where()
     return await fetch_page(connection, LIST.format(where=where), parameters, part, WIDE)
 
 
-async def oldest_letters(connection: AsyncConnection[DictRow], filters: Filters, limit: int) -> list[DictRow]:
-    """The ids of open letters and of their threads, those that have waited longest."""
+async def oldest_letters(connection: AsyncConnection[DictRow], filters: DeadLetterFilters, limit: int) -> list[DictRow]:
+    """The run and thread ids of the oldest open dead letters."""
     where, parameters = filters.where()
     parameters["limit"] = limit
     return await (await connection.execute(OLDEST.format(where=where).encode(), parameters)).fetchall()
@@ -157,14 +159,16 @@ async def oldest_letters(connection: AsyncConnection[DictRow], filters: Filters,
 async def settle(
     connection: AsyncConnection[DictRow], run_id: UUID, outcome: LetterState, retried_by: UUID | None = None
 ) -> bool:
-    """Close an open letter; False when it is not open."""
+    """Settle an open dead letter. Returns False if it is not open."""
     parameters = {"run_id": run_id, "outcome": outcome, "retried_by": retried_by}
     return await (await connection.execute(SETTLE, parameters)).fetchone() is not None
 
 
 async def discard(connection: AsyncConnection[DictRow], run_id: UUID) -> DictRow:
-    """Close a letter without another try. Returns it; one that was discarded before stays so. Raises NotFound, and
-    Conflict for a letter that was retried."""
+    """Settle a dead letter without a retry, and return it. Discarding it again changes nothing.
+
+    Raises NotFound, and Conflict for a dead letter that was retried.
+    """
     settled = await settle(connection, run_id, "discarded")
     letter = await get_letter(connection, run_id)
     if not settled and letter["state"] == "retried":
@@ -173,14 +177,14 @@ async def discard(connection: AsyncConnection[DictRow], run_id: UUID) -> DictRow
 
 
 def settled_already(letter: Mapping[str, Any]) -> Conflict:
-    """Why a letter that is not open any more cannot be dealt with again."""
+    """The error for a request that needs an open dead letter and finds a settled one."""
     if letter["retried_by"] is not None:
         return Conflict(f"Dead letter {letter['run_id']} was retried already, as run {letter['retried_by']}.")
     return Conflict(f"Dead letter {letter['run_id']} is {letter['state']} already. Create a new run instead.")
 
 
 def present_letter(letter: DictRow) -> dict[str, Any]:
-    """A letter as clients see it."""
+    """A dead letter as clients see it."""
     shown = present(dict(letter))
     about = {**letter, "updated_at": letter["finished_at"]}
     shown["kwargs"] = present_run(about)["kwargs"]

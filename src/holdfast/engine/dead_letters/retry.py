@@ -1,11 +1,11 @@
-"""Retrying a dead letter: a new run in the same thread, created by the transaction that closes the letter.
+"""Retrying a dead letter: the transaction that settles it creates a new run in the same thread.
 
-A new run and not the old one again, because terminal states are final: whoever has seen the run fail, watched its
-stream to the end or got its webhook was told the truth, and what came of the retry is there to be compared.
+It is a new run because terminal states are final: clients that saw the run fail, read its stream to the end or received
+its webhook keep a true result, and can compare it with that of the retry.
 
-From the last checkpoint the new run goes on as one that is taken over does: it has the same progress, so that nothing
-is applied or executed again that is durable. From the start it begins where the failed one began, whose checkpoints
-stay in the history, beside the new ones.
+A retry from the last checkpoint continues like a run after take-over. It has the same progress, so nothing durable is
+applied or executed twice. A retry from the start begins where the failed run began; the checkpoints of the failed run
+stay in the history.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.resources.tenants import Quota
 
 RetryFrom = Literal["checkpoint", "start"]
 
-# As `execution/starting_point.py` counts.
+# The values of `run.progress`, as `execution/starting_point.py` defines them.
 NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
 
 LOCK_LETTER = """
@@ -42,17 +42,20 @@ SELECT run_id, dead_letter, letter_outcome AS state, retried_by, progress, attem
 WHERE run_id = %(run_id)s AND (dead_letter IS NOT NULL OR settled_letter IS NOT NULL) FOR NO KEY UPDATE
 """
 
-# A stateless run's thread is hidden when the run has ended, and swept when no letter needs it.
+# The thread of a stateless run is hidden when the run has ended, and swept when no dead letter needs it.
 SHOW_THREAD = "UPDATE thread SET hidden_at = NULL WHERE thread_id = %(thread_id)s AND hidden_at IS NOT NULL"
 
-# `whole`: the runs whose history this one went on in are all there. `moved_on`: others have come after, or will.
-# Their order is that of the database's clock, and a thread has one running run at a time. `from_nothing`: the first
-# checkpoint has no parent because there was none, and not because the history was pruned. LangGraph counts steps from
-# there; with durability "exit" the first checkpoint is the last step's, and only earlier runs tell. `answered`: the
-# questions that these runs have answered, or meant to; not those that they asked themselves. `stored`: what a Command
-# wrote is there, on the checkpoint that it found. `over`: since this run was created, others have answered a question,
-# somebody has closed one by hand, or the thread has passed by one that this run was to answer. A value may then be for
-# none of those that wait now. `created_at` alone does not tell: that of a delayed run is when it is due.
+# What a retry has to know of the dead letter:
+# - `whole`: all runs whose history this run continued still exist.
+# - `moved_on`: the thread has later runs, by the database's clock. A thread has one running run at a time.
+# - `from_nothing`: the first checkpoint has no parent because the thread was empty, not because the history was pruned.
+#   LangGraph counts steps from there. With durability "exit" the first checkpoint is that of the last step, so the
+#   presence of earlier runs decides.
+# - `answered`: the interrupts that these runs have resumed or were to resume, without those that they raised.
+# - `stored`: the writes of the Command are stored on the checkpoint where it was applied.
+# - `over`: since this run was created, another run has resumed an interrupt, an edit has closed one, or the thread has
+#   passed one that this run was to resume. A resume by value may then fit none that waits now. `created_at` alone does
+#   not decide, because for a delayed run it is the time when it is due.
 SITUATION = f"""
 SELECT own.run_ids, own.whole, first.checkpoint_id AS first_id, first.parent_checkpoint_id AS start_id,
        EXISTS (SELECT 1 FROM checkpoints WHERE checkpoints.thread_id = run.thread_id::text AND checkpoint_ns = ''
@@ -94,8 +97,8 @@ LEFT JOIN LATERAL (
 WHERE run.run_id = %(run_id)s
 """
 
-# The state before there was any. LangGraph starts from it as in a new thread.
-PUT_EMPTY = """
+# An empty checkpoint. LangGraph starts from it as in a new thread.
+INSERT_EMPTY_CHECKPOINT = """
 INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata)
 VALUES (%(thread_id)s::uuid::text, '', %(checkpoint_id)s, %(checkpoint)s::jsonb, %(metadata)s::jsonb)
 """
@@ -107,10 +110,13 @@ WHERE run_id = %(run_id)s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retry:
-    """How a letter is to be retried. `kwargs` and `metadata` are the letter's own, as the caller may use them.
-    `fork`: even if the thread has gone on since, whose later state is then not the latest any more. `edited`: the
-    kwargs are not the letter's own."""
+class RetryOptions:
+    """How to retry a dead letter. `kwargs` and `metadata` are those of the failed run, as far as the caller may use
+    them.
+
+    `fork`: retry even if the thread has continued since; the state of the retry then becomes the latest. `edited`: the
+    caller has changed the kwargs.
+    """
 
     start: bool = False
     fork: bool = False
@@ -118,25 +124,25 @@ class Retry:
     kwargs: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     visible: Visibility = EVERYTHING
-    # Whose the retry is measured as, and by what.
+    # The tenant, and the quota, that the retry counts for.
     tenant_id: str = ""
     quota: Quota | None = None
 
 
 @dataclass(frozen=True)
-class _Beginning:
-    """What the new run begins with."""
+class _Start:
+    """What the new run starts with."""
 
     kwargs: dict[str, Any]
     progress: int = NOTHING
     attempt: int = 0
 
 
-async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Retry) -> tuple[NewRun, Created]:
-    """Create the run that a letter is retried as. When this returns, it is committed, and the letter closed.
+async def retry_letter(database: Database, letter: Mapping[str, Any], retry: RetryOptions) -> tuple[NewRun, Created]:
+    """Create the run that retries a dead letter, and settle it. Both are committed when this returns.
 
-    Raises NotFound when there is no such letter, and Conflict when it is closed already, naming the run that it was
-    retried as, or cannot be retried like this. Then nothing has changed.
+    Raises NotFound if there is no such dead letter, and Conflict if it is settled (naming the run that retried it) or
+    cannot be retried in this way. Nothing has changed then.
     """
     run_id, thread_id = letter["run_id"], letter["thread_id"]
     async with database.transaction() as connection:
@@ -159,11 +165,11 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
             tenant_id=retry.tenant_id,
             quota=retry.quota,
         )
-        beginning = await _beginning(connection, locked, new, retry)
-        behind = beginning.progress == CHECKPOINT
-        new = NewRun(**{**vars(new), "kwargs": beginning.kwargs, "behind_answers": behind})
+        start = await _start_of(connection, locked, new, retry)
+        behind = start.progress == CHECKPOINT
+        new = NewRun(**{**vars(new), "kwargs": start.kwargs, "behind_answers": behind})
         created = await create_run_within(connection, new)
-        # What the letter has spent is spent.
+        # What the failed run has used counts for the budget of the retry.
         await share_budget(connection, run_id, locked["pots"], new.kwargs.get("budget"), new.run_id)
         await connection.execute(
             MARK_RETRY,
@@ -171,20 +177,20 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
                 "run_id": new.run_id,
                 "letter_id": run_id,
                 "retry_from": "start" if retry.start else "checkpoint",
-                "progress": beginning.progress,
-                "attempt": beginning.attempt,
+                "progress": start.progress,
+                "attempt": start.attempt,
             },
         )
         await settle(connection, run_id, "retried", new.run_id)
-    created.run["attempt"] = beginning.attempt
+    created.run["attempt"] = start.attempt
     return new, created
 
 
-async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new: NewRun, retry: Retry) -> _Beginning:
+async def _start_of(connection: AsyncConnection[DictRow], letter: DictRow, new: NewRun, retry: RetryOptions) -> _Start:
     progress, kwargs = letter["progress"], _without_command(retry)
     if progress == NOTHING and resume_of(kwargs) is None:
-        # It left nothing that could be applied twice, whatever has happened in the thread since.
-        return _Beginning(kwargs)
+        # The failed run has stored nothing that could be applied twice.
+        return _Start(kwargs)
     named = _configurable(retry.kwargs).get("checkpoint_id")
     parameters = {
         "run_id": letter["run_id"],
@@ -215,22 +221,22 @@ async def _beginning(connection: AsyncConnection[DictRow], letter: DictRow, new:
         if found["moved_on"]:
             if found["last_id"] is None:
                 raise _without_start(letter)
-            return _Beginning({**_forked(retry.kwargs, found["last_id"]), "input": None})
-        return _Beginning(*_gone_on(retry.kwargs, progress, found), letter["attempt"])
+            return _Start({**_forked(retry.kwargs, found["last_id"]), "input": None})
+        return _Start(*_continued(retry.kwargs, progress, found), letter["attempt"])
     began = found["has_start"] or (found["start_id"] is None and found["from_nothing"])
     if not found["whole"] or (progress == CHECKPOINT and (found["first_id"] is None or not began)):
         raise _without_start(letter)
     if command or progress < CHECKPOINT:
-        # What a Command writes hangs on the checkpoint that it found, and can only be undone.
+        # The writes of a Command are stored on the checkpoint where it was applied, so they must be deleted.
         undone = {"thread_id": new.thread_id, "run_ids": found["run_ids"]}
         for statement in (ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS):
             await connection.execute(statement, undone)
-        # The questions that they answered wait again, for the new run to answer them.
+        # Let the interrupts that the runs had resumed wait again, for the new run to resume.
         await undo_runs(connection, new.thread_id, found["run_ids"])
         await restore_thread(connection, new.thread_id)
-        return _Beginning(_without_command(retry))
-    start = found["start_id"] or await _put_empty(connection, new)
-    return _Beginning(_forked(retry.kwargs, start))
+        return _Start(_without_command(retry))
+    start = found["start_id"] or await _insert_empty_checkpoint(connection, new)
+    return _Start(_forked(retry.kwargs, start))
 
 
 def _without_start(letter: DictRow) -> Conflict:
@@ -240,10 +246,12 @@ def _without_start(letter: DictRow) -> Conflict:
     )
 
 
-def _gone_on(kwargs: dict[str, Any], progress: int, found: DictRow) -> tuple[dict[str, Any], int]:
-    """The kwargs and the progress of a run that goes on from where a letter is. The end of a letter deletes what its
-    Command had stored, unless a task has finished with it: then the Command is given again. Its answer is for the
-    questions that it was for. As a value it would be the answer to what the letter has asked since."""
+def _continued(kwargs: dict[str, Any], progress: int, found: DictRow) -> tuple[dict[str, Any], int]:
+    """The kwargs and the progress of a run that continues from where the failed run stopped.
+
+    The end of the failed run deleted the writes of its Command unless a task has finished with them; then the Command
+    is given again. Its resume is given by id, for the interrupts that it was for: as a value it would resume those that
+    the failed run has raised since."""
     command = kwargs.get("command")
     if progress != COMMAND_WRITES or command is None:
         return kwargs, progress
@@ -253,16 +261,16 @@ def _gone_on(kwargs: dict[str, Any], progress: int, found: DictRow) -> tuple[dic
         kwargs = {**kwargs, "command": command}
     if found["stored"] or not (command.get("update") or command.get("goto")):
         return kwargs, COMMAND_WRITES
-    # The letter's questions waited when it answered them. Those that it has used do not wait any more.
+    # Not strict: interrupts whose resume the failed run has used do not wait any more.
     return {**kwargs, "strict_resume": False}, NOTHING
 
 
-def _without_command(retry: Retry) -> dict[str, Any]:
+def _without_command(retry: RetryOptions) -> dict[str, Any]:
     return {**retry.kwargs, "command": None} if retry.edited else retry.kwargs
 
 
 def _forked(kwargs: dict[str, Any], checkpoint_id: str) -> dict[str, Any]:
-    """The kwargs of a run that begins at a checkpoint of the thread."""
+    """The kwargs of a run that starts from a checkpoint of the thread."""
     places = ("checkpoint_id", "checkpoint_map", "checkpoint_ns")
     configurable = {key: value for key, value in _configurable(kwargs).items() if key not in places}
     config: dict[str, Any] = kwargs.get("config") or {}
@@ -273,9 +281,11 @@ def _configurable(kwargs: dict[str, Any]) -> dict[str, Any]:
     return as_object(as_object(kwargs.get("config")).get("configurable"))
 
 
-async def _put_empty(connection: AsyncConnection[DictRow], new: NewRun) -> str:
-    """A checkpoint of the new run to begin at when the thread had none: without it, the run would begin with what the
-    failed one left."""
+async def _insert_empty_checkpoint(connection: AsyncConnection[DictRow], new: NewRun) -> str:
+    """Insert an empty checkpoint for the new run to start from, because the thread had none before the failed run.
+
+    Without it the run would continue from the last checkpoint of the failed run.
+    """
     checkpoint = empty_checkpoint()
     about = {
         "source": "fork",
@@ -292,5 +302,5 @@ async def _put_empty(connection: AsyncConnection[DictRow], new: NewRun) -> str:
         "checkpoint": orjson.dumps(checkpoint).decode(),
         "metadata": orjson.dumps(about).decode(),
     }
-    await connection.execute(PUT_EMPTY, parameters)
+    await connection.execute(INSERT_EMPTY_CHECKPOINT, parameters)
     return checkpoint["id"]
