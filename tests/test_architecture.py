@@ -48,6 +48,23 @@ OWN_STATEMENTS = {
     "upkeep/sweeps.py:oldest": "makes constants, which are measured",
 }
 
+# Outside of the command line, which reads the environment and passes it on, these modules use it, for this.
+USES_ENVIRONMENT = {
+    "settings/__init__.py": "builds the settings",
+    "db/embedded.py": "the main function of a process: its log settings",
+    "db/embedded_server.py": "what Postgres inherits",
+    "graphs/loading.py": "sets the variables of the project, which its code reads",
+    "graphs/webhooks.py": "the variables that langgraph.json names in webhooks.headers",
+    "lifecycle/event_loop.py": "sets a variable of libuv",
+    "telemetry/tracing.py": "the variables that OpenTelemetry reads itself: refused at start if it would ignore them",
+}
+ENVIRONMENT = re.compile(r"\bos\.(environb?|getenvb?)\b")
+
+
+def test_settings_are_read_from_the_environment_in_one_place() -> None:
+    places = {file.relative_to(SOURCE) for file in SOURCE.rglob("*.py") if ENVIRONMENT.search(file.read_text())}
+    assert {place.as_posix() for place in places if place.parts[0] != "cli"} == set(USES_ENVIRONMENT)
+
 
 def test_sql_lives_where_it_should() -> None:
     for file in SOURCE.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Importing user code: the only module that touches os.environ, sys.path and sys.modules."""
+"""Import user code, with the variables of the project in os.environ and its directories in sys.path."""
 
 from __future__ import annotations
 

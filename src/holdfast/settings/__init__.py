@@ -1,7 +1,8 @@
 """One frozen object with every setting, built once at the edge and passed in.
 
-Nothing else in Holdfast reads the environment. Each field states its unit, its default and what
-goes wrong when it is mis-set; docs/configuration.md is generated from them.
+Outside of the command line, no other module reads a setting from the environment. What else the environment is used
+for is listed in tests/test_architecture.py. Each field states its unit, its default and what goes wrong when it is
+mis-set; docs/configuration.md is generated from them.
 """
 
 from __future__ import annotations
