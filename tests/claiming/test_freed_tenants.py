@@ -12,9 +12,9 @@ from holdfast.db.connect import Database
 from holdfast.engine.claim import Claims
 from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import steps
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.waiting import until_true
-from tests.worker.crash_graphs import steps
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["claimed", "claim failed"])

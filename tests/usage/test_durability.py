@@ -23,13 +23,13 @@ from holdfast.graphs.assistants import assistant_id
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import steps
 from tests.support.live_worker import quick_settings
 from tests.support.nodes import GO, Words, line
 from tests.support.priced_model import PricedModel, usage_of
 from tests.support.records import post_run, query, run_row, thread_row
 from tests.support.station import Station, open_station
 from tests.support.waiting import until_true
-from tests.worker.crash_graphs import steps
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 

@@ -20,13 +20,13 @@ from holdfast.engine.states import RunStatus
 from holdfast.errors import JournalFailed, LeaseLost
 from holdfast.journal.batch import WritesEntry
 from holdfast.settings import Settings
+from tests.journal.test_lost_answers import breaking, open_writers
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import steps
 from tests.support.live_worker import quick_settings
 from tests.support.records import payloads, query, run_row, thread_events
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
-from tests.worker.crash_graphs import steps
-from tests.worker.test_journal_faults import breaking, open_writers
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 # The larger an event is, the longer the server takes for it.

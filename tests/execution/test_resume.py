@@ -25,11 +25,11 @@ from holdfast.execution.checkpoints import PooledSaver
 from holdfast.execution.starting_point import NULL_TASK_ID
 from holdfast.journal.batch import CheckpointEntry, Entry, WritesEntry
 from holdfast.settings import Settings
+from tests.support import crash_graphs as graphs
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import Graph
 from tests.support.records import attempts_told, post_run, run_events, run_row, thread_row
 from tests.support.station import open_station
-from tests.worker import crash_graphs as graphs
-from tests.worker.crash_graphs import Graph
 
 CONTROL = {"__error__", "__error_source_node__", "__interrupt__", "__resume__"}
 

@@ -19,10 +19,10 @@ from holdfast.journal.batch import CheckpointEntry, WritesEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import steps
 from tests.support.records import payloads, post_run, query, run_row, thread_events
 from tests.support.station import Station, open_station
 from tests.support.waiting import until
-from tests.worker.crash_graphs import steps
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 KILL_JOURNAL = """

@@ -22,10 +22,10 @@ from holdfast.journal.batch import CheckpointEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings, load_settings
 from tests.support.catalogs import catalog_of
+from tests.support.crash_graphs import steps
 from tests.support.records import payloads, post_run, query, run_row, thread_events, thread_row
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
-from tests.worker.crash_graphs import steps
 
 SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
 TAKE_OVER = """
