@@ -23,7 +23,8 @@ from holdfast.engine.outcome import Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import NotFound
-from holdfast.journal.batch import EndEffects, write_portions
+from holdfast.journal.batch import write_portions
+from holdfast.journal.entries import EndEffects
 from holdfast.settings import Settings, load_settings
 from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of, somebody_waits
 from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock

@@ -24,7 +24,8 @@ from holdfast.engine.threads import delete_thread
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, LeaseLost
 from holdfast.insight.fleet import queue_figures, waits_for
-from holdfast.journal.batch import EndEffects, Portion, write_portions
+from holdfast.journal.batch import write_portions
+from holdfast.journal.entries import EndEffects, Portion
 from holdfast.settings import Settings, load_settings
 from tests.children.family import adopt, child, children_of, is_ready
 from tests.engine.scene import (

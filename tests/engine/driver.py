@@ -32,7 +32,7 @@ from holdfast.engine.states import CancelAction
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import RunSignal
 from holdfast.execution.starting_point import CHECKPOINT
-from holdfast.journal.batch import CheckpointEntry
+from holdfast.journal.entries import CheckpointEntry
 from holdfast.journal.journal import Journal
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import load_settings

@@ -17,7 +17,8 @@ from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.outcome import Ended, Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
-from holdfast.journal.batch import EventEntry, Portion, write_portions
+from holdfast.journal.batch import write_portions
+from holdfast.journal.entries import EventEntry, Portion
 from holdfast.journal.journal import Journal
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings

@@ -30,7 +30,8 @@ from holdfast.engine.states import CancelAction, MultitaskStrategy
 from holdfast.engine.threads import delete_thread
 from holdfast.engine.unexecuted import find_unexecuted, return_unexecuted
 from holdfast.errors import Conflict, NotFound
-from holdfast.journal.batch import INSPECT, Portion, write_portions
+from holdfast.journal.batch import INSPECT, write_portions
+from holdfast.journal.entries import Portion
 from holdfast.settings import Settings
 from tests.engine.scene import BROKEN_QUEUES, GRAPH, INTERRUPTED, SUCCESS, create, portion_of
 from tests.support.records import query

@@ -13,7 +13,7 @@ from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import Cancelled, Conflict, NotFound
 from holdfast.execution.starting_point import COMMAND_WRITES, NULL_TASK_ID
-from holdfast.journal.batch import WritesEntry
+from holdfast.journal.entries import WritesEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.engine.scene import (

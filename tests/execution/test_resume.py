@@ -23,7 +23,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.outcome import Outcome
 from holdfast.execution.checkpoints import PooledSaver
 from holdfast.execution.starting_point import NULL_TASK_ID
-from holdfast.journal.batch import CheckpointEntry, Entry, WritesEntry
+from holdfast.journal.entries import CheckpointEntry, Entry, WritesEntry
 from holdfast.settings import Settings
 from tests.support import crash_graphs as graphs
 from tests.support.catalogs import catalog_of

@@ -18,7 +18,7 @@ from holdfast.engine.reap import release_orphans
 from holdfast.engine.runs import delete_run
 from holdfast.engine.states import RunStatus
 from holdfast.errors import AlreadyAnswered
-from holdfast.journal.batch import EndEffects
+from holdfast.journal.entries import EndEffects
 from holdfast.journal.journal import Journal
 from holdfast.settings import Settings
 from tests.engine.scene import SUCCESS, claim_runs, create, declare_lost, online_worker, open_journal, writer_of
@@ -57,7 +57,7 @@ class Scene:
         """Claim the thread's next run, and end it so."""
         [run] = await claim_runs(self.database, self.worker_id)
         gated = run["asking"] or resume_of(run["kwargs"]) is not None
-        await writer_of(self.journal, run).finish(outcome, effects=EndEffects(gated=gated))
+        await writer_of(self.journal, run).finish(outcome, effects=EndEffects(touches_interrupts=gated))
         return run
 
     async def ask(self, *values: tuple[str, Any]) -> UUID:

@@ -18,7 +18,7 @@ from holdfast.db.connect import Database, connection_parameters
 from holdfast.engine.outcome import Ended
 from holdfast.engine.states import RunStatus
 from holdfast.errors import JournalFailed, LeaseLost
-from holdfast.journal.batch import WritesEntry
+from holdfast.journal.entries import WritesEntry
 from holdfast.settings import Settings
 from tests.journal.test_lost_answers import breaking, open_writers
 from tests.support.catalogs import catalog_of
@@ -240,7 +240,7 @@ async def test_a_locked_table_fails_nobody(hasty_station: Station, database: Dat
 
 async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commits happen, and their answers come too late."""
-    monkeypatch.setattr("holdfast.journal.journal.LARGE_WRITE_BYTES", 0)
+    monkeypatch.setattr("holdfast.journal.group_writer.LARGE_WRITE_BYTES", 0)
     [writer] = await open_writers(station, 1)
     writer.add_event("custom", b"1")
     broken = breaking(monkeypatch, before=False, times=3, error=lambda: NoAnswer("too late"))

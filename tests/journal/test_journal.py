@@ -18,7 +18,7 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost
-from holdfast.journal.batch import CheckpointEntry
+from holdfast.journal.entries import CheckpointEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings, load_settings
 from tests.support.catalogs import catalog_of
@@ -122,14 +122,14 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
     longest = 0.0123
     monkeypatch.setattr("holdfast.journal.journal.MAX_GROUP_DELAY_SECONDS", longest)
     rested: list[float] = []
-    rest = station.journal._rest
+    rest = station.journal._delay_next_group
 
     async def noted(seconds: float) -> None:
         rested.append(seconds)
         await rest(seconds)
 
     writers = await open_writers(station, runs)
-    monkeypatch.setattr(station.journal, "_rest", noted)
+    monkeypatch.setattr(station.journal, "_delay_next_group", noted)
     async with blocked(station.database, writers[0].run_id):
         for writer in writers:
             say(writer, "slowly")
@@ -147,8 +147,8 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
 async def test_the_rest_is_over_when_everybody_waits(
     station: Station, monkeypatch: pytest.MonkeyPatch, other_one: str
 ) -> None:
-    rest = station.journal._rest
-    monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
+    rest = station.journal._delay_next_group
+    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: rest(3600))
     writer, other, ended = await open_writers(station, 3)
     say(writer, "first")
     say(other, "first")
@@ -177,8 +177,8 @@ async def test_the_rest_is_over_when_everybody_waits(
 
 async def test_who_waits_since_before_is_not_kept_waiting(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it handed in came while the commit was under way."""
-    rest = station.journal._rest
-    monkeypatch.setattr(station.journal, "_rest", lambda _: rest(3600))
+    rest = station.journal._delay_next_group
+    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: rest(3600))
     writer, *ended = await open_writers(station, 3)
     async with blocked(station.database, ended[0].run_id):
         ending = [asyncio.create_task(one.finish(SUCCESS)) for one in ended]

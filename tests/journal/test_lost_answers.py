@@ -15,7 +15,7 @@ from holdfast.db.connect import Database, open_blocking_session
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.engine.states import RunStatus
 from holdfast.errors import LeaseLost
-from holdfast.journal.batch import CheckpointEntry, WritesEntry
+from holdfast.journal.entries import CheckpointEntry, WritesEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
 from tests.support.catalogs import catalog_of

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.db.connect import Database
-from holdfast.journal.batch import EventEntry
+from holdfast.journal.entries import EventEntry
 from holdfast.streams import hub
 from holdfast.streams.hints import MOST_UNPACKED, EventHint, Flush, tell, tell_to_look, understand
 from holdfast.streams.hub import Feed

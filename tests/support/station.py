@@ -21,9 +21,9 @@ from holdfast.errors import LeaseLost
 from holdfast.execution.executor import Attempt, Executor
 from holdfast.execution.graph_stream import Claimed
 from holdfast.graphs.catalog import GraphCatalog
-from holdfast.journal.batch import Entry
-from holdfast.journal.journal import Group, Journal
-from holdfast.journal.run_writer import RunWriter
+from holdfast.journal.entries import Entry
+from holdfast.journal.journal import Journal
+from holdfast.journal.run_writer import Group, RunWriter
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
 from tests.support.records import query
@@ -52,26 +52,27 @@ class MortalJournal(Journal):
     def dead(self) -> bool:
         return self.lifetime is not None and len(self.durable) >= self.lifetime
 
-    async def _settle(self, group: Group, *, repeat: bool) -> None:
+    async def _write_together(self, group: Group) -> None:
         cut: Group = {}
-        for writer, (portion, waiters, size) in group.items():
+        for writer, item in group.items():
+            portion = item.portion
             left = None if self.lifetime is None else self.lifetime - len(self.durable)
             if self.whole and left is not None and left > 0:
                 left = None
             if left is not None and left <= len(portion.entries):
                 portion = replace(portion, entries=portion.entries[: max(0, left)], outcome=None)
                 # Whoever waits never hears of it: the process is gone by then.
-                cut[writer] = (portion, (), size)
+                cut[writer] = item._replace(portion=portion, waiters=())
             else:
-                cut[writer] = (portion, waiters, size)
+                cut[writer] = item
             self.durable += portion.entries
             if portion.outcome is not None:
                 self.durable.append(portion.outcome)
-        writing = {writer: item for writer, item in cut.items() if item[0].entries or item[0].outcome is not None}
-        await super()._settle(writing, repeat=repeat)
+        writing = {writer: item for writer, item in cut.items() if item.portion.entries or item.portion.outcome}
+        await super()._write_together(writing)
         if self.dead:
             for writer, item in group.items():
-                writer._fail(LeaseLost("the process died"), item[1])
+                writer.fail(LeaseLost("the process died"), item.waiters)
 
 
 class Station:

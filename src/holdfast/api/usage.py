@@ -15,7 +15,7 @@ from holdfast.api.response_models import ModelUsage, Usage, answers
 from holdfast.api.routes import Routes
 from holdfast.db.stored_json import as_object
 from holdfast.engine.budget import limits_of, remaining
-from holdfast.engine.usage import NOTHING_USED, SHARED, read_shared, usage_by_model, usage_totals
+from holdfast.engine.usage import NOTHING_USED, SHARED, read_shared_usage, usage_by_model, usage_totals
 from holdfast.insight.usage import run_usage, thread_usage
 
 routes = Routes()
@@ -77,14 +77,14 @@ async def of_run(web: Web, thread_id: UUID, run_id: UUID) -> Response:
     await web.may_thread(thread_id, "read", run_id=run_id)
     async with web.database.connection() as connection:
         run = await run_usage(connection, thread_id, run_id)
-        shared = await read_shared(connection, run_id) if run["pots"] else []
+        shared = await read_shared_usage(connection, run_id) if run["pots"] else []
     budget = limits_of(as_object(run["kwargs"]).get("budget"))
     used = _used(run["usage"])
     left = remaining(budget, used, elapsed=run["elapsed"])
     for pot in shared:
         # Its limits are the run's as well, where they are the smaller ones.
-        together = {name: used[name] + float(pot[name]) for name in SHARED}
-        for limit, rest in remaining(pot["limits"], together, elapsed=run["elapsed"]).items():
-            budget = {limit: limits_of(pot["limits"])[limit], **budget}
+        together = {name: used[name] + float(getattr(pot, name)) for name in SHARED}
+        for limit, rest in remaining(pot.limits, together, elapsed=run["elapsed"]).items():
+            budget = {limit: limits_of(pot.limits)[limit], **budget}
             left[limit] = min(rest, left.get(limit, rest))
     return Json({"thread_id": thread_id, "run_id": run_id, **used, "budget": budget, "remaining": left})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -119,6 +119,19 @@ WHERE run.run_id = %(run_id)s ORDER BY drawn.place
 """
 
 
+class SharedUsage(NamedTuple):
+    """A budget that a run shares with others: its stored limits, and what the others have used of it."""
+
+    limits: Any
+    cost_usd: Any
+    total_tokens: Any
+    steps: Any
+
+    @classmethod
+    def of(cls, row: DictRow) -> SharedUsage:
+        return cls(row["limits"], row["cost_usd"], row["total_tokens"], row["steps"])
+
+
 class Tally:
     """A run's count while it grows. Goes on from what is stored."""
 
@@ -219,6 +232,7 @@ async def record_usage(connection: AsyncConnection[DictRow], counts: Mapping[Any
     return await connection.execute(RECORD_USAGE, {"run_ids": list(counts), "usages": list(counts.values())})
 
 
-async def read_shared(connection: AsyncConnection[DictRow], run_id: UUID) -> list[DictRow]:
-    """The budgets that a run shares: the limits of each, and what the other runs have used of it."""
-    return await (await connection.execute(READ_SHARED, {"run_id": run_id})).fetchall()
+async def read_shared_usage(connection: AsyncConnection[DictRow], run_id: UUID) -> list[SharedUsage]:
+    """The budgets that a run shares with others, and what those have used of each."""
+    rows = await (await connection.execute(READ_SHARED, {"run_id": run_id})).fetchall()
+    return [SharedUsage.of(row) for row in rows]

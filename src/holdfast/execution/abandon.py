@@ -11,7 +11,7 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, LeaseLost
 from holdfast.execution.endings import bare_end, effects_of
 from holdfast.execution.transient import pause_before_retry
-from holdfast.journal.batch import EndEffects
+from holdfast.journal.entries import EndEffects
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import ESCAPING, kind_and_place
 
@@ -45,7 +45,7 @@ async def abandon(attempt: Attempt, error: BaseException, settings: Settings) ->
                 error = refusal
         else:
             if kept != effects and isinstance(outcome, Ended):
-                log.error("run.end_reduced", webhook=effects.webhook, questions=effects.gated)
+                log.error("run.end_reduced", webhook=effects.webhook, questions=effects.touches_interrupts)
             return outcome
     return None
 

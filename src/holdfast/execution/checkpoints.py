@@ -30,7 +30,7 @@ from holdfast.db.connect import Database
 from holdfast.execution.private_fields import public_config
 from holdfast.execution.stale_resumes import without_stale_answers
 from holdfast.execution.starting_point import CHECKPOINT, COMMAND_WRITES, NOTHING, NULL_TASK_ID
-from holdfast.journal.batch import CheckpointEntry, WriteKey, WritesEntry
+from holdfast.journal.entries import CheckpointEntry, WriteKey, WritesEntry
 from holdfast.journal.run_writer import RunWriter
 from holdfast.resources.checkpoints import PooledSaver, stored_values
 

@@ -19,7 +19,7 @@ from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.progress import Progress
 from holdfast.execution.starting_point import waiting_interrupts
 from holdfast.execution.transient import leaves
-from holdfast.journal.batch import EndEffects
+from holdfast.journal.entries import EndEffects
 from holdfast.journal.run_writer import RunWriter
 from holdfast.sdk.children import WaitsForChildren
 from holdfast.streams.serialize import to_json
@@ -126,6 +126,6 @@ def effects_of(run: Claimed) -> EndEffects:
     return EndEffects(
         webhook=has_webhook(run.kwargs),
         parent=run.parent_run_id,
-        gated=run.asking or answer is not None,
+        touches_interrupts=run.asking or answer is not None,
         branches=answer is not None and answer.branches,
     )

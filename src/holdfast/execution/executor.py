@@ -28,7 +28,7 @@ from holdfast.engine.interrupts.accepting import refuse_late_resume
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import DeadLetter, RunStatus
 from holdfast.engine.threads import get_thread
-from holdfast.engine.usage import read_shared
+from holdfast.engine.usage import read_shared_usage
 from holdfast.errors import (
     AnswerTooLate,
     BudgetExceeded,
@@ -102,7 +102,7 @@ class Attempt:
     def open(self) -> None:
         """Begin to count what the run uses. Before everything else that is done with it."""
         self.meter = UsageMeter(self.run, self._used, self.stop)
-        self.writer.on_shared = self.meter.share
+        self.writer.on_shared_usage = self.meter.update_shared
         if self.meter.exceeded is not None:
             self.stop(self.meter.exceeded)
 
@@ -294,14 +294,14 @@ class Executor:
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if isinstance(failure, STOPS):
             return exit_of(failure)
-        if failure is None and attempt.meter.shares:
+        if failure is None and attempt.meter.has_shared_budget:
             return await self._overspent(attempt)
         return failure
 
     async def _overspent(self, attempt: Attempt) -> BudgetExceeded | None:
         """What ends a run whose code is done, but whose budget the runs that share it have used up meanwhile."""
         async with self._database.connection() as connection:
-            attempt.meter.share(await read_shared(connection, attempt.run.run_id))
+            attempt.meter.update_shared(await read_shared_usage(connection, attempt.run.run_id))
         return attempt.meter.exceeded
 
     async def _pump(

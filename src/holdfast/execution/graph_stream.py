@@ -18,7 +18,7 @@ from holdfast.execution.starting_point import CHECKPOINT, STRICT_RESUME, has_bre
 from holdfast.graphs.catalog import Graph
 from holdfast.graphs.client_config import client_options, stored_config, stored_metadata
 from holdfast.graphs.context_schema import graph_context
-from holdfast.journal.batch import EventEntry
+from holdfast.journal.entries import EventEntry
 from holdfast.streams.hints import Flush
 
 # LangGraph's own names for the modes clients ask for.

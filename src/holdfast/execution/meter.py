@@ -25,7 +25,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_steps, out_of_time, overspent, remaining
-from holdfast.engine.usage import COST_DIGITS, MOST, SHARED, Tally, is_amount, storable_name
+from holdfast.engine.usage import COST_DIGITS, MOST, SHARED, SharedUsage, Tally, is_amount, storable_name
 from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
 from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.prices import count_tokens, find_model, price_of
@@ -72,7 +72,7 @@ class UsageMeter(BaseCallbackHandler):
         own = self._tally.totals
         self._shared = [
             SharedBudget(
-                limits_of(pot["limits"]), {name: _exact(name, pot) - own[name] for name in SHARED}, pot["seconds"]
+                limits_of(pot["limits"]), {name: _exact(name, pot[name]) - own[name] for name in SHARED}, pot["seconds"]
             )
             for pot in run.pots or ()
         ]
@@ -117,7 +117,7 @@ class UsageMeter(BaseCallbackHandler):
             return self._tally.stored() if self._counted else None
 
     @property
-    def shares(self) -> bool:
+    def has_shared_budget(self) -> bool:
         """Whether other runs may draw on the run's budget."""
         return self._has_family and bool(self._budget or self._shared)
 
@@ -126,21 +126,23 @@ class UsageMeter(BaseCallbackHandler):
         """Whether there is a count to write."""
         return self._counted
 
-    def share(self, pots: Sequence[Mapping[str, Any]]) -> None:
+    def update_shared(self, budgets: Sequence[SharedUsage]) -> None:
         """Take note of what the other runs of shared budgets have used; on the loop, after a commit of this run's own
         count."""
         with self._lock:
             # The run's own budget is shared from its first child on, and no earlier run has used time of that.
-            seconds = [shared.earlier_seconds for shared in self._shared] + [0.0] * len(pots)
+            seconds = [shared.earlier_seconds for shared in self._shared] + [0.0] * len(budgets)
             self._shared = [
-                SharedBudget(limits_of(pot["limits"]), {name: _exact(name, pot) for name in SHARED}, earlier)
-                for pot, earlier in zip(pots, seconds, strict=False)
+                SharedBudget(
+                    limits_of(budget.limits), {name: _exact(name, getattr(budget, name)) for name in SHARED}, earlier
+                )
+                for budget, earlier in zip(budgets, seconds, strict=False)
             ]
             self._compare()
         if self.exceeded is not None and not self._closed:
             self._stop(self.exceeded)
 
-    def spawned(self) -> None:
+    def child_spawned(self) -> None:
         """The run has a child, which draws on its budget."""
         self._has_family = True
 
@@ -289,9 +291,9 @@ class UsageMeter(BaseCallbackHandler):
             self._stop(self.exceeded)
 
 
-def _exact(name: str, amounts: Mapping[str, Any]) -> Any:
+def _exact(name: str, amount: Any) -> Any:
     """An amount as the tally has it: money without the noise of binary fractions."""
-    return Decimal(str(amounts[name])).quantize(COST_DIGITS) if name == "cost_usd" else int(amounts[name])
+    return Decimal(str(amount)).quantize(COST_DIGITS) if name == "cost_usd" else int(amount)
 
 
 def _message(response: LLMResult | None) -> AIMessage | None:

@@ -1,2 +1,2 @@
-"""Everything that the runs of a worker make durable, committed in groups, with the fences checked in the same
-transaction."""
+"""Makes durable what the runs of a worker write: many runs in one commit, with their fences checked in the same
+transaction. Start reading at `journal.py`."""

@@ -1,9 +1,12 @@
-"""One commit of the journal: what many runs wrote, as a handful of array statements."""
+"""One commit of the journal: what many runs handed in, as a handful of array statements.
+
+Here a stale write is refused: `VERIFY` makes the whole transaction fail unless each run is held under its fence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,29 +19,30 @@ from holdfast.engine.children.families import AWAIT_CHILDREN, WAIT_RUNS
 from holdfast.engine.children.parents import READY_PARENTS, lock_with_parents
 from holdfast.engine.interrupts.rows import RunEnd, update_interrupts
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
-from holdfast.engine.outcome import (
-    END_RUNS,
-    END_THREADS,
-    RELEASE_RUNS,
-    Ended,
-    Outcome,
-    Released,
-    RolledBack,
-    Waiting,
-)
+from holdfast.engine.outcome import END_RUNS, END_THREADS, RELEASE_RUNS, Ended, Released, RolledBack, Waiting
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import RunStatus
-from holdfast.engine.usage import record_usage
+from holdfast.engine.usage import SharedUsage, record_usage
+from holdfast.journal.entries import (
+    CheckpointEntry,
+    CheckpointRow,
+    EventEntry,
+    Portion,
+    ProgressEntry,
+    UsageEntry,
+    WriteKey,
+    WriteRow,
+    WritesEntry,
+)
 from holdfast.resources.checkpoints import BlobRow
-from holdfast.streams.hints import Flush
 from holdfast.streams.serialize import to_json, to_jsonb
 
-# Locks the runs and divides by zero unless every one is held under the fence given: a cheap way to let the whole
-# pipelined transaction fail without a round trip in its middle. A run that somebody takes over at this moment is
-# waited for and re-read, and so counts as not held. `final` runs end here in a way that a rollback, asked for
-# meanwhile, must prevent. `written_at` is what the events of the transaction are stamped with.
+# Locks the runs, and divides by zero unless each is held under the given fence. The error makes the whole pipelined
+# transaction fail without a round trip in its middle. If another transaction is just taking a run over, this statement
+# waits for it and reads the row again, so the run counts as not held. `final` runs end in this transaction, which a
+# rollback requested meanwhile must prevent. `written_at` is the time of the transaction's events.
 VERIFY = """
 WITH held AS (
     SELECT run.run_id FROM run
@@ -50,7 +54,7 @@ WITH held AS (
 SELECT 1 / (CASE WHEN count(*) = %(count)s THEN 1 ELSE 0 END), now() AS written_at FROM held
 """
 
-# The same question, answered instead of enforced.
+# Locks the same runs and returns their states instead of failing.
 INSPECT = """
 SELECT run_id, fence, status, cancel_action FROM run
 WHERE run_id = ANY(%(run_ids)s) ORDER BY run_id FOR NO KEY UPDATE
@@ -64,7 +68,7 @@ SELECT * FROM unnest(%(thread_ids)b::uuid[], %(seqs)b::bigint[], %(run_ids)b::uu
                      %(namespaces)b::text[], %(datas)b::bytea[])
 """
 
-# After a commit whose answer never came: if it did happen, the events are there, written by this very fence.
+# For a repeated commit whose answer was lost. If it has happened, the events are there, written under this fence.
 REPEAT_EVENTS = INSERT_EVENTS + "ON CONFLICT (thread_id, seq) DO NOTHING"
 
 PUT_BLOBS = """
@@ -94,8 +98,8 @@ ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
 PUT_WRITES = INSERT_WRITES + "DO NOTHING"
 REPLACE_WRITES = INSERT_WRITES + "DO UPDATE SET channel = EXCLUDED.channel, type = EXCLUDED.type, blob = EXCLUDED.blob"
 
-# An answer that a node has taken is taken. LangGraph forgets it in memory only, and the next attempt would give it to
-# the next question as well.
+# Deletes an answer that a node has used. LangGraph drops it in memory only, so the next attempt would use the same
+# answer for the next interrupt.
 TAKE_ANSWERS = """
 DELETE FROM checkpoint_writes USING unnest(%(thread_ids)b::text[], %(namespaces)b::text[], %(ids)b::text[],
                                            %(tasks)b::text[], %(indexes)b::integer[])
@@ -110,123 +114,44 @@ UPDATE run SET progress = p.progress FROM unnest(%(run_ids)b::uuid[], %(progress
 WHERE run.run_id = p.run_id AND run.progress < p.progress
 """
 
-# The next crash of its worker is its first again.
+# For a suspect that has made progress: the next crash of its worker counts as its first.
 CLEAR_SUSPICION = "UPDATE run SET crashes_in_a_row = 0 WHERE run_id = ANY(%(run_ids)s) AND crashes_in_a_row > 0"
 
-CheckpointRow = tuple[str, str, str, str | None, str, str]
-WriteKey = tuple[str, str, str, str, int]
 
+class RunState(NamedTuple):
+    """A run's row, as far as it decides who may write."""
 
-class EventEntry(NamedTuple):
-    """A tuple: of nothing else are there so many, and it is made in half the time."""
-
-    kind: str
-    namespace: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointEntry:
-    """`progress`: how far the run has come once this is durable; see `execution/starting_point.py`."""
-
-    blobs: list[BlobRow]
-    row: CheckpointRow
-    progress: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WritesEntry:
-    """`replace`: a later write to the same place wins, else the first stays. The stock saver's rule.
-
-    `takes`: the place of the answer that these writes show to have been taken.
-    """
-
-    rows: list[tuple[WriteKey, tuple[str, str, str, bytes]]]
-    replace: bool
-    progress: int = 0
-    takes: WriteKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UsageEntry:
-    """All that the run has used by now, as it is stored: of several, the last says everything."""
-
-    usage: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressEntry:
-    """A suspect has come further than any attempt before: what was handed in before this is new."""
-
-
-Entry = EventEntry | CheckpointEntry | WritesEntry | UsageEntry | ProgressEntry
-
-
-@dataclass(frozen=True, slots=True)
-class EndEffects:
-    """Whom the end of a run concerns, besides its thread."""
-
-    # Somebody wants to be told by a webhook.
-    webhook: bool = False
-    # The run whose child this one is.
-    parent: UUID | None = None
-    # The run found a question in its thread, or answered one.
-    gated: bool = False
-    # The run answered a question at a checkpoint that it names.
-    branches: bool = False
-
-
-NO_EFFECTS = EndEffects()
-
-
-@dataclass(slots=True)
-class Portion:
-    """What one run contributes to a batch."""
-
-    run_id: UUID
-    thread_id: UUID
     fence: int
-    first_seq: int
-    entries: list[Entry] = field(default_factory=list)
-    outcome: Outcome | None = None
-    effects: EndEffects = NO_EFFECTS
-    # How far the run has come with these entries; 0: no further than it was. Known once they are written.
-    progress: int = 0
-    # The number of its last event.
-    last_seq: int = field(init=False)
-    # Whether the thread's row changes with it, and has to be locked before the run's.
-    touches_thread: bool = field(init=False)
+    status: str
+    cancel_action: str | None
 
-    def __post_init__(self) -> None:
-        kinds = [type(entry) for entry in self.entries]
-        self.last_seq = self.first_seq - 1 + kinds.count(EventEntry)
-        self.touches_thread = self.outcome is not None or UsageEntry in kinds
 
-    @property
-    def parent_to_wake(self) -> UUID | None:
-        """The parent, if it may have waited for what happens here."""
-        return self.effects.parent if isinstance(self.outcome, Ended | RolledBack) else None
+async def lock_and_read(connection: AsyncConnection[DictRow], run_ids: Iterable[UUID]) -> dict[UUID, RunState]:
+    """Lock runs and return their states. Deleted runs are missing."""
+    rows = await (await connection.execute(INSPECT, {"run_ids": list(run_ids)})).fetchall()
+    return {row["run_id"]: RunState(row["fence"], row["status"], row["cancel_action"]) for row in rows}
 
-    def flush(self, stamp: datetime | None) -> Flush:
-        """Its events, once they are committed."""
-        events = [entry for entry in self.entries if type(entry) is EventEntry]
-        return Flush(self.thread_id, self.run_id, self.first_seq, self.last_seq, events, stamp)
+
+async def last_event_number(connection: AsyncConnection[DictRow], thread_id: UUID) -> int:
+    """The number of the thread's last event; 0 if it has none."""
+    row = await (await connection.execute(LAST_EVENT, {"thread_id": thread_id})).fetchone()
+    return 0 if row is None else int(row["seq"])
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the database will have said, once the answers are in."""
+    """Cursors whose rows can be read once the pipeline has been sent."""
 
-    # What became ready, by whatever statement. A row may say of itself that it did not.
+    # Runs that became ready, by several statements. A row may have a column `ready` that says otherwise.
     promoted: list[AsyncCursor[DictRow]]
     verified: AsyncCursor[DictRow] | None
     used: AsyncCursor[DictRow] | None = None
 
-    async def shared(self) -> dict[UUID, list[DictRow]]:
-        """Of runs that share budgets and have used some: what the others have used of each."""
-        found: dict[UUID, list[DictRow]] = {}
+    async def shared_usage(self) -> dict[UUID, list[SharedUsage]]:
+        """For runs that share budgets and have used some: what the other runs have used of each budget."""
+        found: dict[UUID, list[SharedUsage]] = {}
         for row in [] if self.used is None else await self.used.fetchall():
-            found.setdefault(row["run_id"], []).append(row)
+            found.setdefault(row["run_id"], []).append(SharedUsage.of(row))
         return found
 
     async def ready(self) -> list[ReadyRun]:
@@ -234,8 +159,8 @@ class Written:
         rows = [row for cursor in self.promoted for row in await cursor.fetchall()]
         return [ReadyRun(row["run_id"], row["graph_id"]) for row in rows if row.get("ready", True)]
 
-    async def stamp(self) -> datetime | None:
-        """The time that the events are stamped with; None when they may have been written by an earlier try."""
+    async def written_at(self) -> datetime | None:
+        """The time of the transaction's events. None if an earlier try may have written them."""
         if self.verified is None:
             return None
         row = await self.verified.fetchone()
@@ -266,9 +191,10 @@ def _arrays(rows: Iterable[Any], columns: Columns) -> dict[str, Array]:
 async def write_portions(
     connection: AsyncConnection[DictRow], portions: list[Portion], *, verify: bool, repeat: bool
 ) -> Written:
-    """Write everything inside the transaction the caller has begun (and, if pipelined, without a round trip).
+    """Write everything in the transaction that the caller has begun; in a pipeline, without a round trip.
 
-    With `verify` the statements fail as a whole when any run is not held under its fence.
+    With `verify` the transaction fails if any run is not held under its fence. Without it, the caller has locked the
+    runs and checked that. `repeat`: an earlier try may have been committed.
     """
     verified = None
     outcomes = [portion for portion in portions if portion.outcome is not None]
@@ -299,9 +225,9 @@ async def _write_entries(
     events: list[tuple[UUID, int, UUID, str, str, bytes]] = []
     blobs: dict[tuple[str, str, str, str], BlobRow] = {}
     checkpoints: dict[tuple[str, str, str], CheckpointRow] = {}
-    # No statement may touch one row twice, so what a batch writes to one place is reduced to what would remain.
-    kept: dict[WriteKey, tuple[str, str, str, bytes]] = {}
-    replaced: dict[WriteKey, tuple[str, str, str, bytes]] = {}
+    # A statement may not change one row twice. So of all writes to one place, keep only the one that would remain.
+    kept: dict[WriteKey, WriteRow] = {}
+    replaced: dict[WriteKey, WriteRow] = {}
     taken: set[WriteKey] = set()
     used: dict[UUID, str] = {}
     cleared: list[UUID] = []
@@ -346,7 +272,7 @@ async def _write_entries(
             await connection.execute(statement, _arrays(rows, WRITES))
     if taken:
         await connection.execute(TAKE_ANSWERS, _arrays(taken, WRITE_KEYS))
-    # Of those that end here their end says it.
+    # END_RUNS records the progress of the others.
     if advanced := [portion for portion in portions if portion.progress and not isinstance(portion.outcome, Ended)]:
         run_ids, progress = zip(*((portion.run_id, portion.progress) for portion in advanced), strict=True)
         await connection.execute(MARK_PROGRESS, {"run_ids": uuids(run_ids), "progress": smallints(progress)})
@@ -387,10 +313,12 @@ async def _write_outcomes(
                 "last_seqs": bigints([portion.last_seq for portion, _ in ended]),
             },
         )
-        if telling := [portion.run_id for portion, _ in ended if portion.effects.webhook]:
-            await connection.execute(QUEUE_WEBHOOKS, {"run_ids": telling})
-        if gates := [_gated(portion, end) for portion, end in ended if portion.effects.gated or end.interrupts]:
-            await update_interrupts(connection, gates)
+        if with_webhooks := [portion.run_id for portion, _ in ended if portion.effects.webhook]:
+            await connection.execute(QUEUE_WEBHOOKS, {"run_ids": with_webhooks})
+        if asking := [
+            _run_end(portion, end) for portion, end in ended if portion.effects.touches_interrupts or end.interrupts
+        ]:
+            await update_interrupts(connection, asking)
     promoted = await _write_waits(connection, outcomes)
     if released:
         promoted.append(
@@ -409,13 +337,13 @@ async def _write_outcomes(
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
     if rolled_back:
         await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
-    if told := [parent for portion in outcomes if (parent := portion.parent_to_wake) is not None]:
-        promoted.append(await connection.execute(READY_PARENTS, {"run_ids": told}))
+    if parents := [parent for portion in outcomes if (parent := portion.parent_to_wake) is not None]:
+        promoted.append(await connection.execute(READY_PARENTS, {"run_ids": parents}))
     return promoted
 
 
 async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Portion]) -> list[AsyncCursor[DictRow]]:
-    """Let parents wait. Some need not: what they wait for has ended meanwhile."""
+    """Let parents wait for their children. A parent whose children have ended meanwhile becomes ready at once."""
     waiting = {portion.run_id: portion.outcome for portion in outcomes if isinstance(portion.outcome, Waiting)}
     if not waiting:
         return []
@@ -432,7 +360,7 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
     return [await connection.execute(WAIT_RUNS, {"run_ids": list(waiting)})]
 
 
-def _gated(portion: Portion, end: Ended) -> RunEnd:
+def _run_end(portion: Portion, end: Ended) -> RunEnd:
     waiting = None if end.resting is None else end.interrupts
     success = end.status == RunStatus.SUCCESS
     return RunEnd(portion.thread_id, portion.run_id, success, waiting, branches=portion.effects.branches)

@@ -1,21 +1,21 @@
-"""One run's way into the journal."""
+"""The part of the journal that one attempt writes to."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import orjson
 import structlog
-from psycopg.rows import DictRow
 
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
+from holdfast.engine.usage import SharedUsage
 from holdfast.errors import JournalFailed, LeaseLost, RunSignal
-from holdfast.journal.batch import (
+from holdfast.journal.entries import (
     NO_EFFECTS,
     CheckpointEntry,
     EndEffects,
@@ -25,6 +25,7 @@ from holdfast.journal.batch import (
     ProgressEntry,
     UsageEntry,
     WritesEntry,
+    size_of,
 )
 from holdfast.streams.serialize import to_json
 from holdfast.telemetry.exceptions import kind_and_place
@@ -35,34 +36,44 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Seconds that a run's first entries rest.
+# Delay a run's first write by so many seconds, about as long as a commit takes, unless something waits for it. A run
+# that ends within this time is written in one commit, its input together with its end.
 FIRST_WRITE_DELAY_SECONDS = 0.002
-# Seconds before the write of an isolated writer is tried again.
-ISOLATED_PAUSE_SECONDS = 1.0
+# Seconds before the write of an isolated run is tried again.
+ISOLATED_RETRY_SECONDS = 1.0
+
 Waiters = Sequence[asyncio.Future[None]]
-# What was taken from a writer: what to write, who waits for it, and how many bytes it is.
-Item = tuple[Portion, Waiters, int]
-Group = dict["RunWriter", Item]
+
+
+class Taken(NamedTuple):
+    """What the journal has taken from a run writer to write it: the entries, who waits for them, and their bytes."""
+
+    portion: Portion
+    waiters: Waiters
+    size: int
+
+
+Group = dict["RunWriter", Taken]
 
 
 class RunWriter:
-    """One run's way into the journal. All methods belong to the worker's event loop."""
+    """What one attempt writes, in order. All methods are for the worker's event loop."""
 
     def __init__(self, journal: Journal, run_id: UUID, thread_id: UUID, fence: int, next_seq: int) -> None:
         self.run_id = run_id
         self.thread_id = thread_id
         self.fence = fence
-        # The number of the next event that is not committed yet. Numbers are given at commit, so a refused batch
-        # leaves no gap.
+        # The number of the next event that is not committed yet. Events get their numbers when they are written, so a
+        # batch that is refused leaves no gap.
         self.next_seq = next_seq
-        # Why nothing more can be written, once that is so.
+        # Why nothing more can be written. None: writing works.
         self.failure: RunSignal | None = None
-        # The span that commits are told to; None: traces are off.
+        # The span that gets the commits. None: traces are off.
         self.trace: AttemptSpan | None = None
-        # Set for a suspect (`engine/claim.py`): called once its first progress is durable, when it is none any more.
+        # Set for a suspect (`engine/claim.py`): called once its first progress is durable and it is a suspect no more.
         self.on_progress: Callable[[], None] | None = None
-        # Called after a commit of usage with what the other runs of shared budgets have used (`engine/budget.py`).
-        self.on_shared: Callable[[list[DictRow]], None] | None = None
+        # Called after a commit of usage with what other runs have used of shared budgets (`engine/budget.py`).
+        self.on_shared_usage: Callable[[list[SharedUsage]], None] | None = None
         self._journal = journal
         self._entries: list[Entry] = []
         self._outcome: Outcome | None = None
@@ -71,33 +82,34 @@ class RunWriter:
         self._waiters: list[asyncio.Future[None]] = []
         # Seconds that the run has waited for the database, for its timeline.
         self._waited = 0.0
-        # Whether the first entries have rested; None: there are none yet.
-        self._rested: bool | None = None
+        # Whether the delay of the first write is over. None: nothing was handed in yet.
+        self._first_delay_over: bool | None = None
         # Its last write failed although the server answers: it is written apart from the others, after a pause.
         self.isolated = False
-        self._pausing = False
-        # How often it has been written alone, and how often that failed while others were written.
+        self._paused = False
+        # How often it was written alone, and how often that failed while other runs were written.
         self.tries = self.failed_tries = 0
-        # The journal's commits when that last failed.
+        # How many commits the journal had made when that last failed.
         self.commits_at_failure: int | None = None
+
+    # --- for the attempt --------------------------------------------------------------------------
 
     def add_event(self, kind: str, data: bytes, namespace: str = "") -> None:
         """Append an event to the thread's log. It gets its number, and becomes visible, when it is committed."""
         self._add(EventEntry(kind, namespace, data), len(data))
 
     def add_checkpoint(self, entry: CheckpointEntry) -> None:
-        size = len(entry.row[4]) + len(entry.row[5]) + sum(len(blob[5] or b"") for blob in entry.blobs)
-        self._add(entry, size)
+        self._add(entry, size_of(entry))
 
     def add_writes(self, entry: WritesEntry) -> None:
-        self._add(entry, sum(len(row[3]) for _, row in entry.rows))
+        self._add(entry, size_of(entry))
 
     def add_usage(self, stored: str) -> None:
-        """All that the run has used by now. It is durable before whatever is handed in after it."""
+        """Hand in everything the run has used so far. It is durable before anything that is handed in after it."""
         self._add(UsageEntry(stored), len(stored))
 
     def add_progress(self) -> None:
-        """Of a suspect: what was handed in before has never been reached by an earlier attempt."""
+        """Of a suspect: record that no earlier attempt has come as far as the entries handed in before."""
         if self.on_progress is not None:
             self._add(ProgressEntry(), 0)
 
@@ -110,20 +122,18 @@ class RunWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether too much of this run is still on its way to the database."""
+        """Whether more of this run waits for the database than JOURNAL_BUFFER_BYTES allows."""
         return self._bytes > self._journal.settings.journal_buffer_bytes
 
     async def wait_for_space(self) -> None:
-        """Wait while it is."""
         while self.is_full:
             await self.flush()
 
     async def finish(self, outcome: Outcome, *, graph_id: str | None = None, effects: EndEffects = NO_EFFECTS) -> None:
-        """Write the outcome after everything handed in before, with what its `effects` ask for, and wait until it is
-        durable.
+        """Write the outcome after everything handed in before, together with its effects, and wait until it is durable.
 
-        Raises LeaseLost when the run is not held any more, and Cancelled("rollback") when somebody has asked for a
-        rollback before this end was written: then nothing of the outcome has been written, and a RolledBack is due.
+        Raises LeaseLost if the run is not held any more, and Cancelled("rollback") if a rollback was requested before
+        this end was written: then nothing of the outcome is written, and a RolledBack must follow.
         """
         if self.failure is not None:
             raise self.failure
@@ -135,15 +145,14 @@ class RunWriter:
             case RolledBack():
                 self.add_event("end", orjson.dumps({"status": "rolled_back", "error": None, "graph_id": graph_id}))
             case Released() | Waiting():
-                # Hidden from clients. The run's timeline reads when the attempt ended, and what it waited for.
+                # Not shown to clients. The run's timeline reads when the attempt ended, and how long it waited.
                 self.add_event("released", orjson.dumps({"waited": round(self._waited, 6)}))
         self._outcome = outcome
         self._effects = effects
         await self._wait()
 
     def discard(self) -> None:
-        """Forget what has not been committed, after a failure that was this run's own, so that its end can be
-        written."""
+        """Drop what is not committed, after a failure of this run alone, so that its end can be written."""
         self._entries = []
         self._outcome = None
         self._bytes = 0
@@ -151,17 +160,17 @@ class RunWriter:
             self.failure = None
 
     def mark_lost(self) -> None:
-        """The lease is lost: write nothing more, and tell everybody who waits."""
-        self._fail(LeaseLost(f"run {self.run_id} is no longer held"))
+        """The lease is lost: write nothing more, and let everything that waits fail."""
+        self.fail(LeaseLost(f"run {self.run_id} is no longer held"))
 
     async def supersede(self) -> RunWriter:
-        """A new writer for the same run; whoever still holds this one writes nothing more."""
+        """A new writer for the same run. This one, which code left behind may still use, writes nothing more."""
         await self.flush()
         successor = self._journal.open_writer(self.run_id, self.thread_id, self.fence, self.next_seq)
         successor._waited = self._waited
         successor.trace = self.trace
         successor.on_progress = self.on_progress
-        successor.on_shared = self.on_shared
+        successor.on_shared_usage = self.on_shared_usage
         self.failure = LeaseLost(f"this attempt at run {self.run_id} was left behind")
         self._journal.close_writer(self)
         return successor
@@ -175,23 +184,13 @@ class RunWriter:
             )
         self._entries.append(entry)
         self._bytes += size
-        if self._rested is None:
-            self._rested = False
-            asyncio.get_running_loop().call_later(FIRST_WRITE_DELAY_SECONDS, self._rest)
+        if self._first_delay_over is None:
+            self._first_delay_over = False
+            asyncio.get_running_loop().call_later(FIRST_WRITE_DELAY_SECONDS, self._end_first_delay)
         self._journal.wake(self)
 
-    @property
-    def due(self) -> bool:
-        """Whether what was handed in is to be written now."""
-        return (self._rested is True or bool(self._waiters)) and not self._pausing
-
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody waits until it is written."""
-        return bool(self._waiters)
-
-    def _rest(self) -> None:
-        self._rested = True
+    def _end_first_delay(self) -> None:
+        self._first_delay_over = True
         if self._entries:
             self._journal.wake(self)
 
@@ -203,7 +202,20 @@ class RunWriter:
         await future
         self._waited += time.monotonic() - began
 
-    def _take(self) -> Item:
+    # --- for the journal --------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to write now what was handed in."""
+        return (self._first_delay_over is True or bool(self._waiters)) and not self._paused
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the attempt waits for the write."""
+        return bool(self._waiters)
+
+    def take(self) -> Taken:
+        """Hand over what is to be written."""
         portion = Portion(
             self.run_id,
             self.thread_id,
@@ -213,38 +225,42 @@ class RunWriter:
             self._outcome,
             self._effects,
         )
-        waiters, size = self._waiters, self._bytes
+        taken = Taken(portion, self._waiters, self._bytes)
         self._entries, self._outcome, self._waiters = [], None, []
-        return portion, waiters, size
+        return taken
 
-    def _put_back(self, portion: Portion, waiters: Waiters) -> None:
-        """Write it later. It may have been written: then writing it again changes nothing."""
+    def put_back(self, taken: Taken) -> None:
+        """Write this later, apart from other runs. It may have been written already: writing it again changes
+        nothing."""
+        portion = taken.portion
         self._entries = [*portion.entries, *self._entries]
         if portion.outcome is not None:
             self._outcome, self._effects = portion.outcome, portion.effects
-        self._waiters = [*waiters, *self._waiters]
-        self.isolated = self._pausing = True
-        asyncio.get_running_loop().call_later(ISOLATED_PAUSE_SECONDS, self._resume)
+        self._waiters = [*taken.waiters, *self._waiters]
+        self.isolated = self._paused = True
+        asyncio.get_running_loop().call_later(ISOLATED_RETRY_SECONDS, self._end_pause)
 
-    def _resume(self) -> None:
-        self._pausing = False
+    def _end_pause(self) -> None:
+        self._paused = False
         if self._entries or self._outcome is not None:
             self._journal.wake(self)
 
-    def _share(self, pots: list[DictRow]) -> None:
-        """Report what others have used of shared budgets. A report that fails is this run's failure, and not that of
-        the commit, which would be repeated."""
-        if self.on_shared is None or self.failure is not None:
+    def report_shared_usage(self, budgets: list[SharedUsage]) -> None:
+        """Pass on what others have used of shared budgets. An error here fails this run; raised, it would fail the
+        commit, which has happened, and the journal would repeat it."""
+        if self.on_shared_usage is None or self.failure is not None:
             return
         try:
-            self.on_shared(pots)
+            self.on_shared_usage(budgets)
         except Exception as error:
             log.warning("journal.not_shared", run_id=str(self.run_id), error=kind_and_place(error))
-            self._fail(JournalFailed("The budget that the run shares with others cannot be read."))
+            self.fail(JournalFailed("The budget that the run shares with others cannot be read."))
 
-    def _committed(self, portion: Portion, waiters: Waiters, size: int) -> None:
+    def committed(self, taken: Taken) -> None:
+        """What was taken is durable."""
+        portion = taken.portion
         self.next_seq = portion.last_seq + 1
-        self._bytes -= size
+        self._bytes -= taken.size
         self.isolated = False
         if self.tries:
             self.tries = self.failed_tries = 0
@@ -252,24 +268,26 @@ class RunWriter:
         if self.on_progress is not None and any(type(entry) is ProgressEntry for entry in portion.entries):
             report, self.on_progress = self.on_progress, None
             report()
-        for waiter in waiters:
+        for waiter in taken.waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _fail(self, failure: RunSignal, waiters: Waiters = ()) -> None:
+    def fail(self, failure: RunSignal, waiters: Waiters = ()) -> None:
+        """Write nothing more, and let everything that waits fail. The first failure is kept."""
         if self.failure is None:
             self.failure = failure
         self._entries = []
         self._outcome = None
         self._bytes = 0
         pending, self._waiters = [*waiters, *self._waiters], []
-        self._reject(pending)
-        self._journal.failed(self)
+        self.reject(pending)
+        self._journal.writer_failed(self)
 
-    def _reject(self, waiters: Waiters) -> None:
+    def reject(self, waiters: Waiters) -> None:
+        """Let these fail with the failure that this writer has."""
         assert self.failure is not None
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(self.failure)
-                # Whoever waited may have been cancelled meanwhile; an exception nobody fetches would be reported.
+                # The task that waited may have been cancelled. asyncio would log an exception that nothing fetches.
                 waiter.exception()

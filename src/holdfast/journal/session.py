@@ -1,4 +1,4 @@
-"""The journal's session with Postgres: opened when it is needed, and closed after a failure."""
+"""The journal's session with Postgres: opened when it is needed, closed after a failure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from holdfast.db.connect import open_session, terminate_session
 from holdfast.db.session_names import application_name
 from holdfast.settings import Settings
 
-# Of the lease: how long a commit may take.
+# How long a commit may take, as a part of the lease.
 COMMIT_TIMEOUT_LEASE_SHARE = 0.9
-# How long a group may wait for a lock. Behind PgBouncer, where a session cannot be set, it may for as long as a commit
-# may take.
+# How long a group may wait for a lock. Behind PgBouncer, where a session has no settings, a group may wait for as long
+# as a commit may take.
 SET_GROUP_LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 
 
@@ -26,28 +26,29 @@ class JournalSession:
     """At most one connection at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self.missing = True
-        """Whether there has been no session yet, or the last attempt to open one failed."""
-        self.on_found: Callable[[], None] = lambda: None
-        """Called when it is no longer `missing`."""
+        self.unavailable = True
+        """Whether no session was opened yet, or the last attempt to open one failed."""
+        self.on_available: Callable[[], None] = lambda: None
+        """Called when a session was opened after none was available."""
         self._settings = settings
         self._connection: TimedAsyncConnection | None = None
-        # Of the last session there was.
+        # The server process of the last session.
         self._backend_pid: int | None = None
 
     async def connection(self) -> AsyncConnection[DictRow]:
         """The session that is open, or a new one."""
         if self._connection is None or self._connection.closed:
-            # Before the timeout of a commit: cancelling a statement of a server that hangs takes ten seconds more.
+            # Less than the timeout of a commit: if that is reached, psycopg cancels the statement, which takes ten
+            # seconds more on a server that hangs.
             limit = COMMIT_TIMEOUT_LEASE_SHARE * self._settings.lease
             try:
                 connection = await open_session(self._settings, "journal", generic_plans=True, answer_timeout=limit)
             except BaseException:
-                self.missing = True
+                self.unavailable = True
                 raise
             if self._backend_pid is not None:
-                # The session before this one may have a commit still to do, such as one that a network delivers late.
-                # It would undo what is written meanwhile.
+                # The last session may still get a commit that the network delivers late. It would overwrite what is
+                # written meanwhile.
                 try:
                     await terminate_session(connection, self._backend_pid, application_name(self._settings, "journal"))
                 except BaseException:
@@ -56,12 +57,12 @@ class JournalSession:
             self._connection, self._backend_pid = connection, connection.info.backend_pid
             if self._settings.session_url is not None:
                 await connection.execute(SET_GROUP_LOCK_TIMEOUT)
-            if self.missing:
-                self.missing = False
-                self.on_found()
+            if self.unavailable:
+                self.unavailable = False
+                self.on_available()
         return self._connection
 
-    async def answers(self) -> bool:
+    async def server_answers(self) -> bool:
         """Whether the server answers on a new connection."""
         try:
             async with asyncio.timeout(self._settings.database_timeout):
@@ -74,15 +75,15 @@ class JournalSession:
     async def rollback(self) -> None:
         if self._connection is not None:
             try:
-                # Not a plain ROLLBACK: after a pipeline was cut short, psycopg believes in prepared statements that the
-                # server has never seen. This forgets them, too.
+                # Not a plain ROLLBACK: after a broken pipeline psycopg assumes prepared statements that the server has
+                # never received. This method forgets them, too.
                 await self._connection.rollback()
             except (psycopg.Error, OSError):
                 await self.close()
 
     def shut_down(self) -> None:
-        """The server did not answer somebody else. Do not wait for it on this connection: after a fail-over it leads to
-        the old server."""
+        """Break the connection, because the server did not answer on another one. After a fail-over this connection
+        may lead to the old server, and waiting for it would take until the timeout."""
         if self._connection is not None:
             self._connection.shut_down()
 

@@ -1,19 +1,17 @@
-"""Commits of the journal in the spans of the runs they wrote for. Does nothing while traces are off."""
+"""Records commits of the journal in the spans of the runs that they wrote. Does nothing while traces are off."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from holdfast.journal.batch import EventEntry, Portion
+from holdfast.journal.entries import EventEntry
+from holdfast.journal.run_writer import Group
 from holdfast.telemetry import tracing
 
 
-def trace_commits(group: Mapping[Any, tuple[Portion, Any, int]], began: int) -> None:
-    """Record a commit in the span of each run that it wrote for.
+def trace_commits(group: Group, began: int) -> None:
+    """Record a commit in the span of each run that it wrote.
 
-    A commit that holds events alone is counted and gets no span of its own: a streaming model causes hundreds of them
-    in a second.
+    A commit with events alone is counted and gets no span of its own: a streaming model causes hundreds of them a
+    second.
     """
     for writer, (portion, _, size) in group.items():
         if writer.trace is None:

@@ -21,7 +21,7 @@ from holdfast.engine.children.spawn import ChildRequest, Parent, read_children, 
 from holdfast.engine.create import MAX_PRIORITY
 from holdfast.engine.created import say_created
 from holdfast.engine.ready import ReadyRun, announce_ready
-from holdfast.engine.usage import read_shared
+from holdfast.engine.usage import read_shared_usage
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun, RunSignal
 from holdfast.sdk.current_run import CurrentRun, current_run
 from holdfast.sdk.usage import METER, budget_left
@@ -141,7 +141,7 @@ async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
         run.stop(signal)
         raise
     if (meter := METER.get()) is not None:
-        meter.spawned()
+        meter.child_spawned()
     if spawned.new is not None and spawned.created is not None:
         say_created(spawned.new, spawned.created, by="parent")
     if spawned.new is not None and run.signals is not None:
@@ -184,10 +184,10 @@ async def _stop_without_budget(run: CurrentRun) -> None:
     """Stop the run if its children have used up its budget. They may have ended in success all the same: what a call
     uses is known when it is over."""
     meter = METER.get()
-    if meter is None or not meter.shares:
+    if meter is None or not meter.has_shared_budget:
         return
     async with run.database.connection() as connection:
-        meter.share(await read_shared(connection, run.run_id))
+        meter.update_shared(await read_shared_usage(connection, run.run_id))
     if meter.exceeded is not None:
         raise meter.exceeded
 

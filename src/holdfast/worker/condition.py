@@ -84,7 +84,7 @@ class Condition:
     def _look_at_journal(self) -> None:
         lease_left = self._heartbeat.deadline - time.monotonic()
         renewed = lease_left > RENEWED_SHARE * self._settings.lease
-        if not (renewed and self._journal.session.missing and self._held()):
+        if not (renewed and self._journal.session.unavailable and self._held()):
             self._cut_off_since = None
         elif self._cut_off_since is None:
             self._cut_off_since = time.monotonic()
@@ -133,7 +133,7 @@ class Condition:
     def _passing(self) -> Problem | None:
         if self.watchdog is not None and self.watchdog.blocked_for:
             return Problem("graph code blocks the event loop")
-        if self._journal.session.missing or (self._journal.backoff.failing and self._journal.in_flight):
+        if self._journal.session.unavailable or (self._journal.backoff.failing and self._journal.in_flight):
             return Problem("the journal cannot write")
         if self._short_of_threads():
             return Problem("nodes of runs that have ended occupy the threads of plain nodes")

@@ -40,7 +40,7 @@ from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.exits import contain_exits
 from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
-from holdfast.journal.journal import Journal, outlive
+from holdfast.journal.journal import Journal, watch_journal
 from holdfast.journal.run_writer import RunWriter
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import cancel_all, run_together
@@ -162,7 +162,7 @@ class Worker:
             "condition": self.condition.watch(self._wake.set, self._replace),
             "stats": self._report(),
             "loop_delay": watch_loop(self.database.metrics),
-            "journal_watch": outlive(journal),
+            "journal_watch": watch_journal(journal),
             "serving": self._serve(journal),
         }
         if self._upkeep is not None:
