@@ -100,6 +100,18 @@ def literals(node: ast.AST, function: str = "") -> Iterator[tuple[str, str]]:
                 yield from literals(child, function)
 
 
+def test_one_module_makes_runs() -> None:
+    """Every other module calls the functions of `engine/submit.py`."""
+    for mark in (r"(?<!class )\bNewRun\(", r'"run\.created",$', r"INSERT INTO run\b"):
+        found = {
+            file.relative_to(SOURCE).as_posix()
+            for file in SOURCE.rglob("*.py")
+            if file.parts[-2] != "catalogue" and re.search(mark, file.read_text(), re.MULTILINE)
+        }
+        expected = "engine/create.py" if "INSERT" in mark else "engine/submit.py"
+        assert found == {expected}, mark
+
+
 def test_modules_stay_small() -> None:
     for file in SOURCE.rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 500, file.name

@@ -9,7 +9,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
+from holdfast.engine.submit import create_run
 from holdfast.settings import Settings
 from tests.support import waiting
 from tests.support.smoke import working

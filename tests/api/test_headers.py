@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 
 from holdfast.api.request_context import RequestContext, baggage, forward, joined
 from holdfast.db.connect import Database
-from holdfast.engine.crons import fire, upcoming_crons
 from holdfast.graphs.http import HeaderPatterns
+from holdfast.resources.crons import upcoming_crons
 from holdfast.settings import Settings
+from holdfast.upkeep.crons import fire
 from tests.support.http_project import calling, project, serving, working
 
 NEVER = {"authorization": "Bearer b", "x-api-key": "k", "x-tenant-id": "t", "x-service-key": "s"}
@@ -124,7 +125,7 @@ class TestRuns:
                 [due] = [cron for cron in await upcoming_crons(connection, 10) if str(cron["cron_id"]) == cron_id]
             firing = await fire(database, due)
             if firing is not None:  # Else the server's own upkeep was quicker.
-                assert firing.new is not None
+                assert firing.created is not None
             async with database.connection() as connection:
                 cursor = await connection.execute("SELECT kwargs FROM run")
                 [run] = await cursor.fetchall()

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import Message
 from structlog.testing import capture_logs
 
-from holdfast.api import runs
+from holdfast.api import submit
 from holdfast.api.app import ROUTES, build_app, describe
 from holdfast.api.router import Router
 from holdfast.graphs.catalog import GraphCatalog
@@ -226,7 +226,7 @@ async def test_error_of_an_endpoint_is_answered_and_logged_once(
         calls.append(given)
         raise error("nobody expects it")
 
-    monkeypatch.setattr(runs, "described_run", failing)
+    monkeypatch.setattr(submit, "make_requested_run", failing)
     for path in ("/runs", "/runs/wait"):
         calls.clear()
         with capture_logs() as lines:

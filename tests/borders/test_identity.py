@@ -18,10 +18,11 @@ import pytest
 from websockets.sync.client import connect
 
 from holdfast.db.connect import Database
-from holdfast.engine.crons import fire, upcoming_crons
 from holdfast.graphs.client_config import IDENTITY_KEYS, RESERVED_METADATA
 from holdfast.graphs.client_config import USER_KEYS as USER_KEYS_OF_SERVER
+from holdfast.resources.crons import upcoming_crons
 from holdfast.settings import Settings
+from holdfast.upkeep.crons import fire
 from tests.support.waiting import until
 
 SECRET = "what only alice may read"

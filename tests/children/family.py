@@ -12,7 +12,9 @@ from psycopg.rows import DictRow
 import holdfast
 from holdfast.db.connect import Database
 from holdfast.engine.children.spawn import ADOPT_THREAD, COUNT, INSERT
-from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
+from holdfast.engine.create import create_thread
+from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
+from holdfast.engine.submit import create_run_within
 from tests.engine.scene import GRAPH
 from tests.support.nodes import Words, line
 from tests.support.records import query
@@ -76,7 +78,7 @@ def child(*nodes: Callable[..., Any]) -> Pregel[Any, Any, Any, Any]:
     return line(*(nodes or (answer,)))
 
 
-async def adopt(database: Database, parent_run_id: UUID, key: str, **options: Any) -> Created:
+async def adopt(database: Database, parent_run_id: UUID, key: str, **options: Any) -> CreatedRun:
     """A child of a run, without anybody having asked for it."""
     thread_id = uuid4()
     async with database.transaction() as connection:

@@ -11,7 +11,7 @@ from langgraph.types import Command, interrupt
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.engine.create import Created
+from holdfast.engine.new_run import CreatedRun
 from holdfast.errors import NotInRun
 from holdfast.insight.timeline import run_timeline
 from holdfast.settings import Settings
@@ -31,7 +31,7 @@ from tests.support.records import (
 )
 
 
-async def spans_of(database: Database, created: Created) -> list[str]:
+async def spans_of(database: Database, created: CreatedRun) -> list[str]:
     async with database.connection() as connection:
         return [span["kind"] for span in (await run_timeline(connection, created.run["run_id"]))["spans"]]
 

@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim as engine_claim
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.submit import create_run
 from holdfast.graphs.assistants import assistant_id
 from holdfast.settings import Settings
 from holdfast.worker import main

@@ -19,8 +19,9 @@ from holdfast.db.connect import Database
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.migrate import migrate
 from holdfast.engine.claim import CLAIM
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.submit import create_run
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.lifecycle.cancelling import cancel_all

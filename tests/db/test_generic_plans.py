@@ -11,8 +11,8 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
 from holdfast.db.generic_plans import REPLAN_AFTER_SECONDS, REPLAN_AFTER_TRANSACTIONS, PlanRefresh
-from holdfast.engine.create import NewThread
 from holdfast.engine.intake import Intake
+from holdfast.engine.new_run import NewThread
 from holdfast.settings import Settings
 
 # Of the statements that the session has prepared: how often each was planned for all parameters, and for those at hand.

@@ -25,10 +25,11 @@ from holdfast.db.visibility import EVERYTHING
 from holdfast.engine import lease, reap, unexecuted
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.claim import claim
-from holdfast.engine.create import Created, NewRun, create_run
 from holdfast.engine.lease import Registration, Renewal
+from holdfast.engine.new_run import CreatedRun, NewRun
 from holdfast.engine.outcome import Outcome
 from holdfast.engine.states import CancelAction
+from holdfast.engine.submit import create_run
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import RunSignal
 from holdfast.execution.starting_point import CHECKPOINT
@@ -148,7 +149,7 @@ class Fleet:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def create(self, thread_id: UUID, **options: Any) -> Created:
+    def create(self, thread_id: UUID, **options: Any) -> CreatedRun:
         new = NewRun(
             thread_id=thread_id,
             assistant_id=UUID(int=1),

@@ -13,10 +13,11 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim
-from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.engine.new_run import CreatedRun, NewRun
 from holdfast.engine.outcome import Ended, Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.states import RunStatus
+from holdfast.engine.submit import create_run
 from holdfast.journal.batch import write_portions
 from holdfast.journal.entries import EventEntry, Portion
 from holdfast.journal.journal import Journal
@@ -49,7 +50,7 @@ HAVING count(ready_at) <> 1 OR (array_agg(ready_at ORDER BY created_at, run_id))
 """
 
 
-async def create(database: Database, thread_id: UUID, **options: Any) -> Created:
+async def create(database: Database, thread_id: UUID, **options: Any) -> CreatedRun:
     kwargs = options.pop("kwargs", {"input": {}})
     return await create_run(
         database,

@@ -60,7 +60,7 @@ EXEMPT = {
     "engine.dead_letters.letters.LINEAGE": "a part of other statements",
     "engine.dead_letters.letters.LAST_CHECKPOINT": "a part of other statements",
     "resources.assistants.COUNT": "counts what a client asks for, all assistants by default",
-    "engine.crons.COUNT": "counts what a client asks for, all crons by default",
+    "resources.crons.COUNT": "counts what a client asks for, all crons by default",
     "resources.assistants.CHANGE": "the pattern of two statements that are measured",
     "resources.checkpoints.STATES_WITHIN": "its condition is LangGraph's, by the primary key",
     "resources.checkpoints.RUNS_OF_STATES": "its condition is LangGraph's, by the primary key",

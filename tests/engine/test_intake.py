@@ -14,8 +14,10 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import LOCK_OPEN_THREADS, AssistantChanged, Created, NewRun, NewThread, create_thread
+from holdfast.engine.create import LOCK_OPEN_THREADS, create_thread
 from holdfast.engine.intake import Intake
+from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
+from holdfast.engine.submit import AssistantChanged
 from holdfast.errors import Conflict, NotFound
 from tests.engine.scene import BROKEN_QUEUES, GRAPH, create
 from tests.support.records import query
@@ -101,14 +103,14 @@ async def test_what_cannot_be_created_is_nothing_to_the_others(database: Databas
         new_run(metadata={"nul": "\0"}),
         new_run(busy, multitask_strategy="reject"),
         new_run(missing, create_thread=False),
-        new_run(assistant_seen=datetime(2020, 1, 1, tzinfo=UTC)),
+        new_run(assistant_updated_at=datetime(2020, 1, 1, tzinfo=UTC)),
         new_run(),
     ]
     first, nul, reject, lost, changed, last = await asyncio.gather(
         *(intake.create_run(new) for new in asked), return_exceptions=True
     )
-    assert isinstance(first, Created)
-    assert isinstance(last, Created)
+    assert isinstance(first, CreatedRun)
+    assert isinstance(last, CreatedRun)
     assert isinstance(reject, Conflict)
     assert isinstance(lost, NotFound)
     assert isinstance(changed, AssistantChanged)

@@ -8,9 +8,10 @@ import pytest
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.outcome import Released, RolledBack
 from holdfast.engine.reap import release_orphans
+from holdfast.engine.submit import create_run
 from holdfast.errors import Cancelled, Conflict, NotFound
 from holdfast.execution.starting_point import COMMAND_WRITES, NULL_TASK_ID
 from holdfast.journal.entries import WritesEntry

@@ -20,7 +20,7 @@ from psycopg.rows import DictRow, dict_row
 from holdfast.db.connect import connection_parameters, open_blocking_session
 from holdfast.engine import (
     claim,
-    create,
+    new_run,
     upcoming,
 )
 from holdfast.settings import load_settings
@@ -185,7 +185,7 @@ def test_claiming_does_not_read_what_no_worker_has_a_graph_for(filled: Connectio
 def test_claiming_steps_over_a_flood_of_high_priority_of_another_tenant(filled: Connection[DictRow]) -> None:
     """At every priority that there is, due and not due. Each costs a probe, and nothing of the flood is read."""
     before = [reading.rows for reading in readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN)]
-    priorities = 2 * create.MAX_PRIORITY + 1
+    priorities = 2 * new_run.MAX_PRIORITY + 1
     for tenant, due in (("acme", "1 day"), ("full", "-1 hours")):
         filled.execute(
             """
@@ -198,7 +198,7 @@ def test_claiming_steps_over_a_flood_of_high_priority_of_another_tenant(filled: 
             SELECT gen_random_uuid(), thread_id, %s, gen_random_uuid(), %s, now(), now() + %s::interval,
                    row_number() OVER () %% %s - %s, '{}' FROM waiting
             """,
-            (tenant, GRAPH, due, priorities, create.MAX_PRIORITY),
+            (tenant, GRAPH, due, priorities, new_run.MAX_PRIORITY),
         )
     filled.execute("INSERT INTO tenant (tenant_id, max_running) VALUES ('full', 0)")
     for reading, alone in zip(readings(filled, claim.CLAIM_FAIRLY, CLAIM_TEN), before, strict=True):

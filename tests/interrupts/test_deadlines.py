@@ -128,6 +128,6 @@ async def test_a_default_without_the_run_that_asked(idle: Desk) -> None:
     await idle.rows("DELETE FROM run WHERE run_id = %(id)s RETURNING 1", id=asked.run_id)
     served = await serve_deadline(idle.database, due)
     assert served is not None
-    assert served.new is not None
+    assert served.created is not None
     async with idle.worker():
-        assert (await idle.join(asked.thread_id, str(served.new.run_id)))["answer"] == "no"
+        assert (await idle.join(asked.thread_id, str(served.created.new.run_id)))["answer"] == "no"

@@ -385,8 +385,8 @@ async def test_failed_retry_asks_nothing_that_the_letter_has_used_an_answer_to(
 async def retry(database: Database, run_id: UUID, **how: Any) -> UUID:
     async with database.connection() as connection:
         letter = await get_letter(connection, run_id)
-    new, _ = await retry_letter(database, letter, RetryOptions(kwargs=dict(letter["kwargs"]), **how))
-    return new.run_id
+    created = await retry_letter(database, letter, RetryOptions(kwargs=dict(letter["kwargs"]), **how))
+    return created.new.run_id
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from uuid import uuid4
 import pytest
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
+from holdfast.engine.submit import create_run
 from holdfast.settings import load_settings
 from holdfast.telemetry.metrics import DECLARED
 from tests.metrics.scrape import Scrape, scrape

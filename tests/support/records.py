@@ -9,7 +9,8 @@ import orjson
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import Created, NewRun, create_run
+from holdfast.engine.new_run import CreatedRun, NewRun
+from holdfast.engine.submit import create_run
 from holdfast.graphs.assistants import assistant_id
 from holdfast.streams.log import LogEvent, read_after
 from tests.support.waiting import until
@@ -19,7 +20,7 @@ TERMINAL = ("success", "error", "timeout", "interrupted")
 
 async def post_run(
     database: Database, graph_id: str, *, thread_id: UUID | None = None, temporary: bool = False, **kwargs: Any
-) -> Created:
+) -> CreatedRun:
     """Create a run the way the API does; `kwargs` are those of the run."""
     new = NewRun(
         thread_id=thread_id or uuid4(),

@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
+from holdfast.engine.submit import create_run
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config

@@ -12,9 +12,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from holdfast.engine.crons import fire, upcoming_crons
 from holdfast.engine.usage import Tally, record_usage
+from holdfast.resources.crons import upcoming_crons
 from holdfast.resources.tenants import adopt, list_tenants
+from holdfast.upkeep.crons import fire
 from tests.cli.processes import holdfast
 from tests.support.waiting import until
 from tests.tenants.conftest import House

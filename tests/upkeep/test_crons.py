@@ -17,18 +17,21 @@ from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
-from holdfast.engine import crons
-from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
-from holdfast.engine.crons import CronContent, create_cron, fire, new_cron_id, upcoming_crons
+from holdfast.engine.create import create_thread
+from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
+from holdfast.engine.submit import create_run_within
 from holdfast.engine.threads import delete_thread
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.lifecycle.cancelling import cancel_all
+from holdfast.resources import crons
 from holdfast.resources.assistants import ensure_system_assistants
+from holdfast.resources.crons import CronContent, create_cron, new_cron_id, upcoming_crons
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.upkeep.crons import CronFirer
+from holdfast.upkeep import crons as upkeep_crons
+from holdfast.upkeep.crons import CronFirer, fire
 from holdfast.upkeep.duty import LOOK_INTERVAL
 from holdfast.upkeep.leader import Upkeep
 from tests.engine.scene import somebody_waits
@@ -143,7 +146,7 @@ async def test_a_crash_in_the_middle_of_a_firing_leaves_it_due(
     await make_due(database, cron_id)
     before = await row(database, cron_id)
 
-    async def crash(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
+    async def crash(connection: AsyncConnection[DictRow], new: NewRun) -> CreatedRun:
         if moment != "before the run":
             await create_run_within(connection, new)
         if moment == "connection lost":
@@ -151,7 +154,7 @@ async def test_a_crash_in_the_middle_of_a_firing_leaves_it_due(
         raise psycopg.OperationalError("the process died")
 
     with monkeypatch.context() as crashing:
-        crashing.setattr(crons, "create_run_within", crash)
+        crashing.setattr(upkeep_crons, "create_run_within", crash)
         with pytest.raises(psycopg.OperationalError):
             await one_pass(database)
     assert await row(database, cron_id) == before

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits
-from holdfast.engine.create import NewThread, create_thread
+from holdfast.engine.create import create_thread
+from holdfast.engine.new_run import NewThread
 from holdfast.engine.runs import delete_run, get_run, list_runs
 from holdfast.engine.threads import TtlStrategy, change_thread, get_thread, get_ttl
 from holdfast.errors import NotFound

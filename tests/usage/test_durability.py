@@ -13,9 +13,10 @@ from psycopg import AsyncConnection
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.outcome import Ended, RolledBack
 from holdfast.engine.states import RunStatus
+from holdfast.engine.submit import create_run
 from holdfast.engine.usage import Tally, usage_totals
 from holdfast.errors import LeaseLost
 from holdfast.execution.executor import Attempt

@@ -455,8 +455,8 @@ async def test_retry_of_a_dead_letter_goes_on_with_the_letters_budget(
         letter = await run_ended(database, created.run["run_id"])
         assert letter["dead_letter"] == "retries_exhausted", letter["error"]
         fails = False
-        new, _ = await retry_letter(database, letter, RetryOptions(kwargs=letter["kwargs"], start=start))
-        run = await run_ended(database, new.run_id)
+        retried = await retry_letter(database, letter, RetryOptions(kwargs=letter["kwargs"], start=start))
+        run = await run_ended(database, retried.new.run_id)
     assert run["pots"] == [letter["run_id"]]
     # Alone: 4 of 6, and 4 more. With a child: before and after the wait, again, and what the child spends.
     assert (run["status"], run["error"]["error"]) == ("error", "BudgetExceeded")
@@ -472,6 +472,6 @@ async def test_retry_of_a_dead_letter_without_a_budget_shares_nothing(settings: 
     async with running_worker(settings, catalog_of(graph=line(fail))):
         created = await post_run(database, "graph", input=GO)
         letter = await run_ended(database, created.run["run_id"])
-        new, _ = await retry_letter(database, letter, RetryOptions(kwargs=letter["kwargs"]))
-        assert (await run_ended(database, new.run_id))["pots"] is None
+        retried = await retry_letter(database, letter, RetryOptions(kwargs=letter["kwargs"]))
+        assert (await run_ended(database, retried.new.run_id))["pots"] is None
     assert await query(database, "SELECT 1 FROM budget_pot") == []

@@ -14,9 +14,10 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
-from holdfast.engine.create import NewRun, create_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import MultitaskStrategy
+from holdfast.engine.submit import create_run
 from holdfast.errors import Cancelled, JournalFailed
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.journal import batch

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from holdfast.engine.create import MAX_PRIORITY
+from holdfast.engine.new_run import MAX_PRIORITY
 
 StreamMode = Literal[
     "values", "messages", "messages-tuple", "tasks", "checkpoints", "updates", "debug", "custom", "events"

@@ -21,7 +21,7 @@ from holdfast.api.errors import Json, not_storable
 from holdfast.api.listing import Page
 from holdfast.api.response_models import CommandRefused, CommandSucceeded, ProtocolCommand, answers, takes
 from holdfast.api.routes import Routes
-from holdfast.api.runs import create_from
+from holdfast.api.submit import submit_run
 from holdfast.auth.bounded_json import read_bounded
 from holdfast.engine.budget import LIMITS
 from holdfast.engine.runs import get_run, list_runs
@@ -177,7 +177,7 @@ async def _start(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> di
     if thread is not None and params.get("input") is not None and await _asks(web, thread_id, thread, params):
         # The protocol's rule: input to a thread that waits for an answer is the answer.
         params = {**params, "input": None, "command": {"resume": params["input"]}}
-    run = await create_from(web, _run(params), thread_id, protocol=True)
+    run = await submit_run(web, _run(params), thread_id, protocol=True)
     return {"run_id": str(run["run_id"])}
 
 
@@ -203,7 +203,7 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
         "strict_resume": params.get("strict_resume"),
         **{limit: params.get(limit) for limit in LIMITS},
     }
-    await create_from(web, _run(resumed), thread_id, protocol=True)
+    await submit_run(web, _run(resumed), thread_id, protocol=True)
     return {}
 
 

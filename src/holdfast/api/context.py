@@ -119,8 +119,8 @@ class WebContext:
             except RefusedUrl as refusal:
                 raise InvalidRequest(f"webhook: {refusal}") from None
 
-    def announce_cancelled(self, cancelled: CancelledRuns, action: CancelAction) -> None:
-        announce_cancelled(self.signals, cancelled, action)
+    def cancel_children_of(self, cancelled: CancelledRuns) -> None:
+        """Begin to cancel what runs that were cancelled have spawned."""
         if cancelled.parents:
             self.spawn(self._cancel_children(cancelled.parents))
 
@@ -133,7 +133,7 @@ class WebContext:
         is not visible."""
         unfinished = await delete_thread(self.database, thread_id, visible)
         running = [run for run in unfinished if run["status"] == "running"]
-        self.announce_cancelled(CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
+        announce_cancelled(self.signals, CancelledRuns([run["run_id"] for run in unfinished], running), "rollback")
         self.touched(thread_id)
 
     async def cancel(self, thread_id: UUID, run_ids: list[UUID], action: CancelAction) -> CancelledRuns:

@@ -24,9 +24,14 @@ from holdfast.api.response_models import Cron, SelectedCron, answers, pages, ref
 from holdfast.api.routes import Routes
 from holdfast.api.run_kwargs import request_kwargs
 from holdfast.db.stored_json import as_object
-from holdfast.engine.crons import (
+from holdfast.engine.threads import get_thread, present
+from holdfast.errors import BadRequest, InvalidRequest, NotFound
+from holdfast.graphs.assistants import assistant_named
+from holdfast.graphs.checkpointer import ThreadTtl
+from holdfast.graphs.client_config import client_config
+from holdfast.resources.crons import (
     CronContent,
-    Filters,
+    CronFilters,
     SortBy,
     change_cron,
     count_crons,
@@ -37,11 +42,6 @@ from holdfast.engine.crons import (
     new_cron_id,
     search_crons,
 )
-from holdfast.engine.threads import get_thread, present
-from holdfast.errors import BadRequest, InvalidRequest, NotFound
-from holdfast.graphs.assistants import assistant_named
-from holdfast.graphs.checkpointer import ThreadTtl
-from holdfast.graphs.client_config import client_config
 from holdfast.streams.serialize import to_json
 
 routes = Routes(tags=["crons"])
@@ -367,12 +367,12 @@ def _given(body: RunCreate) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-async def _filters(web: WebContext, body: CronSearch | CronCount) -> Filters:
+async def _filters(web: WebContext, body: CronSearch | CronCount) -> CronFilters:
     named = body.assistant_id
     assistant_id = None if named is None else assistant_named(web.catalog.graph_ids, named)
     asked = body.model_dump(include={"metadata", "limit", "offset", "thread_id"}) | {"assistant_id": assistant_id}
     visible = await web.caller.may("crons", "search", asked)
-    return Filters(
+    return CronFilters(
         assistant_id=assistant_id,
         thread_id=body.thread_id,
         enabled=body.enabled,

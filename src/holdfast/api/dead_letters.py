@@ -27,8 +27,8 @@ from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.request_context import forward
 from holdfast.api.response_models import PLACE, Failure, Run, answers, pages, refusals
 from holdfast.api.routes import Routes
-from holdfast.api.runs import announce_created
 from holdfast.api.streaming import locations
+from holdfast.api.submit import announce_requested_run
 from holdfast.db.stored_json import as_object
 from holdfast.engine.dead_letters.letters import (
     DeadLetterFilters,
@@ -365,4 +365,4 @@ async def _retry(
         tenant_id=web.caller.tenant or "",
         quota=web.quota,
     )
-    return announce_created(web, *await retry_letter(web.database, letter, how))
+    return announce_requested_run(web, await retry_letter(web.database, letter, how))

@@ -18,8 +18,9 @@ from holdfast.api.errors import Json
 from holdfast.api.listing import Page, metadata_filter, page
 from holdfast.api.response_models import PLACE, Run, answers, pages
 from holdfast.api.routes import Routes
-from holdfast.api.runs import create_from, run_of
+from holdfast.api.runs import run_of
 from holdfast.api.streaming import locations
+from holdfast.api.submit import submit_run
 from holdfast.engine.interrupts.inbox import InterruptFilters, interrupts_of_run, search_interrupts
 from holdfast.engine.interrupts.resume import names_interrupts
 from holdfast.engine.runs import present_run
@@ -145,7 +146,7 @@ async def resume(web: Web, thread_id: UUID, run_id: UUID, body: Resume) -> Respo
     )
     kept = {key: asking["kwargs"].get(key) for name, keys in KEPT.items() for key in keys if _is_left_out(body, name)}
     protocol = bool(asking["kwargs"].get("protocol"))
-    run = await create_from(web, described, thread_id, protocol=protocol, answers_run=run_id, kept=kept)
+    run = await submit_run(web, described, thread_id, protocol=protocol, answers_run=run_id, kept=kept)
     return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 

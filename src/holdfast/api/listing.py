@@ -83,16 +83,17 @@ def only(row: Mapping[str, Any], fields: Iterable[str] | None) -> dict[str, Any]
 
 def clean_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A client's metadata without the keys that only the server sets. Raises InvalidRequest for a key with a NUL."""
-    _refuse_nul(metadata, "metadata")
+    refuse_nul(metadata, "metadata")
     return client_metadata(metadata)
 
 
 def clean_configurable(configurable: Mapping[str, Any]) -> dict[str, Any]:
     """The same for `config.configurable` and `context`."""
-    _refuse_nul(configurable, "configurable")
+    refuse_nul(configurable, "configurable")
     return client_options(configurable)
 
 
-def _refuse_nul(given: Mapping[str, Any], where: str) -> None:
+def refuse_nul(given: Mapping[str, Any], where: str) -> None:
+    """Raise InvalidRequest for a key that holds a NUL character."""
     if any("\0" in key for key in given):
         raise InvalidRequest(f"{where}: a key holds a NUL character, which cannot be stored.")

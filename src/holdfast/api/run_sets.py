@@ -17,9 +17,10 @@ from holdfast.api.destructive import Destructive
 from holdfast.api.errors import Json
 from holdfast.api.response_models import Run, answers, refusals
 from holdfast.api.routes import Routes
-from holdfast.api.runs import announce_created, described_run
-from holdfast.engine.create import NewRun, create_runs_within
+from holdfast.api.submit import announce_requested_run, make_requested_run
+from holdfast.engine.new_run import NewRun
 from holdfast.engine.runs import delete_run, present_run, unfinished_by_thread
+from holdfast.engine.submit import create_runs_within
 from holdfast.errors import InvalidRequest, NotFound
 
 # Bodies of the largest size that the runs of one batch may be as large as together. Each has a copy of its assistant's
@@ -47,11 +48,11 @@ async def create_batch(
 
 
 async def _create_all(web: WebContext, body: list[RunCreate]) -> Response:
-    described: list[NewRun] = []
+    new_runs: list[NewRun] = []
     left = MAX_BODIES * web.settings.max_body_bytes
     for one in body:
-        described.append(await described_run(web, one, None))
-        left -= described[-1].size
+        new_runs.append(await make_requested_run(web, one, None))
+        left -= new_runs[-1].size
         if left < 0:
             raise HTTPException(
                 413,
@@ -59,8 +60,8 @@ async def _create_all(web: WebContext, body: list[RunCreate]) -> Response:
                 f"MAX_BODY_BYTES={web.settings.max_body_bytes} together. Create fewer at once.",
             )
     async with web.database.transaction() as connection:
-        created = await create_runs_within(connection, described)
-    return Json([present_run(announce_created(web, *pair)) for pair in zip(described, created, strict=True)])
+        created = await create_runs_within(connection, new_runs)
+    return Json([present_run(announce_requested_run(web, run)) for run in created])
 
 
 @routes.post("/runs/cancel", status_code=204, summary="Cancel runs", responses=refusals(404, 409))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -14,15 +11,11 @@ import orjson
 from fastapi import Header, Query
 from psycopg.rows import DictRow
 from starlette.responses import Response
-from uuid_utils.compat import uuid7
 
-from holdfast.api.assistants import runnable_assistant
 from holdfast.api.bodies import RunCreate
-from holdfast.api.budgets import fill_budget
 from holdfast.api.context import Web, WebContext
 from holdfast.api.errors import Json
-from holdfast.api.listing import Page, clean_metadata, page
-from holdfast.api.request_context import forward
+from holdfast.api.listing import Page, page
 from holdfast.api.response_models import (
     PLACE,
     Run,
@@ -34,19 +27,12 @@ from holdfast.api.response_models import (
     streamed_run,
 )
 from holdfast.api.routes import Routes
-from holdfast.api.run_kwargs import request_kwargs
 from holdfast.api.streaming import check_followed, locations, run_resumed_at, stream_response, wait_response
-from holdfast.db.visibility import EVERYTHING
-from holdfast.engine.create import AssistantChanged, Created, NewRun, create_run
-from holdfast.engine.created import say_created
-from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.api.submit import submit_run
 from holdfast.engine.runs import get_run, list_runs, present_run, thread_of_run
-from holdfast.engine.threads import get_thread, note_lone_checkpoints
+from holdfast.engine.threads import get_thread
 from holdfast.errors import Denied, InvalidRequest, NotFound
 from holdfast.insight.fleet import waits_for
-from holdfast.resources.assistants import inherit
-from holdfast.resources.known_assistants import LargeAssistant
-from holdfast.streams.hints import Flush, tell
 from holdfast.streams.sse import select_modes
 
 routes = Routes(tags=["runs"])
@@ -56,125 +42,9 @@ Follow = Annotated[bool, Query(description="Go on with the runs that answer it. 
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
 
-async def create_from(
-    web: WebContext,
-    body: RunCreate,
-    thread_id: UUID | None,
-    *,
-    protocol: bool = False,
-    answers_run: UUID | None = None,
-    kept: Mapping[str, Any] = MappingProxyType({}),
-    watched: bool = False,
-    streamed: bool = False,
-) -> DictRow:
-    """Create the run that a request describes, and tell the workers. `answers_run`: it answers what that run asked;
-    `kept`: what it keeps of it; `watched`: it is going to be, by whoever asked for it; `streamed`: event by event."""
-    watched = watched or streamed
-
-    async def create(remembered: bool) -> DictRow:
-        new = await described_run(web, body, thread_id, protocol=protocol, remembered=remembered)
-        new = replace(new, answers_run=answers_run, kwargs={**new.kwargs, **kept}, streamed=streamed)
-        if watched:
-            web.hub.expect(new.thread_id)
-        try:
-            created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
-        except NotFound:
-            if new.create_thread:
-                async with web.database.connection() as connection:
-                    await note_lone_checkpoints(connection, new.thread)
-            raise
-        if watched:
-            # As part of a larger transaction it is not committed yet: nobody may see it but by the hint that follows.
-            accepted = () if created.acceptance is None or web.intake is None else (created.acceptance,)
-            web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
-        return announce_created(web, new, created)
-
-    with suppress(AssistantChanged, LargeAssistant):
-        return await create(remembered=True)
-    async with web.assistants.looked_up:
-        return await create(remembered=False)
-
-
-async def described_run(
-    web: WebContext, body: RunCreate, thread_id: UUID | None, *, protocol: bool = False, remembered: bool = False
-) -> NewRun:
-    """The run that a request describes. `protocol`: for the thread-centric protocol, whose events are more than the
-    modes a client of v1 can ask for. `remembered`: made of the assistant as it was when it was last looked up."""
-    web.check_webhook(body.webhook)
-    assistant = await runnable_assistant(web, body.assistant_id, remembered=remembered)
-    graph_id = assistant["graph_id"]
-    if graph_id not in web.catalog.graph_ids:
-        raise NotFound("Graph", f"'{graph_id}' of assistant {body.assistant_id}")
-    temporary = thread_id is None and body.on_completion != "keep"
-    given = clean_metadata(body.metadata)
-    kwargs = request_kwargs(body, stateless=thread_id is None, temporary=temporary)
-    fill_budget(kwargs, body.metadata, assistant, web.settings)
-    if protocol:
-        kwargs["protocol"] = True
-    kwargs = forward(inherit(assistant, kwargs))
-    run_id = uuid7()
-    asked: dict[str, Any] = {
-        "thread_id": thread_id,
-        "run_id": run_id,
-        "assistant_id": assistant["assistant_id"],
-        "status": "pending",
-        "metadata": given,
-        "prevent_insert_if_inflight": body.multitask_strategy == "reject",
-        "multitask_strategy": body.multitask_strategy or "enqueue",
-        "if_not_exists": body.if_not_exists or "reject",
-        "after_seconds": body.after_seconds,
-        "kwargs": kwargs,
-    }
-    visible = await web.caller.may("threads", "create_run", asked)
-    given, kwargs = asked["metadata"] or {}, asked["kwargs"]
-    metadata = {
-        **clean_metadata(kwargs["config"].get("metadata") or {}),
-        **given,
-        "graph_id": graph_id,
-        "assistant_id": str(assistant["assistant_id"]),
-    }
-    if web.caller.user is not None:
-        kwargs["user"] = web.caller.user.stored()
-    return NewRun(
-        thread_id=thread_id or uuid7(),
-        run_id=run_id,
-        assistant_id=assistant["assistant_id"],
-        graph_id=graph_id,
-        kwargs=kwargs,
-        metadata=metadata,
-        assistant_metadata=assistant["metadata"],
-        multitask_strategy=body.multitask_strategy or "enqueue",
-        after_seconds=body.after_seconds,
-        priority=body.priority,
-        create_thread=thread_id is None or body.if_not_exists == "create",
-        temporary=temporary,
-        thread_metadata=given,
-        thread_ttl=web.thread_ttl,
-        visible=EVERYTHING if thread_id is None else visible,
-        tenant_id=web.caller.tenant or "",
-        adopting=web.caller.adopting,
-        quota=web.quota,
-        assistant_seen=assistant["updated_at"] if remembered else None,
-    )
-
-
-def announce_created(web: WebContext, new: NewRun, created: Created) -> DictRow:
-    """Tell the workers of a run that is committed."""
-    web.database.metrics.runs_created.add(1, new.graph_id)
-    say_created(new, created, by="request")
-    web.announce_cancelled(created.cancelled, "rollback" if new.multitask_strategy == "rollback" else "interrupt")
-    if created.ready:
-        announce_ready(web.signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])
-    if (told := created.acceptance) is not None:
-        flush = Flush(new.thread_id, new.run_id, told.seq, told.seq, [told], told.created_at)
-        for hint in tell(flush, web.signals.max_payload):
-            web.signals.publish("events", hint, thread_id=new.thread_id)
-    return created.run
-
-
 @routes.post("/threads/{thread_id}/runs", summary="Create a run", responses=answers(Run, 400, 404, 409, headers=PLACE))
 async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
-    run = await create_from(web, body, thread_id)
+    run = await submit_run(web, body, thread_id)
     return Json(present_run(run), headers={"content-location": locations(run, "")["content-location"]})
 
 
@@ -185,7 +55,7 @@ async def create(web: Web, thread_id: UUID, body: RunCreate) -> Response:
     responses=streamed_run(400, 404, 409),
 )
 async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
-    run = await create_from(web, body, thread_id, streamed=True)
+    run = await submit_run(web, body, thread_id, streamed=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, follow=follow)
 
@@ -194,13 +64,13 @@ async def stream(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = Fa
     "/threads/{thread_id}/runs/wait", summary="Create a run and wait for it", responses=awaited_run(400, 404, 409)
 )
 async def wait(web: Web, thread_id: UUID, body: RunCreate, follow: Follow = False) -> Response:
-    run = await create_from(web, body, thread_id, watched=True)
+    run = await submit_run(web, body, thread_id, watched=True)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel", follow=follow)
 
 
 @routes.post("/runs", summary="Create a stateless run", responses=answers(Run, 400, 404, headers=PLACE))
 async def create_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None)
+    run = await submit_run(web, body, None)
     return Json(present_run(run), headers={"content-location": locations(run, "", stateless=True)["content-location"]})
 
 
@@ -211,14 +81,14 @@ async def create_stateless(web: Web, body: RunCreate) -> Response:
     responses=streamed_run(400, 404),
 )
 async def stream_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None, streamed=True)
+    run = await submit_run(web, body, None, streamed=True)
     cancel = body.on_disconnect == "cancel"
     return stream_response(web, run, after=None, cancel_on_disconnect=cancel, stateless=True)
 
 
 @routes.post("/runs/wait", summary="Create a stateless run and wait for it", responses=awaited_run(400, 404))
 async def wait_stateless(web: Web, body: RunCreate) -> Response:
-    run = await create_from(web, body, None, watched=True)
+    run = await submit_run(web, body, None, watched=True)
     return wait_response(web, run, cancel_on_disconnect=body.on_disconnect == "cancel")
 
 

@@ -31,7 +31,8 @@ from holdfast.api.thread_bodies import (
     ThreadSearch,
     Update,
 )
-from holdfast.engine.create import THREAD_COLUMNS, NewThread, create_thread
+from holdfast.engine.create import THREAD_COLUMNS, create_thread
+from holdfast.engine.new_run import NewThread
 from holdfast.engine.thread_state import update_state
 from holdfast.engine.threads import (
     Filters,

@@ -1,40 +1,31 @@
-"""Creating a run: the one place where a thread decides who goes next.
+"""The statements that create threads and runs, and the order in which they lock. Call them through `submit.py`.
 
-The thread row is locked first and looked behind in *later* statements. One statement would look with a snapshot
-taken before it had the lock, and two runs could both believe they are first. The statements are pipelined, so
-that the whole transaction costs one round trip.
+The thread's row is locked first, and its unfinished runs are read by *later* statements. A single statement would read
+with a snapshot from before it had the lock, and two runs could both become the thread's head. The statements are
+pipelined: the transaction costs one round trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
 import orjson
-import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
-from uuid_utils.compat import uuid7
 
 from holdfast.db.arrays import booleans, floats, integers, texts, uuids
-from holdfast.db.connect import Database
-from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_askers_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
 from holdfast.engine.interrupts.accepting import hand_over_resumes, take_interrupts
 from holdfast.engine.interrupts.resume import resume_of
+from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
 from holdfast.engine.quota import measure, refuse_over_limit
-from holdfast.engine.states import MultitaskStrategy
 from holdfast.errors import Conflict, NotFound
-from holdfast.resources.tenants import Quota
 from holdfast.streams.log import ACCEPTANCE, LogEvent
 from holdfast.streams.serialize import storable, to_json
-from holdfast.telemetry import tracing
 
 RUN_COLUMNS = (
     "run_id, thread_id, assistant_id, graph_id, status, created_at, updated_at, metadata, kwargs, "
@@ -55,8 +46,8 @@ THREAD_COLUMNS = (
     "usage",
 )
 
-# `found` looks into LangGraph's own table: a thread whose checkpoints were there before Holdfast goes on from them, if
-# its creator may have them. For others the id is taken.
+# `found` reads LangGraph's own table. A new thread may continue checkpoints that were written before there was a
+# Holdfast, if its creator may adopt them. If not, the id counts as taken and no thread is created.
 CREATE_THREADS = f"""
 INSERT INTO thread (thread_id, tenant_id, metadata, temporary, ttl_minutes, ttl_strategy, expires_at, has_state)
 SELECT asked.thread_id, asked.tenant_id, asked.metadata::jsonb, asked.temporary, asked.ttl_minutes, asked.ttl_strategy,
@@ -79,9 +70,9 @@ SELECT thread_id, last_seq FROM thread WHERE thread_id = ANY(%(thread_ids)b::uui
 ORDER BY thread_id FOR NO KEY UPDATE
 """
 
-# A thread's head may be scheduled for later than the new run starts. A head that a worker claims at this moment is
-# waited for, and seen to be running by the statement after this one; any other is out of the claim's reach from here.
-# The clock is read in a subquery, once: an index cannot look for something that changes from row to row.
+# Lock heads that are scheduled for later than the new run, so that no worker claims one before the new run takes its
+# place. If a worker is claiming one at this moment, wait for its commit: the next statement then sees it running.
+# The clock is read in a subquery, once: a value that changes from row to row cannot be looked up in an index.
 LOCK_LATER_HEADS = """
 SELECT run.run_id
 FROM unnest(%(thread_ids)b::uuid[], %(afters)b::float8[]) AS asked(thread_id, after_seconds)
@@ -90,25 +81,26 @@ JOIN run ON run.thread_id = asked.thread_id AND run.status = 'pending' AND run.r
 ORDER BY run.run_id FOR NO KEY UPDATE OF run
 """
 
-# A head that is due later than the new run steps back for it. Both are decided by one reading of the clock: with two,
-# a head due between them would step back for a run that then waits for it, and the thread would stand still.
-# `seen` is how the creator knows the assistant, from an earlier look: a run is made of no other than there is now, and
-# everything fails, by a division by zero, if there is another.
-# A run that is streamed, and can begin at once, is told of by the transaction that creates it: whoever asked for it has
-# its id as soon as there is one. Nobody else gives out numbers in its thread: it is locked, and nothing in it runs.
+# `demoted`: a head that is due later than the new run loses its place. `due` reads the clock once for this and for the
+# new run's place: with two readings, a head due between them would lose its place to a run that then waits for it, and
+# nothing in the thread would be ready.
+# `current`: the assistant was read earlier, from a cache perhaps. If it has changed since, the division by zero rolls
+# everything back, and the caller reads it again.
+# `accepted`: a run that is streamed and can begin at once gets its first event here, so that its client has the run's
+# id with this commit. No other process numbers events of the thread meanwhile: it is locked, and no run is running.
 INSERT_RUNS = f"""
 WITH due AS MATERIALIZED (
     SELECT asked.*, clock_timestamp() + make_interval(secs => asked.after_seconds) AS at,
-           1 / (asked.seen IS NULL OR EXISTS (
+           1 / (asked.assistant_updated_at IS NULL OR EXISTS (
                SELECT 1 FROM assistant
-               WHERE assistant.assistant_id = asked.assistant_id AND assistant.updated_at = asked.seen
+               WHERE assistant.assistant_id = asked.assistant_id AND assistant.updated_at = asked.assistant_updated_at
            ))::integer AS current
-    FROM unnest(%(run_ids)b::uuid[], %(thread_ids)b::uuid[], %(assistant_ids)b::uuid[], %(seens)b::timestamptz[],
-                %(graph_ids)b::text[], %(afters)b::float8[], %(priorities)b::integer[], %(strategies)b::text[],
-                %(metadatas)b::text[], %(assistant_metadatas)b::text[], %(kwargs)b::text[], %(webhooks)b::text[],
-                %(streamed)b::boolean[])
-         AS asked(run_id, thread_id, assistant_id, seen, graph_id, after_seconds, priority, strategy, metadata,
-                  assistant_metadata, kwargs, webhook, streamed)
+    FROM unnest(%(run_ids)b::uuid[], %(thread_ids)b::uuid[], %(assistant_ids)b::uuid[],
+                %(assistants_updated_at)b::timestamptz[], %(graph_ids)b::text[], %(afters)b::float8[],
+                %(priorities)b::integer[], %(strategies)b::text[], %(metadatas)b::text[],
+                %(assistant_metadatas)b::text[], %(kwargs)b::text[], %(webhooks)b::text[], %(streamed)b::boolean[])
+         AS asked(run_id, thread_id, assistant_id, assistant_updated_at, graph_id, after_seconds,
+                  priority, strategy, metadata, assistant_metadata, kwargs, webhook, streamed)
 ), demoted AS (
     UPDATE run SET ready_at = NULL FROM due
     WHERE run.thread_id = due.thread_id AND run.status = 'pending' AND run.ready_at IS NOT NULL
@@ -144,129 +136,14 @@ SELECT entered.*, now() AS accepted_at FROM entered
 
 MARK_BUSY = """
 UPDATE thread SET status = 'busy', updated_at = clock_timestamp(),
-       metadata = CASE WHEN metadata @> stamp::jsonb THEN metadata ELSE metadata || stamp::jsonb END
-FROM unnest(%(thread_ids)b::uuid[], %(run_ids)b::uuid[], %(stamps)b::text[]) AS entered(thread_id, run_id, stamp)
+       metadata = CASE WHEN metadata @> entered.stamp::jsonb THEN metadata ELSE metadata || entered.stamp::jsonb END
+FROM unnest(%(thread_ids)b::uuid[], %(run_ids)b::uuid[], %(thread_stamps)b::text[]) AS entered(thread_id, run_id, stamp)
 WHERE thread.thread_id = entered.thread_id AND EXISTS (SELECT 1 FROM run WHERE run.run_id = entered.run_id)
 """
 
 
-# The highest priority, and the lowest with a minus. Few, because a claim looks at each priority that a tenant uses: ten
-# thousand different ones would make the claims of all tenants slow.
-MAX_PRIORITY = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewRun:
-    """All that a run is made of. `kwargs` is what the worker needs and clients may read back.
-
-    The run's metadata is the assistant's, under the thread's, under `metadata`.
-    """
-
-    thread_id: UUID
-    assistant_id: UUID
-    graph_id: str
-    kwargs: dict[str, Any]
-    metadata: dict[str, Any] = field(default_factory=dict)
-    assistant_metadata: dict[str, Any] = field(default_factory=dict)
-    multitask_strategy: MultitaskStrategy = "enqueue"
-    after_seconds: float = 0.0
-    priority: int = 0
-    create_thread: bool = False
-    temporary: bool = False
-    thread_metadata: dict[str, Any] = field(default_factory=dict)
-    # Of a thread that is created with the run: minutes without activity, and what happens then.
-    thread_ttl: tuple[float, str] | None = None
-    # A thread that is not the creator's to see does not exist for this run.
-    visible: Visibility = EVERYTHING
-    # An answer to what this run asked, and to nothing that another has asked since.
-    answers_run: UUID | None = None
-    # A run that is tried again by this one, with the answers that it gave.
-    repeats: UUID | None = None
-    # It goes on behind what its kwargs answer, and answers nothing more.
-    behind_answers: bool = False
-    # An answer that nobody gave in time.
-    by_default: bool = False
-    # Whose a thread is that is created with the run. The run is always its thread's tenant's.
-    tenant_id: str = ""
-    # Whether a thread that is created with the run may continue checkpoints that were there before it.
-    adopting: bool = True
-    # Looked at for tenants that may have limits.
-    quota: Quota | None = None
-    # Whether its events are going to be watched by whoever asks for it.
-    streamed: bool = False
-    # When the assistant that the run was made of had last been changed, if it was not looked up just now.
-    assistant_seen: datetime | None = None
-    run_id: UUID = field(default_factory=uuid7)
-
-    @property
-    def plain(self) -> bool:
-        """Whether its thread alone decides about it. Such runs can be created together."""
-        return (
-            self.multitask_strategy in ("enqueue", "reject")
-            and self.quota is None
-            and not self.visible.restricted
-            and resume_of(self.kwargs) is None
-        )
-
-    @cached_property
-    def kwargs_json(self) -> str:
-        return to_json(self.kwargs).decode()
-
-    @cached_property
-    def metadata_json(self) -> str:
-        return to_json(self.metadata).decode()
-
-    @property
-    def size(self) -> int:
-        """Characters of JSON that are stored for it."""
-        return len(self.kwargs_json) + len(self.metadata_json)
-
-    @property
-    def thread(self) -> NewThread:
-        """The thread that is created with it, unless it is there already."""
-        ttl = None if self.temporary else self.thread_ttl
-        return NewThread(self.thread_id, self.thread_metadata, ttl, self.tenant_id, self.temporary, self.adopting)
-
-
-@dataclass(frozen=True)
-class NewThread:
-    """`ttl`: minutes without activity, and what happens then. `adopting`: whether it may continue checkpoints of its id
-    that no thread has; else it is not created when there are some."""
-
-    thread_id: UUID
-    metadata: dict[str, Any]
-    ttl: tuple[float, str] | None = None
-    tenant_id: str = ""
-    temporary: bool = False
-    adopting: bool = True
-
-    @cached_property
-    def metadata_json(self) -> str:
-        return orjson.dumps(self.metadata).decode()
-
-    @property
-    def size(self) -> int:
-        """Characters of JSON that are stored for it."""
-        return len(self.metadata_json)
-
-
-@dataclass(frozen=True)
-class Created:
-    """A new run, whether it is its thread's head, and what its strategy cancelled. `acceptance` is what its thread's
-    log says of it already, if it does."""
-
-    run: DictRow
-    ready: bool
-    cancelled: CancelledRuns
-    acceptance: LogEvent | None = None
-
-
-class AssistantChanged(Exception):
-    """The assistant is not any more what the run was made of. Nothing has been created: look it up, and try again."""
-
-
 async def create_threads(connection: AsyncConnection[DictRow], threads: Sequence[NewThread]) -> AsyncCursor[DictRow]:
-    """Create threads. Says which, as they are now; those that exist already are left out. May be pipelined."""
+    """Create threads, and return those that did not exist. May be pipelined."""
     return await connection.execute(
         CREATE_THREADS,
         {
@@ -286,66 +163,23 @@ async def create_thread(connection: AsyncConnection[DictRow], new: NewThread) ->
     return await (await create_threads(connection, [new])).fetchone()
 
 
-async def create_run(database: Database, new: NewRun) -> Created:
-    """Create a run by its multitask strategy. When this returns, the run is committed.
-
-    Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
-    `reject` and the thread has an unfinished run, AlreadyAnswered when the run answers what another has answered
-    before, OverLimit when the tenant has used up its quota, AssistantChanged when the assistant is not what it was; in
-    all cases nothing has changed.
-    """
-    with traced(new) as run:
-        return await commit_run(database, run)
-
-
-async def commit_run(database: Database, new: NewRun) -> Created:
-    """The same for a run that knows its place in a trace."""
-    try:
-        async with database.transaction() as connection:
-            return await _create_within(connection, new)
-    except psycopg.errors.DivisionByZero:
-        raise AssistantChanged from None
-
-
-async def create_run_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
-    """The same as part of the caller's transaction, which must be rolled back when this raises."""
-    with traced(new) as run:
-        return await _create_within(connection, run)
-
-
-@contextmanager
-def traced(new: NewRun) -> Iterator[NewRun]:
-    """The run as it is created where the trace at hand is, if there is one."""
-    if tracing.recorder is None:
-        yield new
-        return
-    subject = tracing.Subject(
-        run_id=new.run_id,
-        thread_id=new.thread_id,
-        assistant_id=new.assistant_id,
-        graph_id=new.graph_id,
-        tenant=new.tenant_id,
-    )
-    with tracing.recorder.creating(subject, new.kwargs, new.after_seconds) as kwargs:
-        yield replace(new, kwargs=kwargs)
-
-
-async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> Created:
+async def insert_run(connection: AsyncConnection[DictRow], new: NewRun) -> CreatedRun:
+    """Create a run in the caller's transaction. Raises as `submit.create_run` does."""
     async with connection.pipeline():
-        if new.plain:
-            return await (await write_runs(connection, [new])).created(new)
+        if new.groupable:
+            return await (await insert_groupable_runs(connection, [new])).created(new)
         parameters = _parameters([new])
-        opened = await create_threads(connection, [new.thread]) if new.create_thread else None
-        locked = await _lock_thread(connection, new)
+        created_threads = await create_threads(connection, [new.thread]) if new.create_thread else None
+        locked_threads = await _lock_thread(connection, new)
         cancelled = CancelledRuns()
-        if new.multitask_strategy == "interrupt" or new.multitask_strategy == "rollback":
-            cancelled = await cancel_locked(connection, new.thread_id, None, new.multitask_strategy)
-        thread, answers = await _answer_questions(connection, new, locked, cancelled)
+        if new.multitask_strategy in ("interrupt", "rollback"):
+            cancelled = await cancel_locked(connection, new.thread_id, None, new.cancel_action)
+        thread, answers = await _answer_interrupts(connection, new, locked_threads, cancelled)
         measured = None if new.quota is None else await measure(connection, new.tenant_id, new.quota)
-        written = await _insert(connection, parameters, opened, locked)
+        inserted = await _insert(connection, parameters, created_threads, locked_threads)
         if thread is not None:
-            written.threads = {new.thread_id: thread}
-        created = await written.created(new)
+            inserted.threads = {new.thread_id: thread}
+        created = await inserted.created(new)
         if answers:
             await share_askers_budget(connection, new.thread_id, new.run_id)
         if measured is not None:
@@ -353,36 +187,41 @@ async def _create_within(connection: AsyncConnection[DictRow], new: NewRun) -> C
     return replace(created, cancelled=cancelled)
 
 
-async def create_runs_within(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> list[Created]:
-    """Runs of one thread each, all of them or none."""
-    if tracing.recorder is not None or not all(new.plain for new in runs):
-        return [await create_run_within(connection, new) for new in runs]
-    async with connection.pipeline():
-        written = await write_runs(connection, runs)
-        return [await written.created(new) for new in runs]
+async def insert_groupable_runs(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> InsertedRuns:
+    """Create groupable runs of different threads in the caller's transaction and pipeline. A run that cannot be
+    created leaves nothing behind, and the others are created all the same."""
+    threads = [new.thread for new in runs if new.create_thread]
+    created_threads = await create_threads(connection, threads) if threads else None
+    parameters = _parameters(runs)
+    locked_threads = await connection.execute(LOCK_OPEN_THREADS, parameters)
+    return await _insert(connection, parameters, created_threads, locked_threads)
 
 
-class Written:
-    """What the statements that create runs have said, once the answers are in."""
+class InsertedRuns:
+    """The cursors of pipelined statements that create runs. They are read when the first result is asked for."""
 
     def __init__(
-        self, opened: AsyncCursor[DictRow] | None, locked: AsyncCursor[DictRow], inserted: AsyncCursor[DictRow]
+        self,
+        created_threads: AsyncCursor[DictRow] | None,
+        locked_threads: AsyncCursor[DictRow],
+        runs: AsyncCursor[DictRow],
     ) -> None:
+        # The locked threads by their ids, once they have been read.
         self.threads: dict[UUID, DictRow] | None = None
-        self._opened, self._locked, self._inserted = opened, locked, inserted
-        self._created: set[UUID] = set()
+        self._created_threads, self._locked_threads, self._inserted = created_threads, locked_threads, runs
+        self._created_thread_ids: set[UUID] = set()
         self._runs: dict[UUID, DictRow] | None = None
 
-    async def created(self, new: NewRun) -> Created:
-        """What became of one of them. Raises as `create_run` does."""
+    async def created(self, new: NewRun) -> CreatedRun:
+        """One of the runs. Raises NotFound or Conflict when it was not created."""
         if self._runs is None:
             if self.threads is None:
-                self.threads = {row["thread_id"]: row for row in await self._locked.fetchall()}
+                self.threads = {row["thread_id"]: row for row in await self._locked_threads.fetchall()}
             self._runs = {row["run_id"]: row for row in await self._inserted.fetchall()}
-            if self._opened is not None:
-                self._created = {row["thread_id"] for row in await self._opened.fetchall()}
+            if self._created_threads is not None:
+                self._created_thread_ids = {row["thread_id"] for row in await self._created_threads.fetchall()}
         thread, row = (self.threads or {}).get(new.thread_id), self._runs.get(new.run_id)
-        if thread is None and new.thread_id not in self._created:
+        if thread is None and new.thread_id not in self._created_thread_ids:
             raise NotFound("Thread", new.thread_id)
         if row is None:
             raise Conflict(
@@ -390,35 +229,26 @@ class Written:
                 "Wait for it, cancel it, or use 'enqueue', 'interrupt' or 'rollback'."
             )
         ready, accepted_at = cast(bool, row.pop("is_head")), row.pop("accepted_at")
-        acceptance = None
+        accepted = None
         if row["first_seq"] is None:
-            # Not where its events begin, but a place that they come after: who watches it need not read what is older.
+            # The run has no event yet. All its events will come after those that the thread has now, so a client that
+            # streams the run need not read older ones.
             row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
         else:
-            acceptance = LogEvent(row["first_seq"], new.run_id, "accepted", "", ACCEPTANCE, accepted_at)
-        return Created(run=row, ready=ready, cancelled=CancelledRuns(), acceptance=acceptance)
-
-
-async def write_runs(connection: AsyncConnection[DictRow], runs: Sequence[NewRun]) -> Written:
-    """Create plain runs, of one thread each, in the caller's transaction and pipeline. Those that cannot be created
-    leave nothing behind, and do not concern the others."""
-    threads = [new.thread for new in runs if new.create_thread]
-    opened = await create_threads(connection, threads) if threads else None
-    parameters = _parameters(runs)
-    locked = await connection.execute(LOCK_OPEN_THREADS, parameters)
-    return await _insert(connection, parameters, opened, locked)
+            accepted = LogEvent(row["first_seq"], new.run_id, "accepted", "", ACCEPTANCE, accepted_at)
+        return CreatedRun(new=new, run=row, ready=ready, cancelled=CancelledRuns(), accepted=accepted)
 
 
 async def _insert(
     connection: AsyncConnection[DictRow],
     parameters: dict[str, Any],
-    opened: AsyncCursor[DictRow] | None,
-    locked: AsyncCursor[DictRow],
-) -> Written:
+    created_threads: AsyncCursor[DictRow] | None,
+    locked_threads: AsyncCursor[DictRow],
+) -> InsertedRuns:
     await connection.execute(LOCK_LATER_HEADS, parameters)
-    inserted = await connection.execute(INSERT_RUNS, parameters)
+    runs = await connection.execute(INSERT_RUNS, parameters)
     await connection.execute(MARK_BUSY, parameters)
-    return Written(opened, locked, inserted)
+    return InsertedRuns(created_threads, locked_threads, runs)
 
 
 def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
@@ -426,7 +256,7 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "run_ids": uuids([new.run_id for new in runs]),
         "thread_ids": uuids([new.thread_id for new in runs]),
         "assistant_ids": uuids([new.assistant_id for new in runs]),
-        "seens": [new.assistant_seen for new in runs],
+        "assistants_updated_at": [new.assistant_updated_at for new in runs],
         "graph_ids": texts([new.graph_id for new in runs]),
         "afters": floats([new.after_seconds for new in runs]),
         "priorities": integers([new.priority for new in runs]),
@@ -435,37 +265,37 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "assistant_metadatas": texts([to_json(new.assistant_metadata).decode() for new in runs]),
         "kwargs": texts([new.kwargs_json for new in runs]),
         "webhooks": texts([_webhook(new) for new in runs]),
-        "stamps": texts([_stamp(new) for new in runs]),
+        "thread_stamps": texts([_thread_stamp(new) for new in runs]),
         "streamed": booleans([new.streamed for new in runs]),
         "acceptance": ACCEPTANCE,
     }
 
 
 def _webhook(new: NewRun) -> str | None:
-    """The URL to call when it has ended. That of a dead letter or a cron may be older than the checks of requests: what
-    is no text is none, and what Postgres does not take becomes U+FFFD."""
+    """The URL to call when the run has ended. That of a dead letter or a cron may be older than the checks of requests:
+    a value that is no text counts as none, and characters that Postgres cannot store become U+FFFD."""
     url = new.kwargs.get("webhook")
     return storable(url) if isinstance(url, str) else None
 
 
-def _stamp(new: NewRun) -> str:
-    """What a thread's metadata says of its last run."""
+def _thread_stamp(new: NewRun) -> str:
+    """What the thread's metadata says of its last run."""
     return orjson.dumps({"graph_id": new.graph_id, "assistant_id": str(new.assistant_id)}).decode()
 
 
-async def _answer_questions(
-    connection: AsyncConnection[DictRow], new: NewRun, locked: AsyncCursor[DictRow], cancelled: CancelledRuns
+async def _answer_interrupts(
+    connection: AsyncConnection[DictRow], new: NewRun, locked_threads: AsyncCursor[DictRow], cancelled: CancelledRuns
 ) -> tuple[DictRow | None, bool]:
-    """Take what the run answers. Returns the thread, if it was read for that, and whether the run answers anything. A
-    run without answers costs nothing here."""
+    """Mark the interrupts that the run resumes as answered by it. Returns the thread, if its cursor was read for that,
+    and whether the run answers anything. Costs nothing for a run without an answer."""
     answer = resume_of(new.kwargs)
-    thread = None if answer is None else await locked.fetchone()
+    thread = None if answer is None else await locked_threads.fetchone()
     answers = False
     if answer is not None and thread is not None:
         if new.repeats is not None:
             await hand_over_resumes(connection, new.thread_id, new.repeats, new.run_id)
             answer = replace(answer, lenient=True)
-        if new.behind_answers:
+        if new.answer_applied:
             return thread, False
         rolled_back = cancelled.requested if new.multitask_strategy == "rollback" else []
         answers = await take_interrupts(connection, new, answer, [run["run_id"] for run in rolled_back])
@@ -473,10 +303,10 @@ async def _answer_questions(
 
 
 async def _lock_thread(connection: AsyncConnection[DictRow], new: NewRun) -> AsyncCursor[DictRow]:
-    locked: dict[str, Any] = {"thread_ids": [new.thread_id]}
+    parameters: dict[str, Any] = {"thread_ids": [new.thread_id]}
     if not new.visible.restricted:
-        return await connection.execute(LOCK_OPEN_THREADS, locked)
-    # Under the lock, and not before: the thread may be created by somebody else at this moment.
+        return await connection.execute(LOCK_OPEN_THREADS, parameters)
+    # Visibility is checked by the statement that locks: another request may be creating the thread at this moment.
     condition, more = new.visible.condition()
     statement = LOCK_OPEN_THREADS.replace("hidden_at IS NULL", f"hidden_at IS NULL AND {condition}")
-    return await connection.execute(statement.encode(), {**locked, **more})
+    return await connection.execute(statement.encode(), {**parameters, **more})

@@ -19,17 +19,9 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.generic_plans import GENERIC_PLANS, PlanRefresh
-from holdfast.engine.create import (
-    Created,
-    NewRun,
-    NewThread,
-    commit_run,
-    create_run,
-    create_thread,
-    create_threads,
-    traced,
-    write_runs,
-)
+from holdfast.engine.create import create_thread, create_threads, insert_groupable_runs
+from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
+from holdfast.engine.submit import commit_run, create_run, traced
 
 # In one commit. More would keep the first of them waiting for the last.
 MOST = 50
@@ -74,12 +66,12 @@ class Intake:
         self._working: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
 
-    async def create_run(self, new: NewRun) -> Created:
-        """As `engine.create.create_run`, together with others if it is plain."""
-        if not new.plain:
+    async def create_run(self, new: NewRun) -> CreatedRun:
+        """As `submit.create_run`, together with others if it is groupable."""
+        if not new.groupable:
             return await create_run(self._database, new)
         with traced(new) as run:
-            created: Created = await self._arrive(run)
+            created: CreatedRun = await self._arrive(run)
             return created
 
     async def create_thread(self, new: NewThread) -> DictRow | None:
@@ -155,7 +147,7 @@ class Intake:
             await self._plans.use(connection)
             if threads:
                 opened = await create_threads(connection, threads)
-            written = await write_runs(connection, runs) if runs else None
+            written = await insert_groupable_runs(connection, runs) if runs else None
         rows = {} if opened is None else {row["thread_id"]: row for row in await opened.fetchall()}
         answers: list[Any] = []
         for arrival in group:

@@ -18,7 +18,8 @@ from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.children.parents import LOCK_FAMILY
-from holdfast.engine.create import THREAD_COLUMNS, NewThread
+from holdfast.engine.create import THREAD_COLUMNS
+from holdfast.engine.new_run import NewThread
 from holdfast.engine.usage import usage_totals
 from holdfast.errors import Conflict, NotFound
 

@@ -17,12 +17,10 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits, PageRows, fetch_page
-from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.errors import Conflict, InvalidRequest, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
-from holdfast.graphs.client_config import client_config, client_options, stored_config
 from holdfast.resources.searching import count_rows, search_rows
 
 SortBy = Literal["assistant_id", "created_at", "updated_at", "name", "graph_id"]
@@ -181,29 +179,6 @@ async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: G
             "Delete it by its id, and the graph gets an assistant of its own."
         )
     return row
-
-
-def inherit(assistant: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's kwargs with the assistant's config and context under them: the request's win, key by key in
-    `configurable`, `context` and `metadata`.
-
-    The assistant's options have two names, and a request may use either, so what it says under one counts for the
-    other too. The context gets no keys that neither the assistant nor the request's context has: a graph may be
-    strict about them.
-    """
-    # Both may have been stored by a version that let a client set any key.
-    standing, given = client_config(assistant["config"]), stored_config(kwargs.get("config"))
-    options = client_options(assistant["context"])
-    context = dict(as_object(kwargs.get("context")))
-    configurable: dict[str, Any] = given.get("configurable") or {}
-    config = {**standing, **given}
-    if options:
-        config["configurable"] = {**options, **context, **configurable}
-        overridden = {key: value for key, value in configurable.items() if key in options}
-        context = {**options, **overridden, **context}
-    if standing.get("metadata"):
-        config["metadata"] = {**standing["metadata"], **(given.get("metadata") or {})}
-    return {**kwargs, "config": config, "context": context if options else kwargs.get("context")}
 
 
 async def create_assistant(

@@ -18,9 +18,8 @@ from langgraph.errors import GraphDrained
 from langsmith.run_helpers import get_current_run_tree
 
 from holdfast.engine.children.spawn import ChildRequest, Parent, read_children, spawn_child
-from holdfast.engine.create import MAX_PRIORITY
-from holdfast.engine.created import say_created
-from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.new_run import MAX_PRIORITY
+from holdfast.engine.submit import announce_run
 from holdfast.engine.usage import read_shared_usage
 from holdfast.errors import ChildFailed, ChildRefused, NotInRun, RunSignal
 from holdfast.sdk.current_run import CurrentRun, current_run
@@ -142,10 +141,8 @@ async def _spawn(run: CurrentRun, request: ChildRequest) -> Child:
         raise
     if (meter := METER.get()) is not None:
         meter.child_spawned()
-    if spawned.new is not None and spawned.created is not None:
-        say_created(spawned.new, spawned.created, by="parent")
-    if spawned.new is not None and run.signals is not None:
-        announce_ready(run.signals, [ReadyRun(spawned.run_id, spawned.new.graph_id, spawned.new.after_seconds)])
+    if spawned.created is not None:
+        announce_run(run.signals, spawned.created)
     return Child(spawned.key, spawned.run_id, spawned.thread_id)
 
 

@@ -8,10 +8,9 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside, ignore_failures
-from holdfast.engine.created import say_created
 from holdfast.engine.interrupts.inbox import next_deadline, postpone_deadline, serve_deadline, upcoming_deadlines
 from holdfast.engine.outbox import announce_webhooks
-from holdfast.engine.ready import ReadyRun, announce_ready
+from holdfast.engine.submit import announce_run
 from holdfast.signals import Signals
 from holdfast.upkeep.duty import LOOK_INTERVAL
 
@@ -63,13 +62,11 @@ class Deadlines:
             return False
         if served.escalated:
             log.info("interrupt.escalated", **about)
-        elif served.new is None or served.created is None:
+        elif served.created is None:
             log.warning("interrupt.deadline_skipped", reason=served.skipped, **about)
         else:
-            log.info("interrupt.defaulted", run_id=str(served.new.run_id), **about)
-            say_created(served.new, served.created, by="deadline")
-            if served.created.ready:
-                announce_ready(self._signals, [ReadyRun(served.new.run_id, served.new.graph_id)])
+            log.info("interrupt.defaulted", run_id=str(served.created.new.run_id), **about)
+            announce_run(self._signals, served.created)
         if served.told:
             announce_webhooks(self._signals)
         return True

@@ -17,12 +17,14 @@ from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.db.visibility import Visibility, is_visible
 from holdfast.engine.budget import share_budget
-from holdfast.engine.create import Created, NewRun, NewThread, create_run_within, create_thread
+from holdfast.engine.create import create_thread
+from holdfast.engine.new_run import CreatedRun, RunRequest
+from holdfast.engine.submit import create_run_within, make_run
 from holdfast.errors import Cancelled, ChildRefused, LeaseLost, NotFound
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.client_config import client_metadata
-from holdfast.resources.assistants import inherit, resolve_assistant_row
+from holdfast.resources.assistants import resolve_assistant_row
 from holdfast.streams.serialize import to_json
 
 # The time to live of a child's thread, when that of its parent goes with its run: minutes without activity. It may have
@@ -94,13 +96,12 @@ class ChildRequest:
 
 @dataclass(frozen=True)
 class SpawnedChild:
-    """`new` and `created` are None when the child was there already."""
+    """`created` is None when the child existed already."""
 
     key: str
     run_id: UUID
     thread_id: UUID
-    new: NewRun | None = None
-    created: Created | None = None
+    created: CreatedRun | None = None
 
 
 async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent, request: ChildRequest) -> SpawnedChild:
@@ -139,8 +140,8 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
                 f"Assistant {request.assistant} is for graph '{assistant['graph_id']}', "
                 "which this worker does not have."
             )
-        new = _new_run(parent, row, assistant, request)
-        await create_thread(connection, NewThread(new.thread_id, new.thread_metadata, new.thread_ttl, row["tenant_id"]))
+        new = make_run(_run_request(parent, row, request), assistant)
+        await create_thread(connection, new.thread)
         await connection.execute(
             ADOPT_THREAD, {"run_id": parent.run_id, "depth": row["depth"] + 1, "thread_id": new.thread_id}
         )
@@ -159,7 +160,7 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
         )
         await connection.execute(COUNT, {"run_id": parent.run_id})
         await share_budget(connection, parent.run_id, row["pots"], parent.budget, new.run_id)
-    return SpawnedChild(request.key, new.run_id, new.thread_id, new, created)
+    return SpawnedChild(request.key, new.run_id, new.thread_id, created)
 
 
 async def read_children(connection: AsyncConnection[DictRow], run_id: UUID, keys: Sequence[str]) -> dict[str, DictRow]:
@@ -194,27 +195,24 @@ def _check_limits(parent: DictRow, deepest: int, most: int) -> None:
         )
 
 
-def _new_run(parent: Parent, row: DictRow, assistant: DictRow, request: ChildRequest) -> NewRun:
-    """The child's run, on a thread of its own: whoever may see the parent's thread, by its metadata, may see that."""
-    kwargs = inherit(assistant, request.kwargs)
-    requested = client_metadata(request.metadata)
-    given = {**client_metadata(kwargs["config"].get("metadata") or {}), **requested}
+def _run_request(parent: Parent, row: DictRow, request: ChildRequest) -> RunRequest:
+    """The child's run, on a thread of its own. That has the metadata of the parent's thread, so that the same users see
+    both."""
+    metadata = client_metadata(request.metadata)
     ttl = None if row["ttl_minutes"] is None else (row["ttl_minutes"], row["ttl_strategy"])
-    return NewRun(
-        thread_id=uuid7(),
-        tenant_id=row["tenant_id"],
-        assistant_id=assistant["assistant_id"],
-        graph_id=assistant["graph_id"],
-        kwargs=kwargs,
-        metadata={**given, "graph_id": assistant["graph_id"], "assistant_id": str(assistant["assistant_id"])},
-        assistant_metadata=assistant["metadata"],
+    return RunRequest(
+        by="parent",
+        kwargs=request.kwargs,
+        metadata=metadata,
         after_seconds=request.after_seconds,
         priority=row["priority"] if request.priority is None else request.priority,
+        thread_id=uuid7(),
         thread_metadata={
-            **requested,
+            **metadata,
             **row["metadata"],
             "parent_run_id": str(parent.run_id),
             "parent_thread_id": str(row["thread_id"]),
         },
         thread_ttl=ORPHAN_TTL if row["temporary"] else ttl,
+        tenant_id=row["tenant_id"],
     )

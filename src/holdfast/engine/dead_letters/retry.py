@@ -11,7 +11,7 @@ stay in the history.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -23,12 +23,13 @@ from holdfast.db.connect import Database
 from holdfast.db.stored_json import as_object
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.budget import share_budget
-from holdfast.engine.create import Created, NewRun, create_run_within
 from holdfast.engine.dead_letters.letters import LINEAGE, settle, settled_already
 from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.interrupts.rows import restore_thread, undo_runs
+from holdfast.engine.new_run import CreatedRun, NewRun, RunRequest
 from holdfast.engine.queue import LOCK_THREADS
 from holdfast.engine.rollback import ERASE_CHECKPOINTS, ERASE_COMMAND_WRITES, ERASE_UNUSED_BLOBS
+from holdfast.engine.submit import continue_run, create_run_within
 from holdfast.errors import Conflict, NotFound
 from holdfast.resources.tenants import Quota
 
@@ -138,7 +139,7 @@ class _Start:
     attempt: int = 0
 
 
-async def retry_letter(database: Database, letter: Mapping[str, Any], retry: RetryOptions) -> tuple[NewRun, Created]:
+async def retry_letter(database: Database, letter: Mapping[str, Any], retry: RetryOptions) -> CreatedRun:
     """Create the run that retries a dead letter, and settle it. Both are committed when this returns.
 
     Raises NotFound if there is no such dead letter, and Conflict if it is settled (naming the run that retried it) or
@@ -153,21 +154,19 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
         if locked["dead_letter"] is None:
             raise settled_already(locked)
         await connection.execute(SHOW_THREAD, {"thread_id": thread_id})
-        new = NewRun(
-            thread_id=thread_id,
-            assistant_id=letter["assistant_id"],
-            graph_id=letter["graph_id"],
+        request = RunRequest(
             kwargs=retry.kwargs,
             metadata={**retry.metadata, "retry_of": str(run_id)},
             priority=letter["priority"],
+            thread_id=thread_id,
             visible=retry.visible,
-            repeats=run_id,
             tenant_id=retry.tenant_id,
             quota=retry.quota,
+            repeats=run_id,
         )
+        new = continue_run(request, letter["assistant_id"], letter["graph_id"])
         start = await _start_of(connection, locked, new, retry)
-        behind = start.progress == CHECKPOINT
-        new = NewRun(**{**vars(new), "kwargs": start.kwargs, "behind_answers": behind})
+        new = replace(new, kwargs=start.kwargs, answer_applied=start.progress == CHECKPOINT)
         created = await create_run_within(connection, new)
         # What the failed run has used counts for the budget of the retry.
         await share_budget(connection, run_id, locked["pots"], new.kwargs.get("budget"), new.run_id)
@@ -183,7 +182,7 @@ async def retry_letter(database: Database, letter: Mapping[str, Any], retry: Ret
         )
         await settle(connection, run_id, "retried", new.run_id)
     created.run["attempt"] = start.attempt
-    return new, created
+    return created
 
 
 async def _start_of(connection: AsyncConnection[DictRow], letter: DictRow, new: NewRun, retry: RetryOptions) -> _Start:

@@ -17,9 +17,11 @@ from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits, PageRows
 from holdfast.db.row_by_row import TRY_TIMEOUT_SHARE
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
+from holdfast.engine.create import LOCK_OPEN_THREADS
+from holdfast.engine.new_run import CreatedRun, NewRun, RunRequest
 from holdfast.engine.outbox import RUN_FIELDS
 from holdfast.engine.runs import get_run
+from holdfast.engine.submit import continue_run, create_run_within
 from holdfast.errors import NotFound, RequestError
 from holdfast.resources.searching import search_rows
 
@@ -189,8 +191,7 @@ class Served:
     escalated: bool = False
     # A webhook was queued.
     told: bool = False
-    new: NewRun | None = None
-    created: Created | None = None
+    created: CreatedRun | None = None
     skipped: str = ""
 
 
@@ -217,7 +218,7 @@ async def serve_deadline(database: Database, due: DictRow) -> Served | None:
         new = await _default_run(connection, question)
         try:
             async with connection.transaction():
-                return Served(new=new, created=await create_run_within(connection, new))
+                return Served(created=await create_run_within(connection, new))
         except (RequestError, psycopg.DataError) as error:
             await connection.execute(SET_DUE, {**due, "seconds": None})
             return Served(skipped=str(error))
@@ -257,13 +258,12 @@ async def _default_run(connection: AsyncConnection[DictRow], question: DictRow) 
         asking: Mapping[str, Any] = await get_run(connection, question["run_id"])
     except NotFound:  # Deleted since; the question is not.
         asking = {"kwargs": {"stream_mode": ["values"]}, "metadata": {}, "priority": 0}
-    return NewRun(
-        thread_id=question["thread_id"],
-        assistant_id=question["assistant_id"],
-        graph_id=question["graph_id"],
+    request = RunRequest(
+        by="deadline",
         kwargs=continued_kwargs(asking["kwargs"], {question["interrupt_id"]: question["default_answer"]}),
         metadata=asking["metadata"],
         priority=asking["priority"],
+        thread_id=question["thread_id"],
         answers_run=question["run_id"],
-        by_default=True,
     )
+    return continue_run(request, question["assistant_id"], question["graph_id"])

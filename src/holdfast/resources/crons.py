@@ -1,15 +1,14 @@
-"""Crons: what is to run, on which schedule, and when next.
+"""The table of crons: what is to run, on which schedule, and when next. `upkeep/crons.py` fires those that are due.
 
-A cron keeps the run twice. `payload` is what the client asked for, as it is shown; `template` is the same as the
-engine takes it, so that whoever fires it needs no knowledge of requests.
+A cron stores its run twice. `payload` is the client's request, as the API shows it. `template` holds the options of a
+run, from which `engine/submit.py` makes one without knowing the API's requests.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -21,22 +20,14 @@ from uuid_utils.compat import uuid7
 
 from holdfast.db.connect import Database
 from holdfast.db.pages import PageLimits, PageRows
-from holdfast.db.row_by_row import TRY_TIMEOUT_SHARE
 from holdfast.db.visibility import EVERYTHING, Visibility
-from holdfast.engine.create import LOCK_OPEN_THREADS, Created, NewRun, create_run_within
-from holdfast.errors import NotFound, RequestError
-from holdfast.graphs.client_config import client_metadata
-from holdfast.resources.assistants import get_assistant, inherit
+from holdfast.errors import NotFound
 from holdfast.resources.schedules import Schedule
 from holdfast.resources.searching import count_rows, search_rows
-from holdfast.resources.tenants import Quota, default_quota
 from holdfast.streams.serialize import to_json
 
 SortBy = Literal["cron_id", "assistant_id", "thread_id", "created_at", "updated_at", "next_run_date", "end_time"]
 MAY_BE_NULL: frozenset[SortBy] = frozenset({"thread_id", "next_run_date", "end_time"})
-
-# How long after its end a cron still makes up for a firing it missed: a change of leader, not an outage.
-LATEST = timedelta(minutes=1)
 
 COLUMNS = (
     "cron_id, assistant_id, thread_id, user_id, end_time, schedule, timezone, payload, next_run_date, metadata, "
@@ -80,10 +71,10 @@ ORDER BY {{sort_by}} {{order}}, cron_id {{order}} LIMIT %(limit)s OFFSET %(offse
 
 COUNT = "SELECT count(*) AS found FROM cron WHERE {where}"
 
-# What identifies a due time of a cron. One that was postponed or changed is due at another time.
+# Identifies one due time of a cron. A cron that was postponed or changed is due at another time.
 DUE_TIME = "concat_ws(' ', cron_id, next_run_date)"
 
-# Those that are due, and with them the one that is next. now() and not clock_timestamp(), which no index can answer.
+# now() and not clock_timestamp(), which cannot be looked up in an index.
 UPCOMING = f"""
 SELECT {DUE_TIME} AS due_time, cron_id, thread_id, schedule, timezone, end_time, next_run_date,
        clock_timestamp() AS now, extract(epoch FROM next_run_date - now())::float8 AS due_in
@@ -97,8 +88,8 @@ WHERE enabled AND next_run_date IS NOT NULL AND {DUE_TIME} <> ALL(%(aside)s::tex
 ORDER BY next_run_date LIMIT 1
 """
 
-# The guard: of all that saw the cron due, one finds it as it was. Whoever waits for the row looks again.
-# A cron that is locked is being changed, deleted or fired. Other crons do not wait for that.
+# Of several processes that read the same due time, one finds it unchanged and moves it on. A locked cron is skipped: it
+# is being changed, deleted or fired, and other due crons must not wait for that.
 ADVANCE = """
 UPDATE cron SET next_run_date = %(next_run_date)s
 WHERE cron_id = (SELECT cron_id FROM cron WHERE cron_id = %(cron_id)s AND next_run_date = %(due)s AND enabled
@@ -115,7 +106,7 @@ WHERE cron_id = (SELECT cron_id FROM cron WHERE cron_id = %(cron_id)s AND next_r
 
 @dataclass(frozen=True, kw_only=True)
 class CronContent:
-    """What a client decides about a cron."""
+    """The part of a cron that clients set."""
 
     schedule: str
     timezone: str | None
@@ -135,8 +126,8 @@ class CronContent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
-    """What a cron must be like to be found. Each that is left out lets all pass."""
+class CronFilters:
+    """Conditions of a search for crons. None: any value."""
 
     assistant_id: UUID | None = None
     thread_id: UUID | None = None
@@ -145,7 +136,7 @@ class Filters:
     visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes."""
+        """The conditions that were given. With `OR … IS NULL` for the others, the planner would not use the indexes."""
         conditions, parameters = ["true"], dict[str, Any]()
         for column in ("assistant_id", "thread_id", "enabled"):
             if (value := getattr(self, column)) is not None:
@@ -156,15 +147,6 @@ class Filters:
             parameters["metadata"] = orjson.dumps(self.metadata).decode()
         condition, more = self.visible.condition()
         return " AND ".join([*conditions, condition]), {**parameters, **more}
-
-
-@dataclass(frozen=True)
-class Firing:
-    """A due time that is over. `created` is None when there was a reason for no run; `skipped` says which."""
-
-    new: NewRun | None = None
-    created: Created | None = None
-    skipped: str = ""
 
 
 def new_cron_id() -> UUID:
@@ -187,7 +169,7 @@ async def create_cron(
     *,
     tenant_id: str = "",
 ) -> DictRow:
-    """Create a cron. Raises InvalidRequest for its schedule, NotFound when assistant or thread have just gone."""
+    """Create a cron. Raises InvalidRequest for its schedule, NotFound when its assistant or thread does not exist."""
     schedule = Schedule.parse(content.schedule, content.timezone)
     now = await _now(connection)
     parameters = {
@@ -218,7 +200,7 @@ async def get_cron(connection: AsyncConnection[DictRow], cron_id: UUID) -> DictR
 
 
 async def get_cron_for_change(connection: AsyncConnection[DictRow], cron_id: UUID) -> DictRow:
-    """The same, locked until the end of the transaction, with the time as `now`."""
+    """A cron, or NotFound; locked until the end of the transaction, with its template and the time as `now`."""
     row = await _one(connection, GET_FOR_CHANGE, {"cron_id": cron_id})
     if row is None:
         raise _missing(cron_id)
@@ -228,10 +210,10 @@ async def get_cron_for_change(connection: AsyncConnection[DictRow], cron_id: UUI
 async def change_cron(
     connection: AsyncConnection[DictRow], old: DictRow, content: CronContent, user_id: str
 ) -> DictRow:
-    """Give a locked cron new content, and say whose runs it creates. Raises InvalidRequest for its schedule.
+    """Give a locked cron new content and a new creator of its runs. Raises InvalidRequest for its schedule.
 
-    A firing that is due but has not been stays due, unless the schedule is another one; what was missed while the
-    cron was disabled is not made up for.
+    A cron that is due and has not been fired stays due, unless its schedule changes. Due times that passed while the
+    cron was disabled are not made up for.
     """
     schedule = Schedule.parse(content.schedule, content.timezone)
     due: datetime | None = old["next_run_date"]
@@ -253,7 +235,7 @@ async def delete_cron(connection: AsyncConnection[DictRow], cron_id: UUID) -> No
 
 async def search_crons(
     connection: AsyncConnection[DictRow],
-    filters: Filters,
+    filters: CronFilters,
     *,
     sort_by: SortBy,
     ascending: bool,
@@ -264,92 +246,39 @@ async def search_crons(
     return await search_rows(connection, SEARCH, filters, sort_by=order_by, ascending=ascending, part=part, wide=WIDE)
 
 
-async def count_crons(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+async def count_crons(connection: AsyncConnection[DictRow], filters: CronFilters) -> int:
     return await count_rows(connection, COUNT, filters)
 
 
 async def next_cron_due(connection: AsyncConnection[DictRow], aside: Sequence[str] = ()) -> float | None:
-    """Seconds until a cron is due, not above zero if one is; None when no cron will be. `aside`: the `due_time` of
-    crons to pass over."""
+    """Seconds until the next cron is due, zero or less if one is due now; None when no cron will be due. `aside`: the
+    `due_time` of crons to skip."""
     row = await _one(connection, NEXT_DUE, {"aside": list(aside)})
     return None if row is None else float(row["due_in"])
 
 
 async def upcoming_crons(connection: AsyncConnection[DictRow], limit: int, aside: Sequence[str] = ()) -> list[DictRow]:
-    """The enabled crons that are due first; `due_in` is in seconds, and not above zero for those that are due. `aside`:
-    the `due_time` of crons to pass over."""
+    """The enabled crons that are due first. `due_in`: seconds, zero or less for those that are due now. `aside`: the
+    `due_time` of crons to skip."""
     return await (await connection.execute(UPCOMING, {"limit": limit, "aside": list(aside)})).fetchall()
 
 
-async def fire(database: Database, due: DictRow) -> Firing | None:
-    """Fire a due cron, as `upcoming_crons` found it: create its run and move it on to its next due time, in one
-    transaction. None when another process did so first, the cron is not what it was, or it is locked.
-
-    However many due times have passed, there is one run, and the next due time is in the future. When the run cannot
-    be created (the strategy is `reject` and the thread is busy), the due time is over all the same.
-
-    Raises TimeoutError if it takes longer than TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT: others are due as well. The wait
-    for a connection of the pool does not count: no cron is to blame for it.
-    """
+async def advance_cron(connection: AsyncConnection[DictRow], due: DictRow) -> DictRow | None:
+    """Move a due cron, as `upcoming_crons` found it, on to its next due time, which is in the future. None when
+    another process has done so, the cron is not what it was, or it is locked."""
     schedule = Schedule.parse(due["schedule"], due["timezone"])
     parameters = {
         "cron_id": due["cron_id"],
         "due": due["next_run_date"],
         "next_run_date": next_due(schedule, due["end_time"], due["now"]),
     }
-    seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
-    async with database.transaction() as connection, asyncio.timeout(seconds):
-        if due["thread_id"] is not None:
-            # Before the cron: whoever deletes a thread has it locked when its crons go.
-            await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
-        cron = await _one(connection, ADVANCE, parameters)
-        if cron is None:
-            return None
-        if due["end_time"] is not None and due["now"] > due["end_time"] + LATEST:
-            return Firing(skipped="the cron has ended")
-        quota = default_quota(database.settings) if cron["tenant_id"] else None
-        new = _new_run(cron, await get_assistant(connection, cron["assistant_id"]), quota)
-        try:
-            async with connection.transaction():
-                return Firing(new, await create_run_within(connection, new))
-        except (RequestError, psycopg.DataError) as error:
-            return Firing(new, skipped=str(error))
+    return await _one(connection, ADVANCE, parameters)
 
 
-async def postpone(database: Database, due: DictRow, seconds: float) -> None:
-    """Try a cron again later that could not be fired for no good reason. One that is locked stays as it is."""
+async def postpone_cron(database: Database, due: DictRow, seconds: float) -> None:
+    """Make a due cron due again in `seconds`. A locked cron stays as it is."""
     async with database.connection() as connection:
         await connection.execute(POSTPONE, {"cron_id": due["cron_id"], "due": due["next_run_date"], "seconds": seconds})
-
-
-def _new_run(cron: DictRow, assistant: DictRow, quota: Quota | None) -> NewRun:
-    """The run of a firing, with what the assistant is at this time."""
-    template, thread_id = cron["template"], cron["thread_id"]
-    kwargs = inherit(assistant, template["kwargs"])
-    # Crons that an earlier version stored may have any key.
-    of_cron = {**client_metadata(cron["metadata"]), "cron_id": str(cron["cron_id"])}
-    return NewRun(
-        thread_id=thread_id or uuid7(),
-        assistant_id=assistant["assistant_id"],
-        graph_id=assistant["graph_id"],
-        kwargs=kwargs,
-        metadata={
-            **client_metadata(kwargs["config"].get("metadata") or {}),
-            **of_cron,
-            "graph_id": assistant["graph_id"],
-            "assistant_id": str(assistant["assistant_id"]),
-        },
-        assistant_metadata=assistant["metadata"],
-        multitask_strategy=template["multitask_strategy"],
-        after_seconds=template["after_seconds"],
-        priority=template["priority"],
-        create_thread=thread_id is None,
-        temporary=cron["on_run_completed"] == "delete",
-        thread_metadata=of_cron,
-        thread_ttl=template.get("thread_ttl"),
-        tenant_id=cron["tenant_id"],
-        quota=quota,
-    )
 
 
 def _missing(cron_id: UUID) -> NotFound:
