@@ -294,7 +294,7 @@ STATEMENTS = [
     # Reads what is running, which is bounded by the size of the fleet.
     Statement("orphans", reap.ORPHANS, lambda: {"aside": [], "max_crashes": 3}, 2 * plans.RUNNING + 200),
     Statement("tell poisoned", reap.INSERT_END_EVENTS, running_runs, 80, after=(MARK_POISON, running_runs)),
-    Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3, accompanied=[], poison=False), 40),
+    Statement("release", reap.RELEASE, lambda: running_runs(max_crashes=3, shared_worker=[], poison=False), 40),
     # Webhooks.
     Statement("queue webhooks", outbox.QUEUE_WEBHOOKS, running_runs, 40, after=(outcome.END_RUNS, ended)),
     *(

@@ -275,15 +275,15 @@ async def test_suspect_that_is_released_late_has_the_company_that_it_had(databas
     await query(database, "UPDATE run SET crashes = 2, crashes_in_a_row = 2 RETURNING run_id")
     [killer] = await several(database, worker_id, 1)
     aside = RowsSetAside("takeover", "run_id", database.metrics, first_pause=0.0, longest_pause=0.0)
-    accompanied: set[UUID] = set()
+    shared_worker: set[UUID] = set()
     await declare_lost(database, worker_id)
     async with database.transaction() as connection:
         await connection.execute("SELECT 1 FROM thread WHERE thread_id = %s FOR UPDATE", (innocent["thread_id"],))
-        await release_orphans(database, max_crashes=3, aside=aside, accompanied=accompanied)
+        await release_orphans(database, max_crashes=3, aside=aside, shared_worker=shared_worker)
         assert (await run_row(database, killer["run_id"]))["status"] == "pending"
-    await release_orphans(database, max_crashes=3, aside=aside, accompanied=accompanied)
+    await release_orphans(database, max_crashes=3, aside=aside, shared_worker=shared_worker)
     assert await crashes(database, [innocent]) == [("pending", 3)]
-    assert accompanied == set()
+    assert shared_worker == set()
 
 
 async def test_run_that_makes_progress_outlives_any_number_of_workers(database: Database, settings: Settings) -> None:

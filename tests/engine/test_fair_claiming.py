@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.engine.claim import MOST_VISITED, NO_TURN, Claims, Turn, claim
+from holdfast.engine.claim import MAX_TENANTS_VISITED, NO_TURN, Claims, Turn, claim
 from holdfast.errors import InvalidRequest
 from holdfast.resources.tenants import MAX_WEIGHT, set_limits
 from tests.engine.scene import GRAPH, create, online_worker
@@ -346,7 +346,7 @@ async def test_tenant_behind_many_at_their_limit_is_found_by_the_next_claims(dat
         found, turn, looks = list(claims), claims.turn, looks + 1
         assert found or turn.walking_since is not None, "the walk goes on until it has come round"
     assert [row["tenant_id"] for row in found] == [where]
-    assert looks <= 350 // MOST_VISITED + 2
+    assert looks <= 350 // MAX_TENANTS_VISITED + 2
 
 
 async def test_walk_past_tenants_at_their_limit_ends_when_it_has_come_round(database: Database) -> None:
@@ -359,7 +359,7 @@ async def test_walk_past_tenants_at_their_limit_ends_when_it_has_come_round(data
         assert claims == []
         if turn.walking_since is None:
             break
-    assert looks <= 350 // MOST_VISITED + 2
+    assert looks <= 350 // MAX_TENANTS_VISITED + 2
 
 
 @pytest.mark.parametrize("named", ["tenant", "run"])

@@ -234,4 +234,4 @@ def test_claiming_visits_a_few_of_many_tenants_at_their_limit(filled: Connection
     filled.execute("ANALYZE run; ANALYZE tenant")
     # Each visit reads a row of the queue, of the tenant and of its running runs.
     for reading in readings(filled, claim.CLAIM_FAIRLY, {**CLAIM_TEN, "after": "tenant-100"}):
-        assert reading.rows <= 8 * claim.MOST_VISITED, json.dumps(reading.plan, indent=1)
+        assert reading.rows <= 8 * claim.MAX_TENANTS_VISITED, json.dumps(reading.plan, indent=1)

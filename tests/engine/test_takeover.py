@@ -159,7 +159,7 @@ async def test_a_commit_that_comes_during_the_takeover_writes_nothing(
         async with database.transaction() as releasing:
             await releasing.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
             await releasing.execute(
-                RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3, "accompanied": [], "poison": False}
+                RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3, "shared_worker": [], "poison": False}
             )
             writer.add_event("values", b"{}")
             put_checkpoint(writer)

@@ -45,7 +45,7 @@ def past(past_url: str) -> Iterator[Connection[DictRow]]:
 
 
 def thread_search(status: str | None, sort_by: str = "updated_at") -> str:
-    where, parameters = threads.Filters(status=status).where()
+    where, parameters = threads.ThreadFilters(status=status).where()
     assert not parameters, "a plan for any status cannot use an index of some"
     order = f"ORDER BY {sort_by} DESC, thread_id DESC LIMIT {LIMIT}"
     return f"SELECT thread_id FROM thread WHERE {where} {order}"
@@ -63,7 +63,7 @@ def test_the_latest_threads_are_found_by_an_index(past: Connection[DictRow], sor
 
 @pytest.mark.parametrize("status", ["busy", "error", "interrupted"])
 def test_counting_what_is_rare_reads_only_that(past: Connection[DictRow], status: str) -> None:
-    where, _ = threads.Filters(status=status).where()
+    where, _ = threads.ThreadFilters(status=status).where()
     check(past, f"SELECT count(*) FROM thread WHERE {where}")
 
 

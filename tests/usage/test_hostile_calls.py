@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.engine.usage import LARGEST_SUM, LONGEST_NAME_CHARACTERS, OTHERS, Tally, usage_by_model, usage_totals
+from holdfast.engine.usage import MAX_MODEL_NAME_CHARACTERS, MAX_SUM, OTHER_MODELS, Tally, usage_by_model, usage_totals
 from holdfast.settings import Settings
 from tests.hostile.logged import logged
 from tests.support.catalogs import catalog_of
@@ -32,11 +32,11 @@ class Nameless:
 NAMES: dict[str, tuple[Any, str]] = {
     "lone surrogate": ("model-\ud800", "model-\ufffd"),
     "NUL": ("model-\0", "model-\ufffd"),
-    "long": ("x" * 1_000_000, "x" * LONGEST_NAME_CHARACTERS),
+    "long": ("x" * 1_000_000, "x" * MAX_MODEL_NAME_CHARACTERS),
     "number": (5, "5"),
     "list": (["a"], "['a']"),
-    "without a text": (Nameless(), OTHERS),
-    "empty": ("", OTHERS),
+    "without a text": (Nameless(), OTHER_MODELS),
+    "empty": ("", OTHER_MODELS),
 }
 COSTS: dict[str, Any] = {
     "NaN": float("nan"),
@@ -111,7 +111,7 @@ def test_sums_end_before_they_cannot_be_written() -> None:
     for _ in range(3):
         tally.add_call("model", {"total_tokens": 10**18}, Decimal(10**15 - 1))
         tally = Tally(json.loads(tally.stored()))
-    assert tally.totals["total_tokens"] == LARGEST_SUM
+    assert tally.totals["total_tokens"] == MAX_SUM
     assert tally.totals["cost_usd"] == 10**15 - 1
 
 

@@ -25,7 +25,7 @@ from holdfast.api.submit import submit_run
 from holdfast.auth.bounded_json import read_bounded
 from holdfast.engine.budget import LIMITS
 from holdfast.engine.runs import get_run, list_runs
-from holdfast.engine.threads import Brief, get_brief
+from holdfast.engine.threads import ThreadSummary, get_thread_summary
 from holdfast.errors import AlreadyAnswered, InvalidRequest, NotFound, RequestError
 from holdfast.streams.log import ended_through, life_of_run, requested_inputs
 from holdfast.streams.tree import tree_of
@@ -159,11 +159,11 @@ def _run(params: dict[str, Any]) -> RunCreate:
         raise CommandFailed("invalid_argument", f"{where}: {problem['msg']}") from None
 
 
-async def _thread(web: WebContext, thread_id: UUID) -> Brief | None:
+async def _thread(web: WebContext, thread_id: UUID) -> ThreadSummary | None:
     try:
         await web.may_thread(thread_id, "read")
         async with web.database.connection() as connection:
-            return await get_brief(connection, thread_id)
+            return await get_thread_summary(connection, thread_id)
     except NotFound:
         return None
 
@@ -207,7 +207,7 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
     return {}
 
 
-async def _asks(web: WebContext, thread_id: UUID, thread: Brief, params: dict[str, Any]) -> bool:
+async def _asks(web: WebContext, thread_id: UUID, thread: ThreadSummary, params: dict[str, Any]) -> bool:
     """Whether the thread waits for an answer, or will when the run that asks has ended: see `_unknown_interrupt`."""
     if thread.interrupt_ids or thread.status != "busy":
         return bool(thread.interrupt_ids)
@@ -216,10 +216,12 @@ async def _asks(web: WebContext, thread_id: UUID, thread: Brief, params: dict[st
     async with web.database.connection() as connection:
         if await requested_inputs(connection, thread_id):
             return True
-        return bool((await get_brief(connection, thread_id)).interrupt_ids)
+        return bool((await get_thread_summary(connection, thread_id)).interrupt_ids)
 
 
-async def _unknown_interrupt(web: WebContext, thread_id: UUID, thread: Brief, answered: list[str]) -> str | None:
+async def _unknown_interrupt(
+    web: WebContext, thread_id: UUID, thread: ThreadSummary, answered: list[str]
+) -> str | None:
     """The first of the answered interrupts that nobody asked.
 
     A question is seen when it is in the log, a moment before the run that asks it has ended and the thread says that
@@ -230,7 +232,7 @@ async def _unknown_interrupt(web: WebContext, thread_id: UUID, thread: Brief, an
         async with web.database.connection() as connection:
             missing -= await requested_inputs(connection, thread_id)
             if missing:  # It may have ended since the thread was read.
-                missing -= (await get_brief(connection, thread_id)).interrupt_ids
+                missing -= (await get_thread_summary(connection, thread_id)).interrupt_ids
     return next((interrupt_id for interrupt_id in answered if interrupt_id in missing), None)
 
 

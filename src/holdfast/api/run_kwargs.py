@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from holdfast.api.bodies import Checkpoint, RunCreate
 from holdfast.api.listing import clean_configurable
-from holdfast.engine.runs import PROJECT
+from holdfast.engine.runs import LANGSMITH_PROJECT_KEY
 from holdfast.errors import BadRequest, InvalidRequest
 
 EXAMPLE = "__langsmith_example_id__"
@@ -78,5 +78,5 @@ def traced(body: RunCreate) -> dict[str, Any]:
     """Where the run is traced, as the LangSmith tracer looks for it in a run's config."""
     if body.langsmith_tracer is None:
         return {}
-    told = {PROJECT: body.langsmith_tracer.project_name, EXAMPLE: body.langsmith_tracer.example_id}
+    told = {LANGSMITH_PROJECT_KEY: body.langsmith_tracer.project_name, EXAMPLE: body.langsmith_tracer.example_id}
     return {key: value for key, value in told.items() if value is not None}

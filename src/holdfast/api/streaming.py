@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.api.connections import WhileConnected, line_of
 from holdfast.api.context import WebContext
-from holdfast.engine.following import Chain
+from holdfast.engine.following import RunChain
 from holdfast.engine.runs import get_run
 from holdfast.engine.threads import get_thread
 from holdfast.errors import Gone, NotFound, RequestError
@@ -268,7 +268,7 @@ def wait_response(
     return Awaited(web, body(), media_type="application/json", headers=headers)
 
 
-def _cancel_abandoned(web: WebContext, run: DictRow, chain: Chain | None) -> None:
+def _cancel_abandoned(web: WebContext, run: DictRow, chain: RunChain | None) -> None:
     """Cancel the run that a client has stopped watching. A key that was revoked meanwhile cancels nothing: then it is
     the server that ended the stream."""
     if web.still_admitted:
@@ -322,20 +322,20 @@ def _refuse_expired(run: DictRow, after: int | None) -> None:
 async def check_followed(web: WebContext, run: DictRow, after: int | None) -> None:
     """Raise Gone for a cursor from where a run cannot be followed: its events have expired, unless the thread still
     waits there."""
-    if await _chain(web, run).rest(after) is None:
+    if await _chain(web, run).paused_at(after) is None:
         _refuse_expired(run, after)
 
 
-def _chain(web: WebContext, run: DictRow) -> Chain:
-    return Chain(web.database, web.hub, run["thread_id"], run["run_id"])
+def _chain(web: WebContext, run: DictRow) -> RunChain:
+    return RunChain(web.database, web.hub, run["thread_id"], run["run_id"])
 
 
-async def _followed(web: WebContext, run: DictRow, chain: Chain, after: int | None) -> AsyncIterator[list[LogEvent]]:
+async def _followed(web: WebContext, run: DictRow, chain: RunChain, after: int | None) -> AsyncIterator[list[LogEvent]]:
     """The same of the run and of those that go on with its work."""
     start = max(0, (run["first_seq"] or 1) - 1)
     cursor = start if after is None else max(start, after)
     if _has_expired(run):
-        rests_at = await chain.rest(after)
+        rests_at = await chain.paused_at(after)
         if rests_at is None and after is None:
             return
         # It rested at the cursor when the request was let in: whatever has been said since comes after it.

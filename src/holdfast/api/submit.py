@@ -22,7 +22,7 @@ from holdfast.api.run_kwargs import request_kwargs
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.new_run import CreatedRun, NewRun, RunRequest
 from holdfast.engine.submit import AssistantChanged, announce_run, create_run, make_merged_run, merge_assistant
-from holdfast.engine.threads import note_lone_checkpoints
+from holdfast.engine.threads import log_refused_checkpoints
 from holdfast.errors import NotFound
 from holdfast.resources.known_assistants import LargeAssistant
 
@@ -57,7 +57,7 @@ async def submit_run(
         except NotFound:
             if new.create_thread:
                 async with web.database.connection() as connection:
-                    await note_lone_checkpoints(connection, new.thread)
+                    await log_refused_checkpoints(connection, new.thread)
             raise
         if watched:
             # Without an intake the run is part of a larger transaction that is not committed yet. Clients must not see

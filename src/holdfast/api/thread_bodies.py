@@ -23,7 +23,7 @@ from holdfast.api.bodies import (
 from holdfast.api.destructive import Destructive
 from holdfast.api.listing import Search
 from holdfast.engine.create import THREAD_COLUMNS
-from holdfast.engine.threads import Filters, TtlStrategy
+from holdfast.engine.threads import ThreadFilters, TtlStrategy
 
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 ThreadField = Literal[
@@ -93,8 +93,8 @@ class ThreadCount(NullsAreAbsent):
     values: Contained = Field(default_factory=dict)
     status: ThreadStatus | None = None
 
-    def filters(self) -> Filters:
-        return Filters(ids=self.ids, metadata=self.metadata, values=self.values, status=self.status)
+    def filters(self) -> ThreadFilters:
+        return ThreadFilters(ids=self.ids, metadata=self.metadata, values=self.values, status=self.status)
 
 
 class ThreadSearch(ThreadCount, Search):

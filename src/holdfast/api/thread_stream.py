@@ -23,7 +23,7 @@ from holdfast.api.runs import event_cursor, split_list
 from holdfast.api.state import present_state
 from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, resumed_at
 from holdfast.engine.thread_state import read_state
-from holdfast.engine.threads import state_moments
+from holdfast.engine.threads import state_times
 from holdfast.errors import InvalidRequest, NotFound, RequestError
 from holdfast.streams.log import LogEvent, heads, read_after
 from holdfast.streams.serialize import to_json
@@ -75,7 +75,7 @@ async def stream(
     resumed = last_event_id is not None
     cursor = event_cursor(last_event_id) or 0
     async with web.database.connection() as connection:
-        moments = await state_moments(connection, thread_id)
+        moments = await state_times(connection, thread_id)
         if moments is None:
             raise NotFound("Thread", thread_id)
         after = 0 if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
@@ -156,7 +156,7 @@ class Follower:
         before a run that is undone. Raises Gone."""
         try:
             async with self._web.database.connection() as connection:
-                moments = await state_moments(connection, self._thread_id)
+                moments = await state_times(connection, self._thread_id)
             # A thread that was created later is another one, which has been given the same id.
             if moments is None or moments[0] != self._created_at:
                 raise Gone

@@ -35,13 +35,13 @@ from holdfast.engine.create import THREAD_COLUMNS, create_thread
 from holdfast.engine.new_run import NewThread
 from holdfast.engine.thread_state import update_state
 from holdfast.engine.threads import (
-    Filters,
+    ThreadFilters,
     change_thread,
     copy_thread,
     count_threads,
     get_thread,
     get_ttl,
-    note_lone_checkpoints,
+    log_refused_checkpoints,
     present,
     search_threads,
 )
@@ -77,7 +77,7 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
     thread = await _create(web, new)
     if thread is None:
         async with web.database.connection() as connection:
-            await note_lone_checkpoints(connection, new)
+            await log_refused_checkpoints(connection, new)
         if body.if_exists == "raise":
             raise Conflict(f"Thread {thread_id} exists already; if_exists 'do_nothing' returns it instead.")
         shown = await web.may_show_existing("threads", {"thread_id": thread_id})
@@ -154,7 +154,7 @@ async def count(web: Web, body: Annotated[ThreadCount | None, FromBody()] = None
         return Json(await count_threads(connection, filters))
 
 
-async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> Filters:
+async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> ThreadFilters:
     """What a search asks for, less what is not the caller's to see."""
     value: dict[str, Any] = asked.model_dump(include={"metadata", "values", "status", "limit", "offset", "ids"})
     visible = await web.caller.may("threads", "search", value)

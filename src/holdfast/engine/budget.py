@@ -21,7 +21,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.stored_json import as_object, number_at
-from holdfast.engine.usage import MOST
+from holdfast.engine.usage import COUNT_LIMIT
 from holdfast.streams.serialize import to_jsonb
 
 LIMITS = ("max_cost_usd", "max_tokens", "max_seconds", "max_steps")
@@ -75,7 +75,7 @@ def limits_of(budget: Any) -> dict[str, Any]:
     return {
         name: limit
         for name, limit in as_object(budget).items()
-        if name in LIMITS and isinstance(limit, (int, float)) and abs(limit) < MOST
+        if name in LIMITS and isinstance(limit, (int, float)) and abs(limit) < COUNT_LIMIT
     }
 
 

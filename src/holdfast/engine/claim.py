@@ -1,21 +1,20 @@
 """Claiming: a worker takes as many ready runs as it has free slots, from each tenant in turn.
 
-Between tenants, turns decide: a tenant's turn is as many runs as its weight, which only the operator can set. Priority
-orders a tenant's own runs and no others; within a priority the run that has been ready longest is first.
+Tenants take turns. A turn is as many runs as the tenant's weight, which only the operator can set. Priority orders the
+runs within one tenant; among runs of equal priority, the one that has been ready longest is first.
 
-The cost does not depend on the backlog. Runs that wait behind another run of their thread are not in the index at
-all. The others are stepped through by "loose" index scans: one probe for each tenant that has something queued, and
-for each priority that it uses; of these only what is due and of a graph that the worker has is read. A plain scan
-would read every high-priority run that is due tomorrow, all runs of a graph that no worker has, and the ten thousand
-runs of one tenant before it came to the first run of another.
+The cost does not depend on the backlog. Runs that wait behind another run of their thread are not in the index. The
+others are found by loose index scans: one probe for each tenant with queued runs and each priority it uses, which reads
+only runs that are due and whose graph the worker has. A plain scan would read every high-priority run that is due
+tomorrow, all runs of a graph that no worker has, and ten thousand runs of one tenant before the first of another.
 
-While nothing that belongs to a tenant is queued, there are no turns and no limits, and a much shorter statement does.
+While no queued run belongs to a tenant, a much shorter statement without turns and limits is used.
 
-Suspects are runs that were on a worker when it died, and have made no progress since. One of them may have killed it,
-so they are executed apart: a worker takes one, and the next when that one has made progress, has ended, or has been
-executed for `SUSPECT_SECONDS`. A suspect of two crashes in a row shares its worker with no other suspect, however long
-it takes: one that kills slowly takes no innocent run with it each time. A worker keeps a slot for a suspect that waits,
-so they are not overtaken for long.
+Suspects are runs that were executing when their worker died, and have made no progress since. One of them may have
+killed the worker, so they are kept apart: a worker takes one, and the next when that one has made progress, has ended,
+or has been executing for `SUSPECT_SECONDS`. A suspect of two crashes in a row never shares its worker with another
+suspect, so that a run which kills slowly does not turn innocent runs into poison. A worker keeps a slot for a waiting
+suspect, so that other runs do not overtake it for long.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# So many runs in a row end any turn; more are not counted. Small, because psycopg gives numbers beyond 32,767 another
-# type, and Postgres would prepare the statement once for each.
+# A turn of any weight is over after this many runs. Below 32,768, because psycopg sends larger numbers as another type,
+# for which Postgres would prepare the statement again.
 TURN_OVER = 10_000
-# What kills its worker does so soon, as a rule. Without this a run whose first step takes an hour would keep all other
-# suspects waiting for as long, after a host has failed through no fault of any run.
+# A run that kills its worker usually does so early. Without this limit a suspect whose first step takes an hour would
+# delay all others for an hour, although the host may have failed without any run being the cause.
 SUSPECT_SECONDS = 30
-# Tenants with something queued that one look visits at most, however many are at their limit.
-MOST_VISITED = 100
+# How many tenants with queued runs one statement visits, even if all of them are at their limit.
+MAX_TENANTS_VISITED = 100
 
-# A run that may be claimed when it is due.
+# A head: a run that may be claimed when it is due.
 QUEUED = "run.status = 'pending' AND run.ready_at IS NOT NULL"
-# The second column of the index `run_claim_order`. As an expression no other index has, in the direction of the other
-# columns: rows of these columns can be compared, and the planner cannot take `run_ready` for as good an index and read
-# everybody's runs to find one tenant's.
+# The second column of the index `run_claim_order`. It is negated so that all columns ascend and rows can be compared.
+# As an expression that no other index has, it keeps the planner from choosing `run_ready` and reading the runs of all
+# tenants to find those of one.
 _URGENCY = "(-run.priority::bigint)"
 _BEFORE_ALL, _AFTER_ALL = "(-9223372036854775807)::bigint", "9223372036854775807::bigint"
-# What is queued and no suspect; and the suspects, by the index `run_suspect`, which nearly always is empty.
+# Queued runs that are no suspects, and suspects, by the index `run_suspect`, which is nearly always empty.
 _TRUSTED = f"{QUEUED} AND run.crashes_in_a_row = 0"
 _SUSPECT = f"{QUEUED} AND run.crashes_in_a_row > 0"
-# Runs that this worker cannot claim, and passes over for a while (`claiming/refused_runs.py`). Nearly always none.
+# Leaves out runs that the database has refused to this worker (`claiming/refused_runs.py`). Nearly always none.
 _NOT_ASIDE = "run.run_id <> ALL((SELECT %(aside)s::uuid[])::uuid[])"
 _SUSPECT_DUE = f"""
     {_SUSPECT} AND run.ready_at <= now() AND run.graph_id = ANY((SELECT %(graphs)s::text[])::text[]) AND {_NOT_ASIDE}
@@ -54,7 +53,7 @@ _SUSPECT_DUE = f"""
                     WHERE held.worker_id = %(worker_id)s AND held.status = 'running' AND held.crashes_in_a_row > 0
                       AND greatest(held.crashes_in_a_row, run.crashes_in_a_row) > 1)
 """
-# The priorities at which a tenant has something queued, highest first; the last row is NULL.
+# The priorities of a tenant's queued runs, highest first; the last row is NULL.
 _LEVELS = f"""
     (SELECT {_URGENCY} FROM run WHERE {QUEUED} AND run.tenant_id = {{tenant}} ORDER BY {_URGENCY} LIMIT 1)
     UNION ALL
@@ -63,7 +62,7 @@ _LEVELS = f"""
             ORDER BY {_URGENCY} LIMIT 1)
     FROM level WHERE level.urgency IS NOT NULL
 """
-# What is due of a tenant at one priority: the first runs of each graph that the worker has.
+# A tenant's due runs of one priority: the first ones of each graph that the worker has.
 _DUE_AT_LEVEL = f"""
     SELECT due.run_id, due.ready_at FROM unnest((SELECT %(graphs)s::text[])) AS known(graph_id) CROSS JOIN LATERAL (
         SELECT run.run_id, run.ready_at FROM run
@@ -76,22 +75,22 @@ _DUE_AT_LEVEL = f"""
         ORDER BY run.tenant_id, {_URGENCY}, run.graph_id, run.ready_at {{part}}
     ) AS due
 """
-# The same at all of its priorities, in the order in which its runs are claimed.
+# A tenant's due runs of all priorities, in the order in which they are claimed.
 _DUE = f"""
     WITH RECURSIVE level(urgency) AS ({_LEVELS})
     SELECT ordered.run_id FROM level CROSS JOIN LATERAL (
         SELECT first.run_id FROM ({_DUE_AT_LEVEL}) AS first ORDER BY first.ready_at
     ) AS ordered
 """
-# A tenant's suspects, in turns: one that was released again waits behind the others.
+# A tenant's suspects. The one that was released last is last.
 _DUE_SUSPECTS = f"""
     SELECT run.run_id FROM run WHERE {_SUSPECT_DUE} AND run.tenant_id = {{tenant}}
     ORDER BY run.updated_at, run.run_id {{part}}
 """
-# What a tenant may be given, with a margin for what others are taking at this moment, and whether there is more.
+# How many of a tenant's runs to look at: its share, and a margin for runs that other workers are claiming now.
 _REACH = "offered.share + (SELECT %(margin)s::bigint)"
 
-# How many runs a look may take, and whether one slot is kept for a suspect.
+# How many runs the statement may take, and whether it keeps one slot for a waiting suspect.
 _ROOM = f"""
     SELECT %(slots)s::bigint - suspect.waits::integer AS slots, suspect.waits FROM (
         SELECT (SELECT %(suspect)s::boolean)
@@ -102,19 +101,19 @@ _ROOM = f"""
     ) AS suspect
 """
 
-# A worker whose lease has expired takes nothing: its runs are about to be given to others, as a crash of its own.
+# A worker whose lease has expired takes nothing: its runs are about to be taken over and counted as a crash.
 _ONLINE = """
     EXISTS (SELECT 1 FROM worker WHERE worker_id = %(worker_id)s AND status = 'online' AND lease_until > now())
 """
-# Rows are locked one by one, in order, until there are enough: what nobody takes is not locked.
+# Locks rows one by one, in order, until there are enough. Other rows stay unlocked.
 _TAKEN = """
     SELECT run.run_id, run.thread_id, run.updated_at FROM run
     WHERE run.run_id = candidate.run_id AND run.status = 'pending' AND run.ready_at <= now()
     FOR NO KEY UPDATE SKIP LOCKED
 """
-# What is few for sure is not known to be so by the planner: it must not come to read a whole table instead.
-# `next_seq` continues the thread's numbering: the log may be ahead of the thread row (a run is being taken over)
-# or behind it (its events have expired).
+# The planner does not know that `picked` is small. The ARRAY keeps it from reading the whole table `run` instead.
+# `next_seq` continues the event numbers of the thread: the log may be ahead of the thread's row (during take-over) or
+# behind it (when events have expired).
 _CLAIMED = """
     UPDATE run SET status = 'running', worker_id = %(worker_id)s, fence = run.fence + 1, attempt = run.attempt + 1,
                    started_at = coalesce(run.started_at, now()), updated_at = now(),
@@ -152,32 +151,33 @@ _CLAIMED = """
                   'accepted', run.fence = 1 AND run.first_seq < numbered.next_seq
               )::text, 'UTF8') AS announcement
 """
-# A run is announced by the transaction that takes it, so nobody who watches has to wait for another commit.
-# Who has it, and what the attempts before came to, is for the run's timeline; `accepted`: its creation has told of
-# this attempt already, as far as clients of v1 are concerned.
+# The claim also inserts the `metadata` event of the attempt, so that watchers need not wait for another commit. The
+# timeline uses its worker and the counts of earlier attempts. `accepted`: the transaction that created the run has
+# already announced this attempt to clients of v1.
 _ANNOUNCED = """
     INSERT INTO event (thread_id, seq, run_id, kind, data)
     SELECT thread_id, announced_seq, run_id, 'metadata', announcement FROM claimed
 """
 
-# `start`: where the round begins: with the tenant that was served last, if its turn is not over, else after it. As the
-# place in the index just before or just after all of its runs.
-# `turn`: the tenants that have something due, in the order of their turns, no more than there are slots. Whatever is
-# above a LIMIT asks for no more rows than that, so the scans below it end there.
-# `shared`: how many of the slots each gets when every tenant has enough: whole rounds first, then what is left of the
-# slots in order. `served`: what the tenant whose turn goes on has had of it already.
-# `held`: a tenant whose running runs are limited is claimed from by one worker at a time. The count of a worker that
-# waited would be that of its snapshot, before the other's claim; so nobody waits, and whoever sees that `claims` is not
-# what it was when they counted leaves the tenant for the next look.
-# `picked`: `position` is the order of the turns, so that the last row says whose turn it was.
-# `more`: whether another look may find something, although this one did not fill the slots.
-# Parameters stand in subqueries, where the planner does not look at them. To plan this takes longer than to do it, and
-# Postgres keeps a plan for all parameters only if one for those at hand does not look better.
-# A worker that was declared lost between two renewals must not take new runs.
+# The parts of the statement below:
+# - `start`: where the round begins: at the tenant that was served last if its turn is not over, else after it. It is a
+#   place in the index just before or just after all of that tenant's runs.
+# - `turn`: the tenants with due runs, in the order of their turns, at most as many as there are slots. The LIMIT ends
+#   the scans below it early.
+# - `shared`: how many slots each tenant gets if every tenant has enough runs: whole rounds first, then the remaining
+#   slots in order. `served`: how much of its turn the first tenant has used already.
+# - `held`: a tenant with a limit of running runs is claimed from by one worker at a time. A worker that waited would
+#   count with a snapshot from before the other's claim, so it does not wait: if `claims` has changed since it counted,
+#   it leaves the tenant for the next statement.
+# - `picked`: `position` is the order of the turns, so the last row is of the tenant that was served last.
+# - `more`: whether another statement may find runs although this one did not fill the slots.
+# Parameters stand in subqueries, where the planner ignores their values. Planning takes longer than executing, and
+# Postgres keeps a generic plan only if a plan for the given values does not look better.
+# A worker that was declared lost between two renewals takes nothing (`_ONLINE`).
 _PLACE = f"(run.tenant_id, {_URGENCY})"
 _START = "((SELECT start.tenant_id FROM start), (SELECT start.edge FROM start))"
-# The tenants that have something queued, from the start of the round on, but no more than `MOST_VISITED`: thousands may
-# be at their limit. The walk goes no further than its readers need.
+# The tenants with queued runs, from the start of the round on, at most `MAX_TENANTS_VISITED`: thousands of them may be
+# at their limit. The recursion stops when its readers have enough rows.
 _QUEUED_TENANTS = f"""
         SELECT first.*, 1 FROM (
             (SELECT run.tenant_id, false AS wrapped FROM run
@@ -200,9 +200,9 @@ _QUEUED_TENANTS = f"""
              ORDER BY run.tenant_id, {_URGENCY} LIMIT 1)
             LIMIT 1
         ) AS following
-        WHERE walk.visited < {MOST_VISITED}
+        WHERE walk.visited < {MAX_TENANTS_VISITED}
 """
-# Tenants that are known to have a run that may be claimed: wherever the walk stands, they are looked at.
+# Tenants of hinted runs and of runs that have just ended. They are visited even if the walk is elsewhere.
 _NAMED_TENANTS = f"""
         UNION ALL
         SELECT named.tenant_id FROM (
@@ -221,7 +221,7 @@ _SUSPECTED_TENANTS = f"""
 
 
 def _fairly(walk: str, named: str, due: str, room: str) -> str:
-    """The statement that claims from these tenants in turn, of each what is due, as many as there is room for."""
+    """The statement that claims due runs from these tenants in turn, as many as there are slots."""
     candidates = due.format(tenant="offered.tenant_id", part=f"LIMIT {_REACH}")
     beyond = due.format(tenant="offered.tenant_id", part=f"OFFSET {_REACH} - 1 LIMIT 1")
     return f"""
@@ -299,7 +299,7 @@ WITH RECURSIVE room AS MATERIALIZED ({room}), start AS MATERIALIZED (
                 EXISTS ({beyond}) END
         ) END AS more,
         CASE WHEN (SELECT count(*) FROM picked) < (SELECT slots FROM room)
-        THEN (SELECT walk.tenant_id FROM walk WHERE walk.visited = {MOST_VISITED}) END AS stopped_at
+        THEN (SELECT walk.tenant_id FROM walk WHERE walk.visited = {MAX_TENANTS_VISITED}) END AS stopped_at
 )
 SELECT claimed.*, outcome.more, outcome.stopped_at, true AS fairly, room.waits AS suspect_waits
 FROM outcome CROSS JOIN room LEFT JOIN claimed ON true ORDER BY claimed.position
@@ -309,7 +309,7 @@ FROM outcome CROSS JOIN room LEFT JOIN claimed ON true ORDER BY claimed.position
 CLAIM_FAIRLY = _fairly(_QUEUED_TENANTS, _NAMED_TENANTS, _DUE, _ROOM)
 CLAIM_SUSPECT = _fairly(_SUSPECTED_TENANTS, "", _DUE_SUSPECTS, "SELECT %(slots)s::bigint AS slots, false AS waits")
 
-# The same without tenants. It takes nothing when something is queued that is a tenant's, and says so.
+# Claiming while no queued run belongs to a tenant. If one does, it takes nothing and returns `fairly` as true.
 _HERE = "(SELECT %(slots)s::bigint + %(margin)s::bigint)"
 CLAIM = f"""
 WITH room AS MATERIALIZED ({_ROOM}), company AS MATERIALIZED (
@@ -335,13 +335,12 @@ FROM outcome CROSS JOIN room LEFT JOIN claimed ON true ORDER BY claimed.position
 """
 
 BOOKKEEPING = ("position", "more", "stopped_at", "fairly", "suspect_waits")
-# How far to look in each tenant past the runs that other workers are claiming at this moment: further with every look
-# that finds nothing although there is something. A look that finds less than there are slots is repeated as it is: a
-# tenant with a large weight may have been offered slots that it has no runs for.
+# How far to look in each tenant past runs that other workers are claiming now. The margin grows with each statement
+# that finds nothing although there is more. A statement that finds too few runs is repeated with the same margin,
+# because a tenant with a large weight may have been given slots that it has no runs for.
 MARGINS = (20, 20, 200, 2_000, 20_000)
 
-# Claiming one by one, in a transaction: what a claim would take is only picked and locked, and taken by itself. See
-# `careful_claim.py`.
+# For claiming run by run (`careful_claim.py`): the claim only picks and locks runs, and each is taken by itself.
 _PICKED = "SELECT picked.run_id, picked.thread_id, picked.updated_at, picked.position FROM picked"
 TAKE = f"""
 WITH picked AS MATERIALIZED (
@@ -353,21 +352,20 @@ SELECT claimed.* FROM claimed
 
 
 def without_taking(statement: str) -> str:
-    """One of the statements that claim, as one that only picks and locks what it would take."""
+    """Turn a claiming statement into one that only picks and locks the runs that it would take."""
     return statement.replace(_CLAIMED, _PICKED).replace(_ANNOUNCED, "SELECT 1")
 
 
 class Turn(NamedTuple):
-    """The tenant that a worker served last, and how many runs in a row. Its turn is over when these are as many as its
-    weight."""
+    """The tenant that a worker served last, and how many runs in a row. Its turn is over when that is its weight."""
 
     tenant_id: str = ""
     served: int = TURN_OVER
-    # Where the walk from tenant to tenant began that has found nothing yet. None: it has come round, or has found some.
+    # Where a walk over the tenants began that has found nothing yet. None: it found runs or has visited all tenants.
     walking_since: str | None = None
 
     def after(self, claimed: Iterable[DictRow]) -> Turn:
-        """The turn when these have been claimed too, in this order."""
+        """The turn after these runs were claimed in this order."""
         tenant_id, served, _ = self
         for row in claimed:
             served = served + 1 if row["tenant_id"] == tenant_id else 1
@@ -375,7 +373,7 @@ class Turn(NamedTuple):
         return Turn(tenant_id, min(served, TURN_OVER))
 
     def stopped(self, at: str) -> Turn:
-        """The turn when a look has visited as many tenants as it may, the last of them `at`, and slots are free."""
+        """The turn after a statement visited as many tenants as it may, `at` being the last, and left slots free."""
         began = self.tenant_id if self.walking_since is None else self.walking_since
         passed = self.tenant_id < began <= at if self.tenant_id < at else self.tenant_id < began or began <= at
         return Turn(at, TURN_OVER, None if passed else began)
@@ -385,8 +383,8 @@ NO_TURN = Turn()
 
 
 class Claims(list[DictRow]):
-    """What was claimed, and whose turn is next. While that is `walking_since` some tenant, there may be more: another
-    claim goes on from there."""
+    """The claimed runs, and the turn for the next claim. While `turn.walking_since` is set there may be more runs, and
+    the next claim continues the walk."""
 
     turn: Turn = NO_TURN
 
@@ -396,7 +394,7 @@ Look = Callable[[AsyncConnection[DictRow], str, dict[str, Any]], Awaitable[list[
 
 
 async def take_all(connection: AsyncConnection[DictRow], statement: str, asked: dict[str, Any]) -> list[DictRow]:
-    """Take whatever the statement finds at once: if one run is refused, none is claimed."""
+    """Execute the statement as it is: if the database refuses one run, none is claimed."""
     return await (await connection.execute(statement, asked)).fetchall()
 
 
@@ -413,15 +411,16 @@ async def claim(
     aside: Sequence[UUID] = (),
     look: Look = take_all,
 ) -> Claims:
-    """Take up to `slots` due runs of the given graphs, from each tenant in turn, going on from `turn`; of a tenant the
-    highest priority first, then the longest ready. `max_running` is the limit of tenants that have none of their own.
-    At most one of them is a suspect, and none if the worker executes one already.
+    """Claim up to `slots` due runs of the given graphs, from each tenant in turn, starting from `turn`.
 
-    Tenants at their limit are passed over, `MOST_VISITED` at a time. So these are looked at in any case: `tenants`, of
-    which a run has ended, and those of `hinted` runs. Runs that are set `aside` are passed over.
+    Within a tenant, higher priority comes first, then the longest ready. `max_running` limits tenants without a limit
+    of their own. At most one of the runs is a suspect, and none if the worker is executing one already.
 
-    Each is now `running`, owned by this worker, under a fence higher than any it had before, and announced in its
-    thread's log; what it says itself begins at `next_seq`. Fewer than asked for are all there were.
+    One statement visits at most `MAX_TENANTS_VISITED` tenants, and many may be at their limit. So `tenants`, of which
+    a run has just ended, and the tenants of `hinted` runs are visited in any case. Runs in `aside` are left out.
+
+    Each claimed run is `running`, owned by this worker, under a higher fence than ever before, and its attempt is in
+    the event log; its own events begin at `next_seq`. If fewer runs are returned than asked for, there were no more.
     """
     asked: dict[str, Any] = {
         "worker_id": worker_id,
@@ -433,7 +432,7 @@ async def claim(
         "aside": list(aside),
     }
     claimed = Claims()
-    # Of the tenant that was served last there may be more.
+    # The tenant that was served last may have more runs.
     statement = CLAIM_FAIRLY if turn.tenant_id else CLAIM
     looks = iter(MARGINS)
     margin: int | None = next(looks)
@@ -448,7 +447,7 @@ async def claim(
         if suspect:
             others = [row for row in rows if row["run_id"] is not None]
             rows = await look(connection, CLAIM_SUSPECT, asked | {"slots": 1})
-            # The slot that was kept for it is free after all, if another worker was quicker.
+            # If another worker took the suspect first, the slot that was kept for it is free.
             more = more or rows[0]["run_id"] is None
             rows += others
             asked["suspect"] = False
@@ -460,12 +459,12 @@ async def claim(
             margin = next(looks, None)
         full = len(claimed) >= slots
         if stopped_at is not None and not full:
-            # From where this look began: what was found may be of a tenant that was named, or of the last one.
+            # Continue from where this statement began: the runs may be those of a named tenant, or of the last one.
             turn = Turn(began.tenant_id, began.served, None if found else began.walking_since)
             if more and margin is not None:
-                # Tenants that this look has passed have more. The walk comes round to them late: look again.
+                # Tenants that were already visited have more runs, and the walk would return to them late. Look again.
                 continue
-            # What else waits is found by the next claim, which goes on from there.
+            # The next claim continues the walk from there.
             turn = turn.stopped(stopped_at)
             break
         turn = Turn(turn.tenant_id, turn.served)

@@ -1,7 +1,7 @@
-"""Following a piece of work across its pauses: a run, the run that answers what it asked, and so on.
+"""Following a chain of runs across interrupts: a run, the run that resumes it, and so on.
 
-Which run goes on with which is in the log: the next run of the thread that begins after a pause, if it answers or goes
-on from there. So every process comes to the same chain, whatever the cursor it starts from.
+The event log decides which run continues which: the next run of the thread that begins after a pause, if it resumes or
+continues from there. So every process finds the same chain from any cursor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.streams.hub import Hub, HubClosed
 from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import BEGINNINGS
 
-TURNS = """
+BEGINNINGS_AND_ENDS = """
 SELECT seq, run_id, kind, namespace, data, created_at FROM event
 WHERE thread_id = %(thread_id)s AND seq > %(after)s AND seq <= %(through)s AND kind IN ('accepted', 'metadata', 'end')
 ORDER BY seq
@@ -31,16 +31,16 @@ KWARGS = "SELECT kwargs FROM run WHERE run_id = %(run_id)s"
 
 ENDED = "SELECT finished_at IS NOT NULL AS ended FROM run WHERE run_id = %(run_id)s"
 
-RESTS = """
+THREAD_STATUS = """
 SELECT last_seq, status = 'interrupted' AS paused FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
 """
 
-# Ticks between two looks whether the thread is still there, for a hint that was lost.
-LOOK_EVERY = 12
+# How many ticks pass between two checks that the thread still exists, in case a hint was lost.
+TICKS_BETWEEN_CHECKS = 12
 
 
-class Chain:
-    """Where the work stands: `current` is the run that does it, or did it last."""
+class RunChain:
+    """A chain of runs. `current` is the run that is executing, or that ended last."""
 
     def __init__(self, database: Database, hub: Hub, thread_id: UUID, run_id: UUID) -> None:
         self._database = database
@@ -52,24 +52,26 @@ class Chain:
         self.over = False
 
     async def catch_up(self, after: int, through: int) -> None:
-        """Learn from the log what has been up to a cursor."""
+        """Read the log up to a cursor, to find the current run."""
         parameters = {"thread_id": self._thread_id, "after": after, "through": through}
-        for row in await self._rows(TURNS, parameters, binary=True):
+        for row in await self._rows(BEGINNINGS_AND_ENDS, parameters, binary=True):
             if not self.over:
                 await self._see(LogEvent(**row))
 
-    async def rest(self, after: int | None) -> int | None:
-        """For a run whose events have expired: where to wait, if the thread still waits for an answer and nothing has
-        been said after the cursor that cannot be said again."""
-        for row in await self._rows(RESTS, {"thread_id": self._thread_id}):
+    async def paused_at(self, after: int | None) -> int | None:
+        """For a run whose events have expired: the event number to wait from. None if the thread no longer waits for a
+        resume, or if events after the cursor have expired."""
+        for row in await self._rows(THREAD_STATUS, {"thread_id": self._thread_id}):
             if row["paused"] and (after is None or after >= row["last_seq"]):
                 self.paused = True
                 return int(row["last_seq"])
         return None
 
     async def events(self, after: int, *, tick: float) -> AsyncIterator[list[LogEvent]]:
-        """The events of the work after a cursor, live; an empty list about every `tick` seconds, also in a pause. Ends
-        with the first run that does not pause, or when somebody goes on otherwise."""
+        """The events of the chain after a cursor, live; an empty list about every `tick` seconds, also during a pause.
+
+        Ends after the first run that does not pause, or when the thread continues with another input.
+        """
         while not self.over:
             if self.paused:
                 begun = None
@@ -95,8 +97,8 @@ class Chain:
         self._ended(end)
 
     async def _wait(self, after: int, tick: float) -> AsyncIterator[int | None]:
-        """Until a run goes on: yields None now and then, and at last the number of its first event. Just ends when no
-        run will."""
+        """Wait for the run that continues. Yields None on each tick, and at last the number of the run's first event.
+        Ends without a number if no run will continue."""
         with self._hub.watch(self._thread_id, after) as feed:
             touched, ticks = feed.touches, 0
             waiting = self._hub.thread_events(self._thread_id, after, tick=tick, touches=True, counted=False)
@@ -111,14 +113,14 @@ class Chain:
                             return
                 if not events:
                     ticks += 1
-                    look = feed.touches != touched or ticks % LOOK_EVERY == 0
-                    if look and not await self._rows(RESTS, {"thread_id": self._thread_id}):
+                    look = feed.touches != touched or ticks % TICKS_BETWEEN_CHECKS == 0
+                    if look and not await self._rows(THREAD_STATUS, {"thread_id": self._thread_id}):
                         return
                     touched = feed.touches
                     yield None
 
     async def _rows(self, statement: str, parameters: dict[str, Any], *, binary: bool = False) -> list[DictRow]:
-        """Survives an outage of the database, as the hub does."""
+        """Execute a statement, and try again during an outage of the database, like the hub."""
         backoff = Backoff("stream.outage", "stream.recovered")
         while True:
             try:
@@ -138,15 +140,15 @@ class Chain:
         elif event.kind in BEGINNINGS and event.run_id != self.current:
             found = await self._rows(KWARGS, {"run_id": event.run_id})
             if not found:
-                return  # It was undone: the question waits as before.
+                return  # It was rolled back: the interrupt waits as before.
             if found[0]["kwargs"].get("input") is not None and resume_of(found[0]["kwargs"]) is None:
                 self.over = True
                 return
             self.current, self.paused = event.run_id, False
 
     def _ended(self, end: LogEvent | None) -> None:
-        """A run that is rolled back has never been: what it answered waits again."""
-        told = {"status": "rolled_back"} if end is None else orjson.loads(end.data)
-        undone = told["status"] == "rolled_back" and self.current != self._first
-        self.paused = bool(told.get("paused")) or undone
+        """Note the end of the current run. After a rollback the interrupt that it resumed waits again."""
+        data = {"status": "rolled_back"} if end is None else orjson.loads(end.data)
+        undone = data["status"] == "rolled_back" and self.current != self._first
+        self.paused = bool(data.get("paused")) or undone
         self.over = not self.paused

@@ -1,6 +1,6 @@
 """Take-over: runs whose worker is gone return to the queue, under a higher fence.
 
-Level-triggered: each statement looks at how things are, so a pass that was missed or interrupted is made up by
+Each statement looks at the present rows, not at past events, so a pass that was missed or interrupted is made up for by
 the next.
 """
 
@@ -22,17 +22,17 @@ from holdfast.engine.outbox import queue_webhooks
 from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
 from holdfast.engine.rollback import erase_runs
 
-# The part of the grace for a missing session that a worker has when all its sessions are missing. By default 0.2
-# seconds: a living process reconnects its heartbeat in less, if it can connect at all.
+# The share of the grace for a missing session that a worker has when all its sessions are missing: 0.2 seconds by
+# default. A living process reconnects its heartbeat sooner, if it can connect at all.
 SHORT_GRACE_SHARE = 0.125
 
-# Of DATABASE_TIMEOUT: how long runs are released one by one before the caller is told of those that are, and how long
-# poison runs are ended so. The next look for lost workers waits for that.
+# Shares of DATABASE_TIMEOUT: how long runs may be released one by one, and poison runs be ended one by one, before the
+# caller gets the result. The next check for lost workers waits for that.
 RELEASE_SHARE = 1.0
 END_SHARE = 0.5
 
-# Three rules make a worker lost. Its lease ran out; its supervisor saw the process end; or its heartbeat's session has
-# been missing from pg_stat_activity for the grace.
+# A worker is lost when its lease has expired, when its supervisor saw the process end, or when its heartbeat's session
+# has been missing from pg_stat_activity for the grace.
 #
 # A session is recognised by its pid and its name, which every role may read. The name contains the token of the
 # process, so a pid that was used again is not mistaken for it. `backend_start` is NULL in the rows of other roles'
@@ -42,17 +42,17 @@ END_SHARE = 0.5
 # is promoted, all sessions are gone, and each worker gets the time of its lease to come back. The start of the server
 # is compared for equality: the promoted server may have been started long before the one that failed.
 #
-# After an outage that was longer than the leases, or a jump of the server's clock, all of them have expired. Until the
-# leader is `settled`, only those count whose worker has said which runs are to blame: the others may be about to renew,
-# or to register anew and say it.
+# After an outage longer than a lease, or a jump of the server's clock, all leases have expired. Until the leader is
+# `settled`, an expired lease counts only if its worker has recorded which runs are to blame: the other workers may be
+# about to renew, or to register again and record it.
 #
-# When all sessions of the process are gone, it has probably died, and the grace is short. Not if they were gone when
-# this session, which asks, had only just been opened: then something may have cut everybody's sessions, this one's
-# predecessor included, and reconnecting takes its time.
+# When all sessions of a process are gone, it has probably died, and the grace is short. But not if the session that
+# executes this statement was opened only after they were gone: something may then have cut the sessions of all
+# processes, and reconnecting takes time.
 #
-# One statement, because it is executed so often: it records which sessions are missing or back, and returns the workers
-# that are missing or lost. `busy`: runs are being executed, so that there is something to take over. A worker whose row
-# somebody has locked is passed over: it delays no other, and is looked at again soon.
+# It is one statement because it is executed often: it records which sessions are missing or back, and returns the
+# missing and lost workers. `busy`: whether any run is executing. A worker whose row is locked is left out until the
+# next check, so that it does not delay the others.
 WATCH_WORKERS = """
 WITH seen AS (
     SELECT worker_id, host, pid, session_gone_at, ended_at IS NOT NULL AS ended,
@@ -90,7 +90,7 @@ SELECT EXISTS (SELECT 1 FROM run WHERE status = 'running') AS busy, worker_id, h
 FROM (VALUES (true)) AS always LEFT JOIN missing ON true ORDER BY worker_id
 """
 
-# Conditions are repeated under the row lock: a renewal that got in first keeps the worker.
+# The conditions are checked again under the row lock: a renewal that came first keeps the worker.
 MARK_LOST = """
 WITH gone AS (
     SELECT worker_id FROM worker
@@ -102,30 +102,29 @@ UPDATE worker SET status = 'lost', stopped_at = now() FROM gone WHERE worker.wor
 RETURNING worker.worker_id
 """
 
-# Runs of every worker that is not alive, not only of the one just marked: one that claimed at the last moment, or
-# whose reaper died between two statements, is found here too. So is a run of which its worker can write no outcome:
-# it has no worker any more (`unexecuted.py`). `company`: whether the worker executed other runs. This must be asked
-# before the first of them is released.
+# The runs of all workers that are not alive, not only of one just marked. That includes runs claimed at the last
+# moment, runs left by a reaper that died between two statements, and runs whose worker could write no outcome and
+# disowned them (`unexecuted.py`). `shared_worker`: whether the worker executed other runs as well; must be read before
+# the first of them is released.
 ORPHANS = """
 SELECT run.run_id, run.thread_id, run.worker_id, run.parent_run_id,
        run.crashes_in_a_row + 1 >= %(max_crashes)s
-       AND EXISTS (SELECT 1 FROM run company
-                   WHERE company.worker_id = run.worker_id AND company.status = 'running'
-                     AND company.run_id <> run.run_id) AS company
+       AND EXISTS (SELECT 1 FROM run other
+                   WHERE other.worker_id = run.worker_id AND other.status = 'running'
+                     AND other.run_id <> run.run_id) AS shared_worker
 FROM run LEFT JOIN worker USING (worker_id)
 WHERE run.status = 'running' AND (worker.worker_id IS NULL OR worker.status IN ('lost', 'offline'))
   AND run.run_id <> ALL(%(aside)s)
 ORDER BY run.thread_id, run.run_id LIMIT 1000
 """
 
-# The place in the queue is kept. A run that has now taken down `max_crashes` workers without any progress is a poison
-# run. A worker whose last renewal went to another server, or to this one before it was restarted, was lost to the
-# outage, and its runs are not to blame; nor are the others, where the worker could say which of its runs were
-# (`blame.py`).
-# Any of a dead worker's runs may have killed it. Those without progress since an earlier crash are the first suspects,
-# and are executed apart (`claim.py`); but another run beside them may have been the one. So a run that had company when
-# its last worker died gets one more chance.
-# It reads nothing that a client wrote: Postgres cannot look into JSON that holds a NUL character, and would refuse the
+# A released run keeps its place in the queue. A run that has taken down `max_crashes` workers without progress is a
+# poison run. If a worker's last renewal went to another server, or to this one before a restart, the outage was the
+# cause, and no crash is counted. If the worker recorded which of its runs are to blame (`blame.py`), only those count.
+# Any run of a dead worker may have killed it. Those without progress since an earlier crash are suspects and are kept
+# apart (`claim.py`), but another run on the same worker may have been the cause. So a run that shared its last worker
+# gets one more attempt.
+# The statement reads nothing that a client wrote: Postgres cannot read JSON with a NUL character and would refuse the
 # whole batch.
 RELEASE = """
 WITH orphaned AS (
@@ -141,7 +140,7 @@ WITH orphaned AS (
     SELECT orphaned.*, CASE
         WHEN crash = 0 OR crashes + 1 < %(max_crashes)s THEN false
         WHEN crashes >= %(max_crashes)s OR blamed IS NOT NULL THEN true
-        ELSE run_id <> ALL(%(accompanied)s) END AS poison
+        ELSE run_id <> ALL(%(shared_worker)s) END AS poison
     FROM orphaned
 )
 UPDATE run SET
@@ -159,8 +158,8 @@ RETURNING run.run_id, run.thread_id, run.graph_id, run.status, run.attempt, run.
           run.progress, run.assistant_id, run.tenant_id, held.claimed_at
 """
 
-# Nobody executes the run any more who could say that it failed, and a stream that just ends looks like success. The
-# thread is locked and the fence raised, so the numbers are ours to give.
+# No worker has the run to write its end, and a stream that just stops looks like success. The thread is locked and the
+# fence raised, so this transaction may assign event numbers.
 INSERT_END_EVENTS = """
 INSERT INTO event (thread_id, seq, run_id, kind, data)
 SELECT run.thread_id, numbered.last + told.place, run.run_id, told.kind, convert_to(told.data::text, 'UTF8')
@@ -185,9 +184,12 @@ FROM run WHERE run.run_id = ANY(%(run_ids)s) AND thread.thread_id = run.thread_i
 
 @dataclass(frozen=True)
 class Watched:
-    """`missing` are the workers whose session is missing, whose process has ended or whose lease has expired: `lost`
-    says which are lost by now, `grace_left` how many seconds the others have, `grace` how many they had. `busy`: runs
-    are being executed. `server_time`: the server's clock, in seconds."""
+    """The result of one check of the workers.
+
+    `missing`: workers whose session is missing, whose process has ended or whose lease has expired. Of each, `lost`
+    says whether it counts as lost, `grace` is its grace in seconds and `grace_left` the rest of it. `busy`: whether any
+    run is executing. `server_time`: the server's clock, in seconds.
+    """
 
     busy: bool
     server_time: float
@@ -195,63 +197,67 @@ class Watched:
 
 
 async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, settled: bool = True) -> Watched:
-    """`grace`: seconds that a heartbeat's session may be missing while its process has others. `settled`: a lease that
-    has expired means that its worker is gone."""
+    """Check all workers.
+
+    `grace`: how many seconds a heartbeat's session may be missing while its process has others. `settled`: whether an
+    expired lease alone means that the worker is lost.
+    """
     parameters = {"grace": grace, "short_grace": grace * SHORT_GRACE_SHARE, "settled": settled}
     rows = await (await connection.execute(WATCH_WORKERS, parameters)).fetchall()
     return Watched(rows[0]["busy"], rows[0]["server_time"], [row for row in rows if row["worker_id"] is not None])
 
 
 async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:
-    """Declare a worker lost. From here on its renewals, its claims and its journal are refused. False if it is not, or
-    if somebody has locked its row."""
+    """Declare a worker lost. From then on its renewals, claims and journal writes are refused.
+
+    Returns False if it is not lost after all, or if its row is locked.
+    """
     cursor = await connection.execute(MARK_LOST, {"worker_id": worker_id, "grace": grace})
     return await cursor.fetchone() is not None
 
 
 async def release_orphans(
-    database: Database, *, max_crashes: int, aside: RowsSetAside | None = None, accompanied: set[UUID] | None = None
+    database: Database, *, max_crashes: int, aside: RowsSetAside | None = None, shared_worker: set[UUID] | None = None
 ) -> list[DictRow]:
-    """Put the runs of lost workers back into the queue, or with the dead letters. Returns them as they are now. A run
-    that cannot be released is set aside, and delays no other.
+    """Return the runs of lost workers to the queue, or make them dead letters. Returns them as they are now.
 
-    `accompanied` is kept between calls: runs that had company when their worker died, and are still to be released.
-    Their company may have been released before them.
-    """
+    A run that cannot be released is set aside and does not delay the others. The set `shared_worker` is kept between
+    calls: it has the runs that shared their worker and are still to be released, since the other runs may be released
+    first."""
     async with database.connection() as connection:
         parameters = {"aside": [] if aside is None else aside.ids(), "max_crashes": max_crashes}
         orphans = await (await connection.execute(ORPHANS, parameters)).fetchall()
-    accompanied = set() if accompanied is None else accompanied
-    accompanied |= {row["run_id"] for row in orphans if row["company"]}
+    shared_worker = set() if shared_worker is None else shared_worker
+    shared_worker |= {row["run_id"] for row in orphans if row["shared_worker"]}
     if not orphans:
         return []
-    # First those that go on: that needs only the tables of runs and threads. The end of a poison run needs others, too,
-    # and waits if somebody has locked one of them.
+    # First the runs that return to the queue, which needs only the tables of runs and threads. Ending a poison run
+    # needs more tables, and waits if one of them is locked.
     timeout = database.settings.database_timeout
-    release = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=False)
+    release = partial(_release, database, max_crashes=max_crashes, shared_worker=shared_worker, poison=False)
     released = await process_rows(database, orphans, release, aside, within=RELEASE_SHARE * timeout)
     dealt_with = {row["run_id"] for row in released}.union([] if aside is None else aside.ids())
     if rest := [row for row in orphans if row["run_id"] not in dealt_with]:
-        end = partial(_release, database, max_crashes=max_crashes, accompanied=accompanied, poison=True)
+        end = partial(_release, database, max_crashes=max_crashes, shared_worker=shared_worker, poison=True)
         try:
             released += await process_rows(database, rest, end, aside, within=END_SHARE * timeout)
         except Exception:
-            # The caller must learn of those that are released. The others are found again.
+            # Return those that were released, so that they are announced. The next pass finds the others.
             if not released:
                 raise
-    accompanied -= {row["run_id"] for row in released}
+    shared_worker -= {row["run_id"] for row in released}
     return released
 
 
 async def _release(
-    database: Database, orphans: Sequence[DictRow], *, max_crashes: int, accompanied: set[UUID], poison: bool
+    database: Database, orphans: Sequence[DictRow], *, max_crashes: int, shared_worker: set[UUID], poison: bool
 ) -> list[DictRow]:
-    """Release those of the orphans that are poison runs, or those that are not."""
+    """Release either the poison runs among the orphans, or the others."""
     run_ids = [row["run_id"] for row in orphans]
     parameters = {
         "run_ids": run_ids,
         "max_crashes": max_crashes,
-        "accompanied": [run_id for run_id in run_ids if run_id in accompanied],
+        "shared_worker": [run_id for run_id in run_ids if run_id in shared_worker],
         "poison": poison,
     }
     async with database.transaction() as connection:
@@ -267,7 +273,7 @@ async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[Dic
     run_ids = [row["run_id"] for row in poisoned]
     for row in poisoned:
         if row["cancel_action"] == "rollback":
-            # Nobody will take the run up again, so the rollback that was asked for happens here.
+            # No worker will claim the run again, so a requested rollback is done here.
             await erase_runs(connection, row["thread_id"], [row["run_id"]])
     await connection.execute(INSERT_END_EVENTS, {"run_ids": run_ids})
     await connection.execute(MARK_POISONED_THREADS, {"run_ids": run_ids})

@@ -1,4 +1,4 @@
-"""Runs as clients read them."""
+"""Reading, listing and deleting runs for clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.engine.states import RunStatus
 from holdfast.engine.threads import present
 from holdfast.errors import Conflict, NotFound
 
-# What a client may see of a run's kwargs. The rest is between the server and its workers.
+# The kwargs of a run that clients may see. The others are internal.
 SHOWN_KWARGS = (
     "input",
     "command",
@@ -39,7 +39,7 @@ SHOWN_KWARGS = (
     "durability",
 )
 # Where the LangSmith tracer looks for the name of its project.
-PROJECT = "__langsmith_project__"
+LANGSMITH_PROJECT_KEY = "__langsmith_project__"
 
 WIDE = ("metadata", "kwargs", "error", "usage")
 
@@ -47,8 +47,7 @@ GET = f"SELECT {RUN_COLUMNS}, finished_at FROM run WHERE run_id = %(run_id)s"
 
 THREAD = "SELECT thread_id FROM run WHERE run_id = %(run_id)s"
 
-# Looks through what is unfinished, not through all runs: an index by assistant would cost every run a little, for the
-# sake of something that hardly ever happens.
+# Reads all unfinished runs. An index by assistant would cost every run a little and would hardly ever be used.
 UNFINISHED = """
 SELECT thread_id, array_agg(run_id) AS run_ids FROM run
 WHERE status IN ('pending', 'running') AND (%(status)s = 'all' OR status = %(status)s)
@@ -64,8 +63,8 @@ WHERE thread_id = %(thread_id)s AND (%(status)s::text IS NULL OR status = %(stat
 ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# The state is written into it as it is. Each is found by an index that holds few others, `run_recent`, `run_unfinished`
-# or `run_failed`, and none of them serves a plan that is made for any state.
+# The status is a literal, not a parameter: each status has a partial index (`run_recent`, `run_unfinished`,
+# `run_failed`), and none of them can serve a generic plan.
 LIST_ALL = f"""
 SELECT {RUN_COLUMNS} FROM run WHERE {{state}} AND {{visible}}
 ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
@@ -73,7 +72,7 @@ ORDER BY created_at DESC, run_id DESC LIMIT %(limit)s OFFSET %(offset)s
 
 
 async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id: UUID | None = None) -> DictRow:
-    """A run, or NotFound; of the given thread, if one is given."""
+    """Return a run, of the given thread if one is given. Raises NotFound."""
     cursor = await connection.execute(GET, {"run_id": run_id})
     row = await cursor.fetchone()
     if row is None or (thread_id is not None and row["thread_id"] != thread_id):
@@ -82,7 +81,7 @@ async def get_run(connection: AsyncConnection[DictRow], run_id: UUID, thread_id:
 
 
 async def thread_of_run(connection: AsyncConnection[DictRow], run_id: UUID) -> UUID:
-    """The thread of a run, or NotFound."""
+    """Return the thread of a run. Raises NotFound."""
     row = await (await connection.execute(THREAD, {"run_id": run_id})).fetchone()
     if row is None:
         raise NotFound("Run", run_id)
@@ -94,7 +93,7 @@ def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
     if not visible.filter:
         owned, tenants = visible.tenant_condition("run.tenant_id")
         if visible.tenant is not None:
-            # In the words of the index on tenants.
+            # Matches the expression index on tenants.
             owned += " AND run.tenant_id <> '' AND hashtext(run.tenant_id) = hashtext(%(visible_tenant)s)"
             tenants["visible_tenant"] = visible.tenant
         return owned, tenants
@@ -106,8 +105,10 @@ def _in_visible_thread(visible: Visibility) -> tuple[str, dict[str, Any]]:
 async def unfinished_by_thread(
     connection: AsyncConnection[DictRow], status: str, visible: Visibility, assistant_id: UUID | None = None
 ) -> dict[UUID, list[UUID]]:
-    """The unfinished runs in a state ("all": in either) of the threads that are visible, by thread. With an
-    `assistant_id`, those of that assistant."""
+    """The unfinished runs of visible threads with a status ("all": pending or running), by thread.
+
+    With an `assistant_id`, only those of that assistant.
+    """
     condition, parameters = _in_visible_thread(visible)
     statement = UNFINISHED.format(visible=condition)
     cursor = await connection.execute(
@@ -117,7 +118,7 @@ async def unfinished_by_thread(
 
 
 async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
-    """Delete a run that has ended, with every checkpoint it wrote. Conflict while it is unfinished."""
+    """Delete a run that has ended, with every checkpoint it wrote. Raises Conflict while it is unfinished."""
     parameters = {"thread_id": thread_id, "run_id": run_id}
     async with database.transaction() as connection:
         await connection.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
@@ -131,7 +132,7 @@ async def delete_run(database: Database, thread_id: UUID, run_id: UUID) -> None:
 
 
 def list_statement(status: str | None, visible: str) -> str:
-    """How runs in a state are listed, newest first. `visible` is a condition of our own."""
+    """The statement that lists runs with a status, newest first. `visible` is SQL of ours, never of a client."""
     state = "true" if status is None else f"status = '{RunStatus(status)}'"
     return LIST_ALL.format(state=state, visible=visible)
 
@@ -143,7 +144,7 @@ async def list_runs(
     part: PageLimits,
     visible: Visibility = EVERYTHING,
 ) -> PageRows:
-    """Runs of a thread, or of all threads that are visible, newest first."""
+    """Runs of a thread, or of all visible threads, newest first."""
     condition, parameters = _in_visible_thread(visible)
     statement = list_statement(status, condition) if thread_id is None else LIST_OF_THREAD
     parameters |= {"thread_id": thread_id, "status": status}
@@ -165,7 +166,7 @@ def present_run(run: Mapping[str, Any]) -> dict[str, Any]:
     if kwargs.get("budget"):
         shown["kwargs"]["budget"] = kwargs["budget"]
     shown["kwargs"]["config"] = {**config, "configurable": configurable}
-    shown["langsmith_session_name"] = configurable.get(PROJECT)
+    shown["langsmith_session_name"] = configurable.get(LANGSMITH_PROJECT_KEY)
     for internal in ("first_seq", "graph_id", "finished_at"):
         shown.pop(internal, None)
     if shown.get("parent_run_id") is None:

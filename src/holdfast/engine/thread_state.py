@@ -1,4 +1,4 @@
-"""The state of threads: what their checkpoints say, and changing it where no run is under way."""
+"""The state of threads: reading it from checkpoints, and updating it while no run is unfinished."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.engine.interrupts.rows import close_missing
-from holdfast.engine.threads import Brief, get_brief
+from holdfast.engine.threads import ThreadSummary, get_thread_summary
 from holdfast.errors import BadRequest, Conflict, NotFound, RequestError
 from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
 from holdfast.graphs.exits import GraphCode
@@ -37,8 +37,8 @@ from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
 
-# The lock that every run of the thread is created under. Who holds it, and in a later statement sees no unfinished
-# run, is alone with the thread's checkpoints until the transaction ends.
+# Every run of the thread is created under this lock. A transaction that holds it, and in a later statement sees no
+# unfinished run, has the thread's checkpoints for itself until it ends.
 LOCK_THREAD = """
 SELECT metadata ->> 'graph_id' AS graph_id FROM thread
 WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR NO KEY UPDATE
@@ -49,7 +49,7 @@ SELECT run_id FROM run WHERE thread_id = %(thread_id)s AND status IN ('pending',
 ORDER BY created_at, run_id LIMIT 1
 """
 
-# As at the end of a run. An error is over once somebody has put the state right.
+# Like the end of a run. An update of the state also clears the error of the thread.
 SET_STATE = """
 UPDATE thread SET status = %(status)s, resting_status = %(status)s, "values" = %(values)s::jsonb,
                   interrupts = %(interrupts)s::jsonb, error = NULL, has_state = true,
@@ -57,14 +57,14 @@ UPDATE thread SET status = %(status)s, resting_status = %(status)s, "values" = %
 WHERE thread_id = %(thread_id)s
 """
 
-PATCH_HEAD = """
+PATCH_LAST_CHECKPOINT = """
 UPDATE checkpoints SET metadata = metadata || %(metadata)s::jsonb
 WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = '' AND checkpoint_id = (
     SELECT checkpoint_id FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
     ORDER BY checkpoint_id DESC LIMIT 1)
 """
 
-# What LangGraph and Holdfast go by. What somebody notes on a checkpoint does not change what it is.
+# Metadata that LangGraph and Holdfast rely on. Clients cannot change it.
 FIXED_METADATA = frozenset({"source", "step", "parents", "graph_id"})
 
 STORAGE = """
@@ -77,26 +77,26 @@ SELECT (SELECT coalesce(sum(pg_column_size(c.*)), 0)::bigint FROM checkpoints c
 """
 
 Checkpoint = Mapping[str, Any]
-"""`checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, as far as they are given."""
+"""The keys `checkpoint_ns`, `checkpoint_id` and `checkpoint_map`, each optional."""
 
-# How long the user's code may take to apply an update, in leases. A transaction that stands still for a whole one loses
-# its connection.
-PATIENCE = 0.5
+# The share of a lease that graph code may take to apply an update. The server ends a transaction that is idle for a
+# whole lease.
+UPDATE_TIMEOUT_LEASES = 0.5
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A thread's graph, ready to be asked about the thread."""
+class OpenedGraph:
+    """The graph of a thread, opened to read or update the thread's state."""
 
     thread_id: UUID
     graph_id: str
     graph: Graph
     saver: PooledSaver
     metadata: dict[str, Any]
-    """What a checkpoint written now says about its origin."""
+    """The metadata of checkpoints that are written through it."""
 
     def subgraph(self, namespace: str) -> PregelProtocol[Any, Any, Any, Any]:
-        """The graph that a checkpoint's namespace belongs to. Raises NotFound."""
+        """The subgraph of a checkpoint namespace. Raises NotFound."""
         if not namespace:
             return self.graph
         path = "|".join(part.split(":")[0] for part in namespace.split("|") if not part.isdigit())
@@ -111,8 +111,11 @@ class Opened:
 async def read_state(
     database: Database, catalog: GraphCatalog, thread_id: UUID, checkpoint: Checkpoint, *, subgraphs: bool
 ) -> StateSnapshot:
-    """A thread's state, or what it was at a checkpoint. Empty when there is nothing to read: no graph has run in the
-    thread, or the checkpoint does not exist. Raises NotFound for a thread, graph or subgraph that does not exist."""
+    """A thread's state, now or at a checkpoint.
+
+    Empty if no graph has run in the thread, or if the checkpoint does not exist. Raises NotFound for a thread, graph or
+    subgraph that does not exist.
+    """
     async with open_graph(database, catalog, thread_id, "threads.read", checkpoint) as opened:
         if opened is None:
             return _empty(thread_id, checkpoint)
@@ -140,12 +143,15 @@ async def read_history(
     metadata: Mapping[str, Any],
     limit: int,
 ) -> tuple[list[StateSnapshot], bool]:
-    """A thread's states, newest first, with checkpoint ids below `before` and metadata that contains the given: at most
-    `limit`, and not more bytes of them than a page may have. Whether there are more comes with them."""
+    """A thread's states, newest first, and whether there are more.
+
+    Only states with checkpoint ids below `before` and whose metadata contains `metadata`; at most `limit`, and no more
+    bytes than a page may have.
+    """
     earlier: RunnableConfig | None = None if before is None else {"configurable": {"checkpoint_id": before}}
     asked: dict[str, Any] = {"filter": dict(metadata) or None, "before": earlier, "limit": limit}
     async with database.connection() as connection:
-        thread = await get_brief(connection, thread_id)
+        thread = await get_thread_summary(connection, thread_id)
     if thread.graph_id is None:
         return [], False
     saver = PooledSaver(database)
@@ -169,10 +175,14 @@ async def read_history(
 
 
 async def _by_config(
-    database: Database, thread_id: UUID, thread: Brief, namespace: str, written: Iterable[tuple[str, str | None]]
+    database: Database,
+    thread_id: UUID,
+    thread: ThreadSummary,
+    namespace: str,
+    written: Iterable[tuple[str, str | None]],
 ) -> list[tuple[dict[str, Any], int]]:
-    """For a graph that a factory builds: the configs of the runs that wrote states, each with how many states lie
-    together that were written with it. A factory may build another graph for each config."""
+    """For a graph made by a factory: the configs of the runs that wrote the states, in order, each with the number of
+    consecutive states it is for. The factory may build another graph for each config."""
     parts: list[tuple[dict[str, Any], int]] = []
     async with database.connection() as connection:
         for _, of_run in groupby(written, key=lambda one: one[1]):
@@ -185,7 +195,7 @@ async def _by_config(
     return parts
 
 
-async def _states(opened: Opened, config: RunnableConfig, asked: dict[str, Any]) -> list[StateSnapshot]:
+async def _states(opened: OpenedGraph, config: RunnableConfig, asked: dict[str, Any]) -> list[StateSnapshot]:
     try:
         with GraphCode():
             return [state async for state in opened.graph.aget_state_history(config, **asked)]
@@ -206,11 +216,12 @@ async def update_state(
     checkpoint: Checkpoint,
     visible: Visibility = EVERYTHING,
 ) -> dict[str, Any]:
-    """Apply updates to a thread's state, at its head or at an earlier checkpoint, and return the checkpoint that led
-    to. All of them or none; the thread's status, values and interrupts follow in the same transaction.
+    """Apply updates to a thread's state, at its last or an earlier checkpoint, and return the resulting checkpoint.
 
-    Raises NotFound for a thread that is not visible and for a checkpoint that does not exist, Conflict while the thread
-    has an unfinished run, BadRequest when the thread has no graph, or its graph does not take the update.
+    All updates are applied or none. The thread's status, values and interrupts change in the same transaction.
+
+    Raises NotFound for a thread that is not visible and a checkpoint that does not exist, Conflict while the thread has
+    an unfinished run, BadRequest if the thread has no graph or its graph refuses the update.
     """
     async with open_graph(database, catalog, thread_id, "threads.update", checkpoint, visible) as opened:
         if opened is None:
@@ -225,12 +236,12 @@ async def update_state(
                 raise Conflict(f"Thread {thread_id} changed to graph '{graph_id}' meanwhile. Try again.")
             opened.graph.checkpointer = TransactionSaver(database, connection).with_allowlist(catalog.checkpoint_types)
             try:
-                async with asyncio.timeout(database.settings.lease * PATIENCE):
+                async with asyncio.timeout(database.settings.lease * UPDATE_TIMEOUT_LEASES):
                     with GraphCode():
                         reached = await _apply(opened, supersteps, checkpoint)
                         state = await opened.graph.aget_state(opened.config({}))
             except ESCAPING as error:
-                # In a transaction that has failed, it was a statement of ours: the graph's code does not use it.
+                # If the transaction has failed, one of our statements did: graph code does not use this connection.
                 refused = connection.info.transaction_status is not TransactionStatus.INTRANS
                 if _is_ours(error) or (refused and isinstance(error, psycopg.Error)):
                     raise
@@ -251,19 +262,21 @@ async def update_state(
 async def patch_metadata(database: Database, thread_id: UUID, metadata: Mapping[str, Any], visible: Visibility) -> None:
     """Merge metadata into that of a thread's last checkpoint.
 
-    Raises NotFound, Conflict while the thread has an unfinished run, BadRequest when it has no checkpoint.
+    Raises NotFound, Conflict while the thread has an unfinished run, BadRequest if it has no checkpoint.
     """
     noted = {key: value for key, value in metadata.items() if key not in FIXED_METADATA}
     async with database.transaction() as connection:
         await _lock_idle(connection, thread_id, visible)
-        patched = await connection.execute(PATCH_HEAD, {"thread_id": thread_id, "metadata": to_jsonb(to_json(noted))})
+        patched = await connection.execute(
+            PATCH_LAST_CHECKPOINT, {"thread_id": thread_id, "metadata": to_jsonb(to_json(noted))}
+        )
     if not patched.rowcount:
         raise BadRequest(f"Thread {thread_id} has no state yet. Run a graph in it before patching the metadata.")
 
 
 async def storage_of(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> dict[str, Any]:
     """How many bytes a thread's history takes, by kind. Raises NotFound."""
-    await get_brief(connection, thread_id, visible)
+    await get_thread_summary(connection, thread_id, visible)
     row = await (await connection.execute(STORAGE, {"thread_id": thread_id})).fetchone()
     assert row is not None
     return {"thread_id": str(thread_id), "total_bytes": sum(row.values()), **row}
@@ -277,12 +290,14 @@ async def open_graph(
     access_context: AccessContext,
     checkpoint: Checkpoint,
     visible: Visibility = EVERYTHING,
-) -> AsyncIterator[Opened | None]:
-    """The graph that a thread's runs are of, built with the config of the run that wrote the checkpoint; None when the
-    thread has none. Raises NotFound when there is no such thread, or no such graph on this server, and InvalidRequest
-    when it cannot be built."""
+) -> AsyncIterator[OpenedGraph | None]:
+    """Open the graph of a thread, built with the config of the run that wrote the checkpoint. None: it has no graph.
+
+    Raises NotFound if there is no such thread, or no such graph on this server, and InvalidRequest if the graph cannot
+    be built.
+    """
     async with database.connection() as connection:
-        thread = await get_brief(connection, thread_id, visible)
+        thread = await get_thread_summary(connection, thread_id, visible)
         given = {}
         # Only a factory reads the config.
         if thread.graph_id is not None and catalog.is_factory(thread.graph_id):
@@ -299,10 +314,10 @@ async def _opened(
     database: Database,
     catalog: GraphCatalog,
     thread_id: UUID,
-    thread: Brief,
+    thread: ThreadSummary,
     access_context: AccessContext,
     given: Mapping[str, Any],
-) -> AsyncIterator[Opened]:
+) -> AsyncIterator[OpenedGraph]:
     assert thread.graph_id is not None
     named = {"graph_id": thread.graph_id, "assistant_id": thread.assistant_id}
     stamp = {key: value for key, value in named.items() if value is not None}
@@ -315,11 +330,11 @@ async def _opened(
         checkpointer=saver,
     )
     async with built_for_client(opening, thread.graph_id, f"thread {thread_id}") as graph:
-        yield Opened(thread_id, thread.graph_id, graph, saver, stamp)
+        yield OpenedGraph(thread_id, thread.graph_id, graph, saver, stamp)
 
 
 async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility) -> str | None:
-    """Lock the thread, provided that nothing is going on in it, and return its graph."""
+    """Lock a thread without unfinished runs, and return its graph id."""
     statement, owner = only_visible(LOCK_THREAD, visible)
     parameters = {"thread_id": thread_id}
     thread = await (await connection.execute(statement, {**owner, **parameters})).fetchone()
@@ -335,9 +350,11 @@ async def _lock_idle(connection: AsyncConnection[DictRow], thread_id: UUID, visi
     return graph_id
 
 
-async def _apply(opened: Opened, supersteps: Sequence[Sequence[StateUpdate]], checkpoint: Checkpoint) -> dict[str, Any]:
+async def _apply(
+    opened: OpenedGraph, supersteps: Sequence[Sequence[StateUpdate]], checkpoint: Checkpoint
+) -> dict[str, Any]:
     config = opened.config(checkpoint)
-    # LangGraph would start from nothing, and the thread's head with it.
+    # Otherwise LangGraph would start from an empty state and make it the thread's latest.
     if checkpoint.get("checkpoint_id") and (await opened.graph.aget_state(config)).created_at is None:
         raise NotFound("Checkpoint", f"{checkpoint['checkpoint_id']} of thread {opened.thread_id}")
     reached = await opened.graph.abulk_update_state({**config, "metadata": opened.metadata}, supersteps)
@@ -354,7 +371,7 @@ def _empty(thread_id: UUID, checkpoint: Checkpoint) -> StateSnapshot:
     return StateSnapshot({}, (), config, None, None, None, (), ())
 
 
-async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
+async def _state_at(opened: OpenedGraph, saved: CheckpointTuple) -> StateSnapshot:
     try:
         with GraphCode():
             return await opened.graph.aget_state(saved.config)
@@ -364,9 +381,9 @@ async def _state_at(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
         return _as_stored(opened, saved)
 
 
-def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
-    """What a checkpoint holds when the graph cannot say what comes next: it refuses the input it was given, or has
-    changed since. One such checkpoint must not hide the thread."""
+def _as_stored(opened: OpenedGraph, saved: CheckpointTuple) -> StateSnapshot:
+    """The stored values of a checkpoint that the graph cannot interpret, because it refuses its input or has changed
+    since. One such checkpoint must not hide the thread."""
     graph = opened.subgraph(saved.config["configurable"].get("checkpoint_ns") or "")
     stored = saved.checkpoint["channel_values"]
     shown = graph.stream_channels_list if isinstance(graph, Pregel) else list(stored)
@@ -376,12 +393,12 @@ def _as_stored(opened: Opened, saved: CheckpointTuple) -> StateSnapshot:
 
 @contextmanager
 def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
-    """Raise Conflict for stored checkpoints that LangGraph cannot read, for example of a version to come."""
+    """Raise Conflict for checkpoints that LangGraph cannot read, for example those of a later version."""
     try:
         with GraphCode():
             yield
     except (psycopg.Error, RequestError):
-        # Of our own statements.
+        # Raised by our own statements.
         raise
     except ESCAPING as error:
         raise Conflict(
@@ -391,12 +408,12 @@ def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether a failure says nothing about the graph or what it was given: a refusal of ours, or an outage of the
-    database. The graph's code may raise other errors of psycopg and of Holdfast."""
+    """Whether the error is a refusal of Holdfast or an outage of the database, and not the fault of the graph. Graph
+    code may raise other errors of psycopg and Holdfast."""
     return isinstance(error, RequestError) or (isinstance(error, psycopg.Error) and is_outage(error))
 
 
-def _log_unreadable(opened: Opened, error: BaseException) -> None:
+def _log_unreadable(opened: OpenedGraph, error: BaseException) -> None:
     about = {"thread_id": str(opened.thread_id), "graph_id": opened.graph_id}
     log.warning("state.unreadable", **about, error=kind_and_place(error))
 

@@ -1,5 +1,4 @@
-"""Threads: reading, searching, changing and deleting them. Creating one is part of the engine, because runs do it
-too."""
+"""Reading, searching, changing, copying and deleting threads. `create.py` creates them, because runs do that too."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from holdfast.errors import Conflict, NotFound
 log = structlog.get_logger(__name__)
 
 TtlStrategy = Literal["delete", "keep_latest"]
-# Written into statements as they are: an index of what is not idle serves no plan that is made for any status.
+# Written into statements as literals: the partial index of threads that are not idle cannot serve a generic plan.
 STATUSES = frozenset({"idle", "busy", "interrupted", "error"})
 
 WIDE = frozenset({"metadata", "config", "values", "interrupts", "error", "usage"})
-LONE_CHECKPOINTS = """
+HAS_CHECKPOINTS_ONLY = """
 SELECT EXISTS (SELECT 1 FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text)
        AND NOT EXISTS (SELECT 1 FROM thread WHERE thread_id = %(thread_id)s) AS any
 """
@@ -38,21 +37,21 @@ ALL_COLUMNS = ", ".join(f'"{column}"' for column in THREAD_COLUMNS)
 
 GET = f"SELECT {ALL_COLUMNS} FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}"
 
-# Without the thread's values and what else can be many megabytes.
-GET_BRIEF = """
+# Without the values and other columns that may have many megabytes.
+GET_SUMMARY = """
 SELECT status, metadata -> 'graph_id' AS graph_id, metadata -> 'assistant_id' AS assistant_id,
        jsonb_path_query_array(interrupts, '$.*[*].id') AS interrupt_ids
 FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible}
 """
 
-# Whatever happens in the thread moves its end away; the column is only brought up to date when it comes.
+# Every change of the thread extends its life. The column `expires_at` is updated only when that time is reached.
 GET_TTL = """
 SELECT ttl_strategy AS strategy, ttl_minutes,
        greatest(expires_at, updated_at + ttl_minutes * interval '1 minute') AS expires_at
 FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND ttl_minutes IS NOT NULL
 """
 
-STATE_MOMENTS = """
+STATE_TIMES = """
 SELECT created_at, state_updated_at FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL
 """
 
@@ -67,9 +66,8 @@ WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
 RETURNING {ALL_COLUMNS}
 """
 
-# One statement sees one moment: no checkpoint without its blobs, whatever a run writes meanwhile. What waits for an
-# answer waits in the copy too, without its deadline; everything else rests, for the copy has no runs. Its events begin
-# with its own.
+# One statement has one snapshot, so no checkpoint is copied without its blobs while a run writes. Waiting interrupts
+# wait in the copy too, without their deadlines. The copy has no runs, so its status is otherwise idle, and no events.
 COPY = f"""
 WITH source AS (
     SELECT * FROM thread WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {{visible}}
@@ -89,7 +87,7 @@ WITH source AS (
     SELECT %(copy_id)s::uuid::text, w.checkpoint_ns, w.checkpoint_id, w.task_id, w.task_path, w.idx, w.channel, w.type,
            w.blob
     FROM source JOIN checkpoint_writes w ON w.thread_id = source.thread_id::text
-), question AS (
+), copied_interrupt AS (
     INSERT INTO interrupt (thread_id, interrupt_id, run_id, assistant_id, graph_id, task_id, value, form, asked_at)
     SELECT %(copy_id)s, i.interrupt_id, i.run_id, i.assistant_id, i.graph_id, i.task_id, i.value, i.form, i.asked_at
     FROM source JOIN interrupt i USING (thread_id)
@@ -111,8 +109,8 @@ SELECT thread_id, parent_run_id FROM thread
 WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND {visible} FOR UPDATE
 """
 
-# The runs go first: that waits for a journal commit in flight, and voids the fences of what is still running, so
-# that nothing is written to the thread's other tables after they have been emptied.
+# The runs are deleted first. That waits for a concurrent journal commit and makes the fences of running runs invalid,
+# so that nothing is written to the thread's other tables after they were emptied.
 DELETE_RUNS = """
 WITH doomed AS (
     SELECT run_id, status, worker_id FROM run WHERE thread_id = %(thread_id)s ORDER BY run_id FOR UPDATE
@@ -131,7 +129,7 @@ DELETE_REST = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
+class ThreadFilters:
     """What a thread must be like to be found. Each that is left out lets all pass."""
 
     ids: Sequence[UUID] | None = None
@@ -168,7 +166,7 @@ class Filters:
 async def get_thread(
     connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING
 ) -> DictRow:
-    """A thread, or NotFound."""
+    """Return a thread. Raises NotFound."""
     statement, owner = only_visible(GET, visible)
     row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
     if row is None:
@@ -177,35 +175,37 @@ async def get_thread(
 
 
 @dataclass(frozen=True)
-class Brief:
-    """A thread, for requests that work with it for a while and do not show it."""
+class ThreadSummary:
+    """A thread without its values, for requests that work with the thread and do not show it."""
 
     status: str
     graph_id: str | None
     assistant_id: str | None
-    """Both as the thread's metadata has them."""
+    """Both are read from the thread's metadata."""
     interrupt_ids: frozenset[str]
-    """Of what waits for an answer."""
+    """The interrupts that wait."""
 
 
-async def get_brief(connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING) -> Brief:
-    """A thread without its values, or NotFound."""
-    statement, owner = only_visible(GET_BRIEF, visible)
+async def get_thread_summary(
+    connection: AsyncConnection[DictRow], thread_id: UUID, visible: Visibility = EVERYTHING
+) -> ThreadSummary:
+    """Return a thread without its values. Raises NotFound."""
+    statement, owner = only_visible(GET_SUMMARY, visible)
     row = await (await connection.execute(statement, {**owner, "thread_id": thread_id})).fetchone()
     if row is None:
         raise NotFound("Thread", thread_id)
     ids = {key: row[key] if isinstance(row[key], str) else None for key in ("graph_id", "assistant_id")}
-    return Brief(row["status"], **ids, interrupt_ids=frozenset(row["interrupt_ids"]))
+    return ThreadSummary(row["status"], **ids, interrupt_ids=frozenset(row["interrupt_ids"]))
 
 
-async def state_moments(connection: AsyncConnection[DictRow], thread_id: UUID) -> tuple[datetime, datetime] | None:
-    """When a thread was created, and when its state was last updated; None when there is no such thread."""
-    row = await (await connection.execute(STATE_MOMENTS, {"thread_id": thread_id})).fetchone()
+async def state_times(connection: AsyncConnection[DictRow], thread_id: UUID) -> tuple[datetime, datetime] | None:
+    """When a thread was created and when its state was last updated; None if there is no such thread."""
+    row = await (await connection.execute(STATE_TIMES, {"thread_id": thread_id})).fetchone()
     return None if row is None else (row["created_at"], row["state_updated_at"])
 
 
 async def get_ttl(connection: AsyncConnection[DictRow], thread_id: UUID) -> DictRow | None:
-    """A thread's time to live and when it ends if nothing happens before; None for a thread that stays."""
+    """A thread's time to live, and when it expires if nothing happens before; None if it does not expire."""
     return await (await connection.execute(GET_TTL, {"thread_id": thread_id})).fetchone()
 
 
@@ -228,7 +228,7 @@ async def change_thread(
 
 async def search_threads(
     connection: AsyncConnection[DictRow],
-    filters: Filters,
+    filters: ThreadFilters,
     *,
     columns: Sequence[str],
     extract: Mapping[str, tuple[str, Sequence[str]]],
@@ -236,8 +236,11 @@ async def search_threads(
     descending: bool,
     part: PageLimits,
 ) -> PageRows:
-    """Threads with the given columns. `extract` names a place in one of the documents for each alias; what is there,
-    or null, is in `extracted`. Column names are the caller's, never a client's."""
+    """Search threads and return the given columns.
+
+    `extract` maps an alias to a path in one of the JSON columns; `extracted` has the value there, or null. Column names
+    come from the caller, never from a client.
+    """
     where, parameters = filters.where()
     selected = [f'"{column}"' for column in columns]
     places = []
@@ -255,7 +258,7 @@ async def search_threads(
     return await fetch_page(connection, statement, parameters, part, wide)
 
 
-async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+async def count_threads(connection: AsyncConnection[DictRow], filters: ThreadFilters) -> int:
     where, parameters = filters.where()
     cursor = await connection.execute(f"SELECT count(*) FROM thread WHERE {where}".encode(), parameters)
     row = await cursor.fetchone()
@@ -265,8 +268,10 @@ async def count_threads(connection: AsyncConnection[DictRow], filters: Filters) 
 async def copy_thread(
     connection: AsyncConnection[DictRow], thread_id: UUID, copy_id: UUID, visible: Visibility
 ) -> DictRow:
-    """A new thread with another one's metadata and whole history. Raises Conflict when that one does not exist, and
-    NotFound when it is not visible."""
+    """Create a thread with the metadata and the whole history of another.
+
+    Raises Conflict if the other does not exist, and NotFound if it is not visible.
+    """
     statement, owner = only_visible(COPY, visible)
     row = await (await connection.execute(statement, {**owner, "thread_id": thread_id, "copy_id": copy_id})).fetchone()
     if row is None and visible.restricted:
@@ -277,9 +282,11 @@ async def copy_thread(
 
 
 async def delete_thread(database: Database, thread_id: UUID, visible: Visibility) -> list[DictRow]:
-    """Delete a thread with everything that belongs to it, provided that it is visible: that is decided under its lock.
-    Returns its runs that were unfinished, so that their workers can be told; if they are not, they notice at their next
-    write. Raises NotFound."""
+    """Delete a thread with everything that belongs to it, if it is visible, which is checked under its lock.
+
+    Returns its unfinished runs, so that the caller can send hints to their workers; a worker that gets none notices at
+    its next write. Raises NotFound.
+    """
     statement, owner = only_visible(LOCK_FOR_DELETE, visible)
     parameters = {"thread_id": thread_id}
     async with database.transaction() as connection:
@@ -295,18 +302,20 @@ async def delete_thread(database: Database, thread_id: UUID, visible: Visibility
 
 
 def present(row: DictRow) -> dict[str, Any]:
-    """A row as clients see it: times in UTC, and of what was used the sum."""
+    """A row as clients see it: times in UTC, and the usage as its total."""
     shown: dict[str, Any] = {
         key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()
     }
     return shown if shown.get("usage") is None else {**shown, "usage": usage_totals(shown["usage"])}
 
 
-async def note_lone_checkpoints(connection: AsyncConnection[DictRow], refused: NewThread) -> None:
-    """Log that a thread was refused because of checkpoints that no thread has. The answer does not say so: it must not
-    tell what an id stands for that is not the caller's."""
+async def log_refused_checkpoints(connection: AsyncConnection[DictRow], refused: NewThread) -> None:
+    """Log that a thread was refused because its id has checkpoints but no thread.
+
+    The response does not say so, because it must not reveal what belongs to an id of another caller.
+    """
     if refused.adopting:
         return
-    row = await (await connection.execute(LONE_CHECKPOINTS, {"thread_id": refused.thread_id})).fetchone()
+    row = await (await connection.execute(HAS_CHECKPOINTS_ONLY, {"thread_id": refused.thread_id})).fetchone()
     if row is not None and row["any"]:
         log.warning("thread.checkpoints_not_adopted", thread_id=str(refused.thread_id))

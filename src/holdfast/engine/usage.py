@@ -1,8 +1,8 @@
 """What a run has used: calls of models, tokens, money and steps.
 
-It is stored with the run as `{"*": the sum, model: ..., "@": where the count stands}`, and with the thread as the sum
-over its runs. What is written is always the run's whole count, never what came to it: a commit that is repeated because
-its answer was lost counts once, and the next attempt goes on from what the row says.
+It is stored with the run as `{"*": total, model: ..., "@": {"step": last counted step}}`, and with the thread as the
+sum of its runs. The whole count of the run is written each time, never an increment: a commit that is repeated because
+its answer was lost counts once, and the next attempt continues from the row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holdfast.db.stored_json import as_object, number_at, object_fields
 from holdfast.streams.serialize import to_jsonb
 from holdfast.telemetry.exceptions import clean
 
-TOTAL, PLACE = "*", "@"
-OTHERS = "others"
-# Names come from graphs, which may make them up. From here on they share one place.
-MOST_MODELS = 100
-LONGEST_NAME_CHARACTERS = 200
+TOTAL, POSITION = "*", "@"
+# Model names come from graph code, which may invent any number of them. Further ones are counted together.
+OTHER_MODELS = "others"
+MAX_MODELS = 100
+MAX_MODEL_NAME_CHARACTERS = 200
 
 COUNTS = (
     "calls",
@@ -37,20 +37,20 @@ COUNTS = (
     "unpriced_tokens",
 )
 NOTHING_USED: Mapping[str, Any] = MappingProxyType({**dict.fromkeys(COUNTS, 0), "cost_usd": 0.0, "steps": 0})
-# Journals that add to the same tenant's spending at the same time, and do not wait for each other.
-SPEND_PARTS = 16
+# The spending of a tenant is divided over this many rows, so that journals do not wait for each other's locks.
+SPEND_ROWS = 16
 # Twelve digits keep a millionth of a cent of the cheapest token; more would only be noise of divisions.
 COST_DIGITS = Decimal("1e-12")
-# Larger amounts are no amounts: with those digits, Decimal has no room for them.
-MOST_COST = 10**15
-MOST = 10**18
-# A sum stops there. A larger one would be read back as nothing, and past 64 bits it could not be written.
-LARGEST_SUM = MOST - 1
-LARGEST_COST_SUM = Decimal(MOST_COST - 1)
+# Larger amounts are invalid: with these digits they do not fit into a Decimal.
+COST_LIMIT = 10**15
+COUNT_LIMIT = 10**18
+# Sums stop here. A larger one would be read back as 0, and one beyond 64 bits could not be written.
+MAX_SUM = COUNT_LIMIT - 1
+MAX_COST_SUM = Decimal(COST_LIMIT - 1)
 
-# The totals of a count that has just begun. An int: money is counted in Decimal, which adds to no float.
+# The totals of an empty count. The cost is an int too, because a Decimal cannot be added to a float.
 _ZEROS: Mapping[str, int] = dict.fromkeys((*COUNTS, "cost_usd", "steps"), 0)
-# What a pot counts of a usage.
+# The amounts that a shared budget (a row of `budget_pot`) counts.
 SHARED = ("cost_usd", "total_tokens", "steps")
 
 
@@ -59,10 +59,10 @@ def _sums(usage: str) -> str:
     return f"LATERAL (SELECT {columns}) AS {usage}_sum"
 
 
-# The thread moves by what came to the run's count. Both rows are locked by the transaction, the thread first, and the
-# run is held under its fence: nobody else counts for either. `noted` and the rest see the run as it was before. So does
-# `spent`, for the day's spending of a tenant, and `shared`, for the pots of families (`budget.py`). Pots are locked in
-# the order of their ids, after everything else. The result says, of runs with a pot, what the others have used of it.
+# Writes the counts of runs, and adds the difference to their threads, their tenants' spending of the day (`spent`) and
+# their shared budgets (`shared`, see `budget.py`). The transaction has locked the threads and the runs, in this order,
+# so no other process counts for them. All parts see the runs as they were before. Shared budgets are locked last, in
+# the order of their ids. The result has, for each run with a shared budget, what the other runs have used of it.
 RECORD_USAGE = f"""
 WITH counted AS (
     SELECT run.run_id, run.thread_id, run.tenant_id, run.pots, run.usage AS before, told.usage::jsonb AS after
@@ -72,7 +72,7 @@ WITH counted AS (
     UPDATE run SET usage = counted.after FROM counted WHERE run.run_id = counted.run_id
 ), spent AS (
     INSERT INTO tenant_spend AS spend (tenant_id, day, part, cost_usd)
-    SELECT tenant_id, (now() AT TIME ZONE 'UTC')::date, pg_backend_pid() %% {SPEND_PARTS}, sum(cost)
+    SELECT tenant_id, (now() AT TIME ZONE 'UTC')::date, pg_backend_pid() %% {SPEND_ROWS}, sum(cost)
     FROM counted CROSS JOIN LATERAL (
         SELECT ({number_at("after", "{*,cost_usd}")})::float8 - ({number_at("before", "{*,cost_usd}")})::float8
     ) AS came(cost)
@@ -111,7 +111,7 @@ ORDER BY drawn.place
 """
 
 
-# The same at any other time.
+# What the other runs have used of the budgets that a run shares.
 READ_SHARED = f"""
 SELECT pot.limits, {", ".join(f"pot.{name} - usage_sum.{name} AS {name}" for name in SHARED)}
 FROM run, unnest(run.pots) WITH ORDINALITY AS drawn(pot_id, place) JOIN budget_pot pot USING (pot_id), {_sums("usage")}
@@ -133,7 +133,7 @@ class SharedUsage(NamedTuple):
 
 
 class Tally:
-    """A run's count while it grows. Goes on from what is stored."""
+    """The usage of a run while it is executing. Continues from what is stored."""
 
     def __init__(self, stored: Mapping[str, Any] | None = None) -> None:
         self._entries: dict[str, dict[str, Any]] = {
@@ -141,32 +141,32 @@ class Tally:
             for name, entry in _entries_of(stored).items()
         }
         for name, entry in self._entries.items():
-            if name != PLACE:
+            if name != POSITION:
                 entry["cost_usd"] = _money(entry.get("cost_usd", 0))
 
     def add_call(self, model: str, amounts: Mapping[str, int], cost: Decimal | None) -> None:
-        """One call of a model. Without a `cost` its tokens count as unpriced. The name may be any text: what is kept of
-        it can be stored."""
-        model = storable_name(model) or OTHERS
-        if model in (TOTAL, PLACE) or (model not in self._entries and len(self._entries) >= MOST_MODELS):
-            model = OTHERS
+        """Count one call of a model. Without a `cost` its tokens count as unpriced. Any text may be the name: it is
+        made storable."""
+        model = storable_name(model) or OTHER_MODELS
+        if model in (TOTAL, POSITION) or (model not in self._entries and len(self._entries) >= MAX_MODELS):
+            model = OTHER_MODELS
         came = {"calls": 1, **amounts, "unpriced_tokens": amounts.get("total_tokens", 0) if cost is None else 0}
         for entry in (self._entry(TOTAL), self._entry(model)):
             for name in COUNTS:
-                entry[name] = min(entry.get(name, 0) + came.get(name, 0), LARGEST_SUM)
+                entry[name] = min(entry.get(name, 0) + came.get(name, 0), MAX_SUM)
             if cost is not None:
-                entry["cost_usd"] = min(entry["cost_usd"] + cost.quantize(COST_DIGITS), LARGEST_COST_SUM)
+                entry["cost_usd"] = min(entry["cost_usd"] + cost.quantize(COST_DIGITS), MAX_COST_SUM)
 
     def add_step(self, number: int) -> None:
-        """A step of the graph begins, with a higher number in the thread than the last."""
-        self._entries[PLACE] = {"step": number}
+        """Count a step of the graph. Its number is higher than that of the last step in the thread."""
+        self._entries[POSITION] = {"step": number}
         total = self._entry(TOTAL)
         total["steps"] = total.get("steps", 0) + 1
 
     @property
     def last_step(self) -> float:
-        """The number of the last step that was counted. One that is repeated after a crash counts once."""
-        return float(self._entries.get(PLACE, {}).get("step", "-inf"))
+        """The number of the last counted step, so that a step repeated after a crash counts once."""
+        return float(self._entries.get(POSITION, {}).get("step", "-inf"))
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -176,27 +176,27 @@ class Tally:
         return self._entries.setdefault(name, {"cost_usd": Decimal(0)})
 
     def stored(self) -> str:
-        """As it is stored. Costs are numbers whose digits Postgres and Python read alike."""
+        """The JSON to store. Costs are floats that Postgres and Python read as the same number."""
         return to_jsonb(orjson.dumps(self._entries, default=float))
 
 
 def storable_name(given: Any) -> str:
-    """What graph code calls a model, as text that can be stored and logged: of bounded length, with U+FFFD for NUL
-    characters and lone surrogates. Raises nothing."""
+    """A model's name as text that can be stored and logged: bounded in length, with U+FFFD for NUL characters and lone
+    surrogates. Never raises."""
     try:
         text = str(given)
     except Exception:
-        return OTHERS
-    return clean(text[:LONGEST_NAME_CHARACTERS]).replace("\0", "\ufffd")
+        return OTHER_MODELS
+    return clean(text[:MAX_MODEL_NAME_CHARACTERS]).replace("\0", "\ufffd")
 
 
 def is_amount(cost: Decimal) -> bool:
-    """Whether a number can be an amount of money that was spent. NaN, infinity and negative numbers cannot."""
-    return cost.is_finite() and 0 <= cost < MOST_COST
+    """Whether a number is a valid amount of money: not NaN, infinite, negative or too large."""
+    return cost.is_finite() and 0 <= cost < COST_LIMIT
 
 
 def usage_totals(stored: Any) -> dict[str, Any] | None:
-    """The sum as clients see it. None for what has used nothing."""
+    """The total as clients see it. None if nothing was used."""
     entries = _entries_of(stored)
     if not entries:
         return None
@@ -205,12 +205,12 @@ def usage_totals(stored: Any) -> dict[str, Any] | None:
 
 
 def usage_by_model(stored: Any) -> dict[str, dict[str, Any]]:
-    """The same for each model."""
-    return {name: _shown(entry) for name, entry in sorted(_entries_of(stored).items()) if name not in (TOTAL, PLACE)}
+    """The usage of each model as clients see it."""
+    return {name: _shown(entry) for name, entry in sorted(_entries_of(stored).items()) if name not in (TOTAL, POSITION)}
 
 
 def _entries_of(stored: Any) -> dict[str, Mapping[str, Any]]:
-    """What is stored, as far as it has the shape that this version writes."""
+    """The stored entries, without any that this version does not write."""
     return {name: entry for name, entry in as_object(stored).items() if isinstance(entry, dict)}
 
 
@@ -219,16 +219,18 @@ def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(stored: Any) -> int | float:
-    return stored if isinstance(stored, (int, float)) and abs(stored) < MOST else 0
+    return stored if isinstance(stored, (int, float)) and abs(stored) < COUNT_LIMIT else 0
 
 
 def _money(stored: float) -> Decimal:
-    return Decimal(str(stored if abs(stored) < MOST_COST else 0)).quantize(COST_DIGITS)
+    return Decimal(str(stored if abs(stored) < COST_LIMIT else 0)).quantize(COST_DIGITS)
 
 
 async def record_usage(connection: AsyncConnection[DictRow], counts: Mapping[Any, str]) -> AsyncCursor[DictRow]:
-    """Write the counts of runs, by their ids. The caller holds the locks of their threads and of the runs. The cursor
-    has a row for each budget that one of them shares: its limits, and what the other runs have used of it."""
+    """Write the counts of runs, by run id. The caller holds the locks of their threads and of the runs.
+
+    The cursor has a row for each budget that one of the runs shares: its limits, and what the other runs have used.
+    """
     return await connection.execute(RECORD_USAGE, {"run_ids": list(counts), "usages": list(counts.values())})
 
 

@@ -25,7 +25,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_steps, out_of_time, overspent, remaining
-from holdfast.engine.usage import COST_DIGITS, MOST, SHARED, SharedUsage, Tally, is_amount, storable_name
+from holdfast.engine.usage import COST_DIGITS, COUNT_LIMIT, SHARED, SharedUsage, Tally, is_amount, storable_name
 from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
 from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.prices import count_tokens, find_model, price_of
@@ -202,7 +202,7 @@ class UsageMeter(BaseCallbackHandler):
         """A node begins, among others. Those of the graph itself carry the number of their step. What a node calls has
         metadata that graph code can write: a number that is none is ignored."""
         step = metadata.get("langgraph_step") if metadata else None
-        if type(step) is not int or not self._last_step < step < MOST:
+        if type(step) is not int or not self._last_step < step < COUNT_LIMIT:
             return
         namespace = (metadata or {}).get("langgraph_checkpoint_ns", "")
         if not isinstance(namespace, str) or "|" in namespace:

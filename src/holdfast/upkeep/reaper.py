@@ -138,7 +138,7 @@ class Reaper:
     async def _release(self, database: Database) -> None:
         crashes = self._settings.max_crashes
         while released := await release_orphans(
-            database, max_crashes=crashes, aside=self._aside, accompanied=self._accompanied
+            database, max_crashes=crashes, aside=self._aside, shared_worker=self._accompanied
         ):
             for run in released:
                 about = {"run_id": str(run["run_id"]), "thread_id": str(run["thread_id"]), "graph_id": run["graph_id"]}
