@@ -11,7 +11,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database, open_session
 from holdfast.db.generic_plans import REPLAN_AFTER_SECONDS, REPLAN_AFTER_TRANSACTIONS, PlanRefresh
-from holdfast.engine.intake import Intake
+from holdfast.engine.group_commit import GroupCommitter
 from holdfast.engine.new_run import NewThread
 from holdfast.settings import Settings
 
@@ -91,9 +91,9 @@ async def test_what_comes_in_is_planned_once(database: Database) -> None:
     """Also when the plans are made anew in the middle: the statements stay prepared."""
     narrow = Database(database.settings.model_copy(update={"pool_min": 1, "pool_max": 1}), "test")
     await narrow.open()
-    intake = Intake(narrow)
+    committer = GroupCommitter(narrow)
     for _ in range(REPLAN_AFTER_TRANSACTIONS + 20):
-        assert await intake.create_thread(NewThread(uuid4(), {})) is not None
+        assert await committer.create_thread(NewThread(uuid4(), {})) is not None
     async with narrow.connection() as connection:
         rows = await planned(connection, "INSERT INTO thread")
     await narrow.close()

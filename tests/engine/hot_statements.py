@@ -357,7 +357,7 @@ STATEMENTS = [
     Statement("erase runs", rollback.ERASE_RUNS, one_run, 5),
 ]
 
-# Those that the intake and the journal use for every run.
+# Those that group commits and the journal use for every run.
 BY_KEY = [
     statement
     for statement in STATEMENTS

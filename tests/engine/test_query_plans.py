@@ -67,7 +67,7 @@ def test_a_hot_statement_reads_a_few_rows_by_index(filled: Connection[DictRow], 
 
 
 def test_plans_made_anew_go_from_key_to_key_before_anybody_has_counted_the_rows(server_url: str) -> None:
-    """Of the journal and of the intake, whose plans are kept for a while: first for tables that are empty."""
+    """Of the journal and of group commits, whose plans are kept for a while: first for tables that are empty."""
     name, far = f"test_{uuid4().hex[:12]}", list[str]()
     with psycopg.connect(server_url, autocommit=True) as server:
         server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}".encode())

@@ -26,7 +26,7 @@ from holdfast.db.time_limit import TooSlow
 from holdfast.db.visibility import Table, Visibility, is_visible
 from holdfast.engine.cancel import CancelledRuns, announce_cancelled, cancel_runs
 from holdfast.engine.children.families import cancel_children
-from holdfast.engine.intake import Intake
+from holdfast.engine.group_commit import GroupCommitter
 from holdfast.engine.states import CancelAction
 from holdfast.engine.threads import delete_thread
 from holdfast.errors import Denied, InvalidRequest, NotFound
@@ -65,8 +65,8 @@ class WebContext:
     caller: Caller = ANYONE
     queue: Gauge = field(default_factory=partial(Gauge, queue_figures))
     roster: Roster | None = None
-    # None for a request that is answered in one transaction: what it creates is part of that.
-    intake: Intake | None = None
+    # None for a request with an idempotency key: what it creates is part of the transaction that stores its answer.
+    committer: GroupCommitter | None = None
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
     activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
     figures: FleetFigures = field(default_factory=FleetFigures)

@@ -91,7 +91,7 @@ async def answer_once(
         if first is None:
             database = TransactionDatabase(web.database, connection)
             try:
-                response = await answer(replace(web, database=database, signals=signals, intake=None))
+                response = await answer(replace(web, database=database, signals=signals, committer=None))
             finally:
                 # What is left to do, a stream or what follows a client that has gone, is done after the transaction.
                 database.end()

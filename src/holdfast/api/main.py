@@ -23,7 +23,7 @@ from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.known_keys import Roster
 from holdfast.db.connect import Database
-from holdfast.engine.intake import Intake
+from holdfast.engine.group_commit import GroupCommitter
 from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
@@ -113,8 +113,8 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     signals = signals_for(database)
     store = PooledStore(database, catalog.project, settings.max_page_bytes)
     catalog.lend(store)
-    hub, intake = Hub(database, signals), Intake(database)
-    web = WebContext(settings, catalog, database, signals, hub, store, auth, roster=roster, intake=intake)
+    hub, committer = Hub(database, signals), GroupCommitter(database)
+    web = WebContext(settings, catalog, database, signals, hub, store, auth, roster=roster, committer=committer)
     sweep_interval = store_section(catalog.project).sweep_interval
     threads = checkpointer_section(catalog.project)
     webhooks = webhooks_section(catalog.project)

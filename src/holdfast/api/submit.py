@@ -53,16 +53,19 @@ async def submit_run(
         if watched:
             web.hub.expect(new.thread_id)
         try:
-            created = await (create_run(web.database, new) if web.intake is None else web.intake.create_run(new))
+            if web.committer is None:
+                created = await create_run(web.database, new)
+            else:
+                created = await web.committer.create_run(new)
         except NotFound:
             if new.create_thread:
                 async with web.database.connection() as connection:
                     await log_refused_checkpoints(connection, new.thread)
             raise
         if watched:
-            # Without an intake the run is part of a larger transaction that is not committed yet. Clients must not see
-            # its event before that, so they get it by the hint that is sent after the commit.
-            accepted = () if created.accepted is None or web.intake is None else (created.accepted,)
+            # With an idempotency key the run is part of a larger transaction that is not committed yet. Clients must
+            # not see its event before that: they get it by the hint that is sent after the commit.
+            accepted = () if created.accepted is None or web.committer is None else (created.accepted,)
             web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
         return announce_requested_run(web, created)
 

@@ -99,8 +99,8 @@ async def create(web: Web, body: Annotated[ThreadCreate | None, FromBody()] = No
 
 
 async def _create(web: WebContext, new: NewThread) -> DictRow | None:
-    if web.intake is not None:
-        return await web.intake.create_thread(new)
+    if web.committer is not None:
+        return await web.committer.create_thread(new)
     async with web.database.connection() as connection:
         return await create_thread(connection, new)
 

@@ -1,6 +1,6 @@
 """Plans that are kept.
 
-The statements of the intake, of the journal and of claims find all they need by key, and to plan one takes several
+The statements of group commits, of the journal and of claims find all they need by key, and to plan one takes several
 times as long as to execute it. Postgres would do so each time: it knows how long the arrays at hand are, takes those it
 cannot see for longer, and so believes that a plan for all would be worse; or it remembers how cheap plans were when the
 tables were empty. It is the same one.

@@ -4,7 +4,7 @@
    request's, and the metadata is put together. `continue_run` is for a run that continues an earlier one, whose kwargs
    are complete.
 2. Create. `create_run` commits a run by itself; `create_run_within` inserts it in the caller's transaction, and
-   `create_runs_within` several; `Intake.create_run` (`intake.py`) commits it together with the runs of other requests.
+   `create_runs_within` several; `GroupCommitter.create_run` (`group_commit.py`) commits it together with others.
    The statements are in `create.py`.
 3. Log, 4. announce. `announce_run` logs `run.created` and notifies workers and watchers. It is called after the commit:
    a worker that is notified earlier does not find the run, and a run that is rolled back was never created.
