@@ -1,4 +1,4 @@
-"""Going to wait and being ready_parents, one transaction at a time: every way in which a child can end, and every order in
+"""Going to wait and being woken, one transaction at a time: every way in which a child can end, and every order in
 which its end and the wait can meet."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ OTHER = frozenset(["another"])
 
 
 class Idler:
-    """A worker's claim loop without its worker: it looks when it is ready_parents, and takes what is in the queue."""
+    """A worker's claim loop without its worker: it looks when it is woken, and takes what is in the queue."""
 
     def __init__(self, fleet: IdleFleet, worker_id: UUID, *, busy: bool, graphs: Collection[str]) -> None:
         self.worker_id = worker_id
@@ -155,7 +155,7 @@ async def test_anonymous_hint_costs_idle_fleet_at_most_two_claims(database: Data
 
 class Alone:
     def __init__(self, peers: int = 0, graphs: frozenset[str] = GRAPH) -> None:
-        self.ready_parents = 0
+        self.woken = 0
         self.asked = 0
         self.timing = ClaimTiming(graphs, self._wake, self._ask)
         self.me = UUID(int=7)
@@ -167,7 +167,7 @@ class Alone:
         self.timing.set_workers(self.me, peers | {self.me: self.timing._graphs})
 
     def _wake(self) -> None:
-        self.ready_parents += 1
+        self.woken += 1
 
     def _ask(self) -> None:
         self.asked += 1
@@ -186,13 +186,13 @@ class Alone:
 async def test_single_worker_claims_at_once() -> None:
     alone = Alone()
     alone.hear(ReadyRun(uuid4(), "graph"))
-    assert alone.ready_parents == 1
+    assert alone.woken == 1
 
 
 async def test_hint_for_graph_of_other_workers_is_ignored() -> None:
     alone = Alone()
     alone.hear(ReadyRun(uuid4(), "another"))
-    assert alone.ready_parents == 0
+    assert alone.woken == 0
 
 
 async def test_workers_without_the_graph_do_not_count_in_rank() -> None:
@@ -247,25 +247,25 @@ async def test_lost_or_unknown_hints_cause_claim_and_schedule_query() -> None:
     alone = Alone(peers=9)
     for number, payload in enumerate([None, "", "0.500", "[]", '{"ready": 3}'], 1):
         alone.timing.on_hint(payload)
-        assert (alone.ready_parents, alone.asked) == (number, number)
+        assert (alone.woken, alone.asked) == (number, number)
 
 
 async def test_taken_run_is_not_claimed_for() -> None:
     alone = Alone(peers=9)
     taken, kept = alone.patient_name(), uuid4()
     alone.hear(ReadyRun(taken, "graph"))
-    assert alone.ready_parents == 0
+    assert alone.woken == 0
     announce_taken(alone, [str(taken)], patience=0)  # type: ignore[arg-type]
     assert str(taken) not in alone.timing.claim_started()
     alone.hear(ReadyRun(kept, "graph", after=0.01))
-    await until_true(lambda: alone.ready_parents == 1, "the other one is, when it is due")
+    await until_true(lambda: alone.woken == 1, "the other one is, when it is due")
 
 
 async def test_worker_claims_in_its_turn_when_run_is_not_taken() -> None:
     alone = Alone(peers=9)
     alone.hear(ReadyRun(alone.patient_name(), "graph"))
-    assert alone.ready_parents == 0
-    await until_true(lambda: alone.ready_parents == 1, "its turn comes")
+    assert alone.woken == 0
+    await until_true(lambda: alone.woken == 1, "its turn comes")
     alone.timing.skip_turns()
     assert alone.timing.claim_started() == []
 

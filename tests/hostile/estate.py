@@ -90,7 +90,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "due": ("UPDATE interrupt SET due_at = now(), deadline_at = now() WHERE thread_id = ANY(%(ids)s)",),
     "waiting": (),
     # The child has ended, and its parent goes on.
-    "ready_parents": (
+    "woken": (
         "UPDATE child SET status = 'success', ended_at = now(), \"values\" = '{}' WHERE thread_id = ANY(%(ids)s)",
         "UPDATE run SET ready_at = now() WHERE thread_id = ANY(%(ids)s) AND status = 'pending'",
     ),
@@ -109,7 +109,7 @@ ORIGINAL = {
     "asking": "asking",
     "due": "asking",
     "waiting": "family",
-    "ready_parents": "family",
+    "woken": "family",
     "firing": "cron",
     "kept": "kept",
 }
@@ -122,8 +122,8 @@ OF_TABLE = {
     "checkpoint_blobs": ("queued", "due"),
     "checkpoint_writes": ("queued", "due"),
     "interrupt": ("asking", "due"),
-    "child": ("waiting", "ready_parents"),
-    "budget_pot": ("ready_parents",),
+    "child": ("waiting", "woken"),
+    "budget_pot": ("woken",),
     "webhook_delivery": ("undelivered",),
     "cron": ("firing",),
     "assistant": ("firing",),

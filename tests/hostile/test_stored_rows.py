@@ -54,7 +54,7 @@ SERVED = {
     "poison": "SELECT dead_letter FROM run WHERE run_id = %(run_id)s",
     "undelivered": "SELECT state FROM webhook_delivery WHERE run_id = %(earlier)s",
     "due": "SELECT status FROM run WHERE thread_id = %(thread_id)s ORDER BY created_at DESC LIMIT 1",
-    "ready_parents": "SELECT status FROM run WHERE run_id = %(run_id)s",
+    "woken": "SELECT status FROM run WHERE run_id = %(run_id)s",
     "firing": "SELECT status FROM run WHERE metadata ->> 'cron_id' = %(cron_id)s",
 }
 EXPECTED = {"poison": "poison", "undelivered": "delivered"}

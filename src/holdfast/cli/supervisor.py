@@ -1,6 +1,6 @@
 """The supervisor of `dev` and `serve`: keeps a few child processes alive, and none after itself.
 
-One thread, one loop, ready_parents by signals and by requests from other threads. Guarantees:
+One thread, one loop, woken by signals and by requests from other threads. Guarantees:
 
 - a child that ends is replaced, at once if it had been running for a while, with growing pauses if not;
 - a child that is reported to be silent (`silence.py`) is killed, unless it is stopping within its grace;
@@ -147,7 +147,7 @@ class Supervisor:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # It is ready_parents already, or has ended.
+        with suppress(OSError):  # It is woken already, or has ended.
             self._wake_write.send(b"\0")
 
     def run(self) -> ExitCode:

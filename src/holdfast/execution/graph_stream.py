@@ -60,7 +60,7 @@ class Claimed:
     # The run whose child this one is.
     parent_run_id: UUID | None = None
     tenant_id: str = ""
-    # Seconds since it was created, given back or ready_parents.
+    # Seconds since it was created, given back or woken.
     untouched: float = 0.0
     # The event that the claim has written.
     announced_seq: int = 0

@@ -11,21 +11,21 @@ import math
 
 # Seconds. Alarms that fall into the same space of this length go off together, at its end.
 WIDTH = 0.05
-# The loop's clock counts in milliseconds: nobody is to find that it was ready_parents a little too early.
+# The loop's clock counts in milliseconds: nobody is to find that it was woken a little too early.
 ROUNDING = 0.001
 
 Waiter = asyncio.Future[None]
 
 
 class Alarms:
-    """One timer for all who want to be ready_parents at about the same time."""
+    """One timer for all who want to be woken at about the same time."""
 
     def __init__(self) -> None:
         self._due: dict[int, set[Waiter]] = {}
 
     def add(self, when: float, waiter: Waiter) -> set[Waiter]:
         """Wake the waiter at a time of the loop's clock or shortly after. Discard it from what this returns when it has
-        been ready_parents by something else."""
+        been woken by something else."""
         number = math.ceil(when / WIDTH)
         waiters = self._due.get(number)
         if waiters is None:

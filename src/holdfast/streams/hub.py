@@ -193,7 +193,7 @@ class Feed:
 
 
 class Hub:
-    """All feeds of a process, ready_parents by hints and, behind them, by one slow poll for all."""
+    """All feeds of a process, woken by hints and, behind them, by one slow poll for all."""
 
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
