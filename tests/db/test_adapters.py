@@ -1,4 +1,4 @@
-"""What Holdfast's own connections read."""
+"""Type adapters of Holdfast's own connections."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ from holdfast.db.adapters import ADAPTERS, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
         (None, None),
     ],
 )
-def test_every_time_can_be_read(database_url: str, stored: str | None, read: datetime | None) -> None:
+def test_timestamp_is_read_within_pythons_range(database_url: str, stored: str | None, read: datetime | None) -> None:
     with psycopg.connect(database_url, options="-c TimeZone=UTC", context=ADAPTERS) as connection:
         assert connection.execute("SELECT %s::timestamptz", (stored,)).fetchone() == (read,)

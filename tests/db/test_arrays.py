@@ -1,4 +1,4 @@
-"""Arrays that are made here are those that psycopg would make."""
+"""Postgres decodes the encoded arrays to the values that were given."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connection(server_url: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_sent_arrives(connection: psycopg.Connection[Any], kind: str, data: st.DataObject) -> None:
+def test_array_arrives_unchanged(connection: psycopg.Connection[Any], kind: str, data: st.DataObject) -> None:
     encode, items = KINDS[kind]
     sent = data.draw(st.lists(items, max_size=20))
     row = connection.execute(f"SELECT %b::{kind}[]".encode(), (encode(sent),)).fetchone()
@@ -43,7 +43,7 @@ def test_what_is_sent_arrives(connection: psycopg.Connection[Any], kind: str, da
     assert row[0] == sent
 
 
-def test_rows_are_turned_into_columns(connection: psycopg.Connection[Any]) -> None:
+def test_arrays_work_as_parameters_of_unnest(connection: psycopg.Connection[Any]) -> None:
     rows = [(UUID(int=number), f"text {number}", None if number % 2 else b"\0") for number in range(5)]
     ids, words, datas = zip(*rows, strict=True)
     found = connection.execute(
@@ -52,6 +52,6 @@ def test_rows_are_turned_into_columns(connection: psycopg.Connection[Any]) -> No
     assert found == rows
 
 
-def test_text_that_postgres_does_not_store_is_refused(connection: psycopg.Connection[Any]) -> None:
+def test_postgres_refuses_text_array_with_nul(connection: psycopg.Connection[Any]) -> None:
     with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
         connection.execute("SELECT %b::text[]", (texts(["fine", "not \0 fine"]),))

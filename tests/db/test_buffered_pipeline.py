@@ -1,4 +1,4 @@
-"""Pipelines whose statements leave together, and say what they would have said one by one."""
+"""`buffered_pipeline` sends its statements together and returns the same results as single statements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def connection(database_url: str) -> AsyncConnection[DictRow]:
     return await AsyncConnection.connect(database_url, autocommit=True, row_factory=dict_row, prepare_threshold=2)
 
 
-async def test_answers_are_there_after_the_block(connection: AsyncConnection[DictRow]) -> None:
+async def test_results_can_be_read_after_the_block(connection: AsyncConnection[DictRow]) -> None:
     async with connection:
         for _ in range(4):  # Prepared from the third time on.
             async with buffered_pipeline(connection):
@@ -25,7 +25,7 @@ async def test_answers_are_there_after_the_block(connection: AsyncConnection[Dic
             assert [(await cursor.fetchall())[0]["n"] for cursor in asked] == list(range(20))
 
 
-async def test_a_statement_does_not_wait(connection: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statement_does_not_wait(connection: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch) -> None:
     waits = 0
     original = waiting.wait_async
 
@@ -53,15 +53,15 @@ async def test_a_statement_does_not_wait(connection: AsyncConnection[DictRow], m
         assert waits > 0
 
 
-async def test_more_than_the_network_holds(connection: AsyncConnection[DictRow]) -> None:
-    """Neither side waits for the other: what is sent, and what is answered meanwhile, is longer than any buffer."""
+async def test_pipeline_larger_than_network_buffers(connection: AsyncConnection[DictRow]) -> None:
+    """Statements and results that exceed all buffers do not deadlock client and server."""
     async with connection:
         async with buffered_pipeline(connection):
             asked = [await connection.execute("SELECT %s::text AS said", ("x" * 1_000_000,)) for _ in range(20)]
         assert {len((await cursor.fetchall())[0]["said"]) for cursor in asked} == {1_000_000}
 
 
-async def test_the_first_error_is_raised_at_the_end(connection: AsyncConnection[DictRow]) -> None:
+async def test_first_error_is_raised_at_end_of_block(connection: AsyncConnection[DictRow]) -> None:
     async with connection:
         passed = []
 
@@ -79,7 +79,7 @@ async def test_the_first_error_is_raised_at_the_end(connection: AsyncConnection[
         assert await cursor.fetchone() == {"n": 1}
 
 
-async def test_what_is_raised_in_the_block(connection: AsyncConnection[DictRow]) -> None:
+async def test_exception_in_block_is_raised(connection: AsyncConnection[DictRow]) -> None:
     async with connection:
 
         async def fail() -> None:
@@ -93,7 +93,7 @@ async def test_what_is_raised_in_the_block(connection: AsyncConnection[DictRow])
         assert connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
 
 
-async def test_one_within_another_is_the_others_to_send(connection: AsyncConnection[DictRow]) -> None:
+async def test_nested_pipeline_is_sent_by_outer_one(connection: AsyncConnection[DictRow]) -> None:
     async with connection, connection.pipeline() as outer:
         async with buffered_pipeline(connection):
             cursor = await connection.execute("SELECT 1 AS n")

@@ -29,7 +29,7 @@ WITHDRAWN = ("FUNCTION pg_control_system", "TABLE pg_database")
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    """Sockets live here, and their paths may not be long."""
+    """A directory for sockets, whose paths must be short."""
     with tempfile.TemporaryDirectory(prefix="hf") as name:
         yield Path(name)
 
@@ -42,17 +42,17 @@ def assert_refused(settings: Settings, where: str) -> None:
     with pytest.raises(DatabaseError) as refused:
         migrate(settings)
     assert str(refused.value).startswith(f"{DIFFERENT} ({where}). Both must lead to the same database")
-    # Nothing has been changed behind the direct one.
+    # The database of DIRECT_DATABASE_URL is unchanged.
     with psycopg.connect(str(settings.direct_database_url)) as connection:
         assert connection.execute("SELECT to_regnamespace('holdfast')").fetchone() == (None,)
 
 
-def test_two_databases_of_a_server_are_refused(database_url: str, empty_url: str) -> None:
+def test_migrate_refuses_two_databases_of_one_server(database_url: str, empty_url: str) -> None:
     names = [conninfo_to_dict(url)["dbname"] for url in (database_url, empty_url)]
     assert_refused(settings_for(database_url, empty_url), f"{names[0]} and {names[1]}")
 
 
-def test_databases_with_one_name_on_two_servers_are_refused(server_url: str, short_directory: Path) -> None:
+def test_migrate_refuses_databases_of_same_name_on_two_servers(server_url: str, short_directory: Path) -> None:
     here = make_conninfo(server_url, dbname="postgres")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The package warns about the runtime directory it falls back to.
@@ -62,15 +62,15 @@ def test_databases_with_one_name_on_two_servers_are_refused(server_url: str, sho
             assert_refused(settings_for(here, there), "both are named postgres")
 
 
-def test_databases_are_compared_through_pgbouncer(database_url: str, empty_url: str, short_directory: Path) -> None:
+def test_migrate_compares_databases_through_pgbouncer(database_url: str, empty_url: str, short_directory: Path) -> None:
     with pgbouncer(database_url, short_directory) as through:
         assert migrate(settings_for(through, database_url)) == []
         names = [conninfo_to_dict(url)["dbname"] for url in (database_url, empty_url)]
         assert_refused(settings_for(through, empty_url), f"{names[0]} and {names[1]}")
 
 
-def test_role_that_may_not_read_the_identity_is_not_refused(empty_url: str, database_url: str) -> None:
-    """What it may not read is left out; the name of a database can always be read."""
+def test_migrate_accepts_role_that_may_not_read_identity(empty_url: str, database_url: str) -> None:
+    """Values that the role may not read are not compared. The name of a database can always be read."""
     migrate(load_settings({}, database_url=empty_url))
     role = f"role_{uuid4().hex[:12]}"
     create_role(empty_url, role)
@@ -89,7 +89,7 @@ def test_role_that_may_not_read_the_identity_is_not_refused(empty_url: str, data
 
 
 @pytest.mark.parametrize("command", ["migrate", "serve", "worker", "web"])
-def test_process_ends_with_the_code_for_a_configuration(
+def test_process_with_two_databases_exits_with_config_code(
     tmp_path: Path, database_url: str, empty_url: str, command: str
 ) -> None:
     (tmp_path / "graph.py").write_text(

@@ -1,4 +1,4 @@
-"""Connection strings that cannot be used are refused before anything connects, and nothing of them is shown."""
+"""`check_dsn` refuses unusable connection strings before any connection, and does not show their contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.errors import DatabaseError
         ("service=banana password=hunter2", "service"),
     ],
 )
-def test_parameter_that_libpq_refuses_is_named(dsn: str, parameter: str) -> None:
+def test_check_dsn_names_parameter_that_libpq_refuses(dsn: str, parameter: str) -> None:
     with pytest.raises(DatabaseError) as refused:
         check_dsn("DATABASE_URL", dsn)
     assert str(refused.value).startswith(f"DATABASE_URL cannot be used: libpq refuses its {parameter}. See https://")
@@ -33,7 +33,7 @@ def test_parameter_that_libpq_refuses_is_named(dsn: str, parameter: str) -> None
     ["connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"],
 )
 @pytest.mark.parametrize("value", ["banana", "1.5", "1s", "0x10", "9999999999"])
-def test_number_that_is_none_is_refused(parameter: str, value: str) -> None:
+def test_check_dsn_refuses_invalid_number(parameter: str, value: str) -> None:
     with pytest.raises(DatabaseError) as refused:
         check_dsn("DIRECT_DATABASE_URL", f"postgresql://u:hunter2@db/d?{parameter}={value}")
     said = str(refused.value)
@@ -58,7 +58,7 @@ def test_number_that_is_none_is_refused(parameter: str, value: str) -> None:
     ],
 )
 @pytest.mark.parametrize("environ", [{}, {"PGHOSTADDR": "192.0.2.1", "PGPORT": "1,2", "PGHOST": "a,b"}])
-def test_usable_string_is_accepted(
+def test_check_dsn_accepts_usable_string(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, environ: dict[str, str]
 ) -> None:
     services = tmp_path / "services"

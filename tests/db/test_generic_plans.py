@@ -1,4 +1,4 @@
-"""Plans that are kept, and made anew before they are old."""
+"""Sessions use generic plans, and discard them after a number of transactions or seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.engine.group_commit import GroupCommitter
 from holdfast.engine.new_run import NewThread
 from holdfast.settings import Settings
 
-# Of the statements that the session has prepared: how often each was planned for all parameters, and for those at hand.
+# The prepared statements of the session, with the number of executions with a generic and with a custom plan.
 PLANNED = """
 SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE %s
 """
@@ -31,7 +31,7 @@ async def planned(connection: AsyncConnection[DictRow], text: str) -> list[DictR
     return await (await connection.execute(PLANNED, (f"%{text}%",))).fetchall()
 
 
-async def test_a_session_has_one_plan_for_all_parameters(session: AsyncConnection[DictRow]) -> None:
+async def test_session_uses_generic_plan(session: AsyncConnection[DictRow]) -> None:
     for _ in range(10):
         await session.execute("SELECT 1 FROM run WHERE run_id = ANY(%s::uuid[])", ([uuid4()],))
     [row] = await planned(session, "SELECT 1 FROM run WHERE")
@@ -40,7 +40,8 @@ async def test_a_session_has_one_plan_for_all_parameters(session: AsyncConnectio
 
 
 async def grow(session: AsyncConnection[DictRow]) -> Callable[[], Awaitable[int]]:
-    """A table that has grown since a statement on it was planned. How many rows the plan expects."""
+    """Create a table that has grown since a statement on it was planned. Returns a function for the row estimate of the
+    plan."""
     await session.execute("CREATE TEMPORARY TABLE grown (number integer)")
     await session.execute("PREPARE asked(integer) AS SELECT * FROM grown WHERE number > $1")
 
@@ -54,41 +55,41 @@ async def grow(session: AsyncConnection[DictRow]) -> Callable[[], Awaitable[int]
     return expected
 
 
-async def test_plans_are_made_anew_after_so_many_uses(session: AsyncConnection[DictRow]) -> None:
-    """Nothing else tells a session that a table has grown, until somebody analyses it."""
+async def test_plans_are_discarded_after_number_of_transactions(session: AsyncConnection[DictRow]) -> None:
+    """Until the table is analysed, nothing else makes the session plan its statements again."""
     plans = PlanRefresh()
     expected = await grow(session)
     before = await expected()
     for _ in range(REPLAN_AFTER_TRANSACTIONS):
-        await plans.use(session)
+        await plans.before_transaction(session)
     assert await expected() == before
-    await plans.use(session)
+    await plans.before_transaction(session)
     assert await expected() > before
 
 
-async def test_plans_are_made_anew_when_they_are_old(
+async def test_plans_are_discarded_after_max_age(
     session: AsyncConnection[DictRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may have made it grow, while this one had nothing to do."""
+    """Other sessions may have made the table grow while this one was idle."""
     now = 0.0
     monkeypatch.setattr("holdfast.db.generic_plans.monotonic", lambda: now)
     plans = PlanRefresh()
     expected = await grow(session)
     before = await expected()
-    await plans.use(session)
-    await plans.use(session)
+    await plans.before_transaction(session)
+    await plans.before_transaction(session)
     assert await expected() == before
     now += REPLAN_AFTER_SECONDS + 1
-    await plans.use(session)
+    await plans.before_transaction(session)
     after = await expected()
     assert after > before
     await session.execute("INSERT INTO grown SELECT generate_series(1, 100000)")
-    await plans.use(session)
-    assert await expected() == after, "they are new"
+    await plans.before_transaction(session)
+    assert await expected() == after, "the plans are new"
 
 
-async def test_what_comes_in_is_planned_once(database: Database) -> None:
-    """Also when the plans are made anew in the middle: the statements stay prepared."""
+async def test_intake_uses_generic_plans(database: Database) -> None:
+    """Also after the plans were discarded: the statements stay prepared."""
     narrow = Database(database.settings.model_copy(update={"pool_min": 1, "pool_max": 1}), "test")
     await narrow.open()
     committer = GroupCommitter(narrow)

@@ -1,4 +1,4 @@
-"""Indexes of existing tables: built while others write, and never left invalid."""
+"""Indexes on existing tables are built without locking out writes, and never stay invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.settings import load_settings
 from tests.support.next_migration import applied_to, with_next
 from tests.support.older_version import unpack_older_version
 
-# Of a migration's own connection: waiting for other transactions while it builds an index.
+# Finds the connection of a migration that waits for other transactions while it builds an index.
 BUILD_WAITS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%CREATE INDEX CONCURRENTLY%'
@@ -32,7 +32,7 @@ INVALID_INDEXES = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT ind
 
 
 def wait_for(connection: Connection, statement: str) -> int:
-    """The statement's answer, once it has one."""
+    """Repeat the statement until it returns a row; return its first column."""
     deadline = time.monotonic() + 60
     while (row := connection.execute(statement.encode()).fetchone()) is None:
         assert time.monotonic() < deadline, statement
@@ -49,14 +49,14 @@ def validity(url: str, index: str) -> bool | None:
 
 @contextmanager
 def snapshot_held(url: str) -> Iterator[None]:
-    """A transaction that the build of an index waits for."""
+    """Hold a transaction with a snapshot, for which the build of an index waits."""
     with psycopg.connect(url, options="-c default_transaction_isolation=repeatable\\ read") as connection:
         connection.execute("SELECT 1")
         yield
 
 
-def test_an_index_is_built_without_a_transaction(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, although many start together, and again after a build that failed."""
+def test_index_is_built_concurrently_outside_transactions(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concurrent processes build it once. After a failed build it is built again."""
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "CREATE UNIQUE INDEX CONCURRENTLY next_index ON tenant (weight);", concurrently=True)
@@ -72,9 +72,7 @@ def test_an_index_is_built_without_a_transaction(empty_url: str, monkeypatch: py
         assert validity(empty_url, "next_index") is True
 
 
-def test_behind_a_pooler_without_sessions_an_index_is_built_in_a_transaction(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_is_built_in_transaction_behind_pgbouncer(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": "1"}, database_url=empty_url)
     assert settings.session_url is None
     with_next(monkeypatch, "CREATE INDEX CONCURRENTLY next_index ON tenant (weight);", concurrently=True)
@@ -87,8 +85,8 @@ def test_behind_a_pooler_without_sessions_an_index_is_built_in_a_transaction(
 
 
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
-def test_an_index_that_langgraph_adds_later_is_built(empty_url: str, pgbouncer: str) -> None:
-    """Without a transaction, unless there is only PgBouncer."""
+def test_index_that_langgraph_adds_later_is_built(empty_url: str, pgbouncer: str) -> None:
+    """Behind PgBouncer alone it is built in a transaction, otherwise without one."""
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
     migrate(settings)
     with psycopg.connect(empty_url, autocommit=True, options="-c search_path=holdfast") as connection:
@@ -100,10 +98,11 @@ def test_an_index_that_langgraph_adds_later_is_built(empty_url: str, pgbouncer: 
     assert migrate(settings) == []
 
 
-def test_older_version_starts_while_an_index_is_built(
+def test_older_version_starts_while_index_is_built(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for its lock inside a statement, so with a snapshot, which the build would wait for in turn."""
+    """An older version waits for its lock inside a statement, with a snapshot. The build would wait for the
+    snapshot."""
     older = unpack_older_version(tmp_path)
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
@@ -128,14 +127,14 @@ def test_older_version_starts_while_an_index_is_built(
 def deadlock(url: str) -> Iterator[Callable[[], None]]:
     """The next build waits for another session, which waits for the migrating process. Postgres ends the build.
 
-    Yields what ends the other session's wait.
+    Yields a function that ends the other session's wait.
     """
     with (
         psycopg.connect(url, autocommit=True) as look,
         psycopg.connect(url, options="-c search_path=holdfast") as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        # The session that looks for deadlocks while there is one fails: not the other one.
+        # Postgres ends the session that detects the deadlock: the build, because its deadlock_timeout is shorter.
         look.execute(f"ALTER DATABASE {look.info.dbname} SET deadlock_timeout = '3s'".encode())
         other.execute("SET deadlock_timeout = '1h'")
         other.execute("INSERT INTO tenant (tenant_id) VALUES ('a')")
@@ -156,7 +155,7 @@ def deadlock(url: str) -> Iterator[Callable[[], None]]:
         end()
 
 
-def test_build_that_was_ended_by_a_deadlock_is_repeated(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_build_is_repeated_after_deadlock(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, NEXT_INDEX, concurrently=True)
@@ -168,7 +167,7 @@ def test_build_that_was_ended_by_a_deadlock_is_repeated(empty_url: str, monkeypa
     assert "deadlock" in logs[0]["reason"]
 
 
-def test_build_that_deadlocks_each_time_fails_by_name(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_fails_by_name_after_repeated_deadlocks(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, NEXT_INDEX, concurrently=True)
@@ -179,7 +178,7 @@ def test_build_that_deadlocks_each_time_fails_by_name(empty_url: str, monkeypatc
 
 
 def interrupt_a_build(url: str, statement: str) -> None:
-    """Leave an invalid index behind."""
+    """Cancel the build of an index, which leaves an invalid index behind."""
     with (
         psycopg.connect(url, autocommit=True, options="-c search_path=holdfast") as building,
         psycopg.connect(url, autocommit=True) as look,
@@ -196,7 +195,7 @@ def interrupt_a_build(url: str, statement: str) -> None:
 
 @pytest.mark.parametrize("condition", ["", "IF NOT EXISTS "])
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
-def test_invalid_index_is_built_anew(
+def test_invalid_index_is_rebuilt(
     empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str, condition: str
 ) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
@@ -209,10 +208,8 @@ def test_invalid_index_is_built_anew(
 
 
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
-def test_valid_index_that_was_not_recorded_is_kept(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str
-) -> None:
-    """A process may end between the build and the record of it."""
+def test_valid_unrecorded_index_is_kept(empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str) -> None:
+    """A process may end between the build of an index and its record."""
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, NEXT_INDEX, concurrently=True)
@@ -223,7 +220,7 @@ def test_valid_index_that_was_not_recorded_is_kept(
 
 
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
-def test_invalid_index_of_langgraph_is_built_anew(empty_url: str, pgbouncer: str) -> None:
+def test_invalid_index_of_langgraph_is_rebuilt(empty_url: str, pgbouncer: str) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
     migrate(settings)
     name = "checkpoints_thread_id_idx"

@@ -1,4 +1,4 @@
-"""A connection of the pool that is kept."""
+"""KeptConnection: a pooled connection that one part of a process keeps."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ async def pool(settings: Settings) -> AsyncIterator[Pool]:
         yield opened
 
 
-async def asked(connection: AsyncConnection[DictRow]) -> DictRow:
+async def plan_mode_of(connection: AsyncConnection[DictRow]) -> DictRow:
     row = await (await connection.execute(MODE)).fetchone()
     assert row is not None
     return row
 
 
-async def used(kept: KeptConnection) -> DictRow:
+async def use(kept: KeptConnection) -> DictRow:
     async with kept.connection() as connection:
-        return await asked(connection)
+        return await plan_mode_of(connection)
 
 
-async def test_it_is_the_same_one_each_time(pool: Pool) -> None:
+async def test_kept_connection_is_reused(pool: Pool) -> None:
     database = await pool(pool_min=2, pool_max=3)
     kept = KeptConnection(database, others=1)
-    assert len({(await used(kept))["pid"] for _ in range(5)}) == 1
-    assert (await used(kept))["mode"] == "auto"
+    assert len({(await use(kept))["pid"] for _ in range(5)}) == 1
+    assert (await use(kept))["mode"] == "auto"
     await kept.release()
 
 
-async def test_what_is_planned_once_is_not_planned_again(pool: Pool) -> None:
+async def test_kept_connection_uses_generic_plans(pool: Pool) -> None:
     kept = KeptConnection(await pool(pool_max=2), others=1, generic_plans=True)
     for _ in range(10):
         async with kept.connection() as connection:
@@ -67,86 +67,86 @@ async def test_what_is_planned_once_is_not_planned_again(pool: Pool) -> None:
     await kept.release()
 
 
-async def test_nobody_else_finds_it_set_as_it_was(pool: Pool) -> None:
+async def test_released_connection_has_default_plan_cache_mode(pool: Pool) -> None:
     database = await pool(pool_min=1, pool_max=2)
     kept = KeptConnection(database, others=1, generic_plans=True)
-    assert (await used(kept))["mode"] == "force_generic_plan"
+    assert (await use(kept))["mode"] == "force_generic_plan"
     await kept.release()
     async with database.connection() as one, database.connection() as other:
-        assert {(await asked(connection))["mode"] for connection in (one, other)} == {"auto"}
+        assert {(await plan_mode_of(connection))["mode"] for connection in (one, other)} == {"auto"}
 
 
-async def test_one_that_cannot_be_set_back_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_cannot_be_reset_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     database = await pool(pool_min=1, pool_max=2)
     kept = KeptConnection(database, others=1, generic_plans=True)
-    first = await used(kept)
+    first = await use(kept)
     async with kept.connection() as connection:
 
         async def silent(*_: object) -> None:
             await asyncio.sleep(3600)
 
         monkeypatch.setattr(connection, "execute", silent)
-    monkeypatch.setattr("holdfast.db.kept_connection.PATIENCE", 0.05)
+    monkeypatch.setattr("holdfast.db.kept_connection.RESET_TIMEOUT_SECONDS", 0.05)
     await kept.release()
     async with asyncio.timeout(30), database.connection() as one, database.connection() as other:
-        found = [await asked(connection) for connection in (one, other)]
+        found = [await plan_mode_of(connection) for connection in (one, other)]
     assert {row["mode"] for row in found} == {"auto"}
     assert first["pid"] not in {row["pid"] for row in found}
 
 
-async def test_one_is_not_lost_when_its_return_is_cancelled(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task may be cancelled again while it returns the connection that the first cancel made it give up."""
+async def test_pool_keeps_its_size_when_release_is_cancelled(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first cancel makes the task return its connection; a second one may arrive while it does so."""
     database = await pool(pool_min=1, pool_max=2)
     kept = KeptConnection(database, others=1, generic_plans=True)
-    first = await used(kept)
-    restoring = asyncio.Event()
+    first = await use(kept)
+    resetting = asyncio.Event()
     async with kept.connection() as connection:
 
         async def silent(*_: object) -> None:
-            restoring.set()
+            resetting.set()
             await asyncio.sleep(3600)
 
         monkeypatch.setattr(connection, "execute", silent)
     returning = asyncio.create_task(kept.release())
-    await restoring.wait()
+    await resetting.wait()
     returning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await returning
     async with asyncio.timeout(30), database.connection() as one, database.connection() as other:
-        found = [await asked(connection) for connection in (one, other)]
+        found = [await plan_mode_of(connection) for connection in (one, other)]
     assert {row["mode"] for row in found} == {"auto"}
     assert first["pid"] not in {row["pid"] for row in found}
 
 
 @pytest.mark.parametrize("generic_plans", [False, True])
-async def test_one_that_failed_is_replaced(pool: Pool, generic_plans: bool) -> None:
+async def test_failed_kept_connection_is_replaced(pool: Pool, generic_plans: bool) -> None:
     database = await pool(pool_max=2, pool_min=1)
     kept = KeptConnection(database, others=1, generic_plans=generic_plans)
-    first = await used(kept)
+    first = await use(kept)
     async with database.connection() as other:
         await other.execute("SELECT pg_terminate_backend(%s)", (first["pid"],))
     with pytest.raises(psycopg.OperationalError):
-        await used(kept)
-    assert (await used(kept))["pid"] != first["pid"]
-    # And none is missing in the pool.
+        await use(kept)
+    assert (await use(kept))["pid"] != first["pid"]
+    # The pool has lost no connection.
     async with database.connection() as connection:
-        await asked(connection)
+        await plan_mode_of(connection)
     await kept.release()
 
 
-async def test_where_none_can_be_spared_one_is_taken_for_each_use(pool: Pool) -> None:
+async def test_small_pool_lends_connection_for_each_use(pool: Pool) -> None:
     database = await pool(pool_min=1, pool_max=2)
     kept = KeptConnection(database, others=2, generic_plans=True)
-    assert (await used(kept))["mode"] == "auto"
+    assert (await use(kept))["mode"] == "auto"
     async with database.connection(), database.connection():
         pass
 
 
-async def test_behind_pgbouncer_nothing_is_set_for_good(pool: Pool) -> None:
-    """What is set there stays with whichever connection to the server it was."""
+async def test_kept_connection_sets_no_session_settings_behind_pgbouncer(pool: Pool) -> None:
+    """A session setting would stay on the server's connection, which another client gets next."""
     database = await pool(pool_max=5, pgbouncer=True)
     kept = KeptConnection(database, others=1, generic_plans=True)
-    assert (await used(kept))["mode"] == "auto"
+    assert (await use(kept))["mode"] == "auto"
     async with kept.connection() as connection:
         row = await (await connection.execute("SELECT current_setting('search_path') AS path")).fetchone()
         assert row == {"path": database.settings.db_schema}

@@ -1,4 +1,4 @@
-"""Migrations: once each, whoever comes first, in a schema of one's own."""
+"""Migrations are applied once each, also by concurrent processes, in a configurable schema."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from holdfast.cli.fleet import _migrate as migrate_in_a_process
 from holdfast.db.connect import Database, open_session
 from holdfast.db.long_statements import LongStatementConnection
 from holdfast.db.migrate import (
-    LIMITS,
     LOCK_TIMEOUT_SECONDS,
     SESSION_KEY,
     TRANSACTION_KEY,
+    TRANSACTION_LIMITS,
     Migration,
     migrate,
     migrations,
@@ -54,7 +54,7 @@ def tables(url: str, schema: str) -> set[str]:
     return {row[0] for row in rows}
 
 
-def test_ten_processes_at_once_apply_each_migration_once(empty_url: str) -> None:
+def test_ten_concurrent_processes_apply_each_migration_once(empty_url: str) -> None:
     program = (
         "import sys; from holdfast.db.migrate import migrate; from holdfast.settings import load_settings; "
         "print(len(migrate(load_settings({}, database_url=sys.argv[1]))))"
@@ -62,7 +62,7 @@ def test_ten_processes_at_once_apply_each_migration_once(empty_url: str) -> None
 
     def one(_: int) -> int:
         done = subprocess.run([sys.executable, "-c", program, empty_url], capture_output=True, text=True, check=True)
-        return int(done.stdout)
+        return int(done.stdout.splitlines()[-1])  # A process that waits for long logs a line first.
 
     with ThreadPoolExecutor(10) as pool:
         counts = sorted(pool.map(one, range(10)))
@@ -71,14 +71,14 @@ def test_ten_processes_at_once_apply_each_migration_once(empty_url: str) -> None
     assert tables(empty_url, "holdfast") >= TABLES
 
 
-def test_the_schema_is_configurable(empty_url: str) -> None:
+def test_migrations_use_configured_schema(empty_url: str) -> None:
     settings = load_settings({"HOLDFAST_DATABASE_SCHEMA": "elsewhere"}, database_url=empty_url)
     migrate(settings)
     assert tables(empty_url, "elsewhere") >= TABLES
     assert not tables(empty_url, "holdfast")
 
 
-def test_a_failure_leaves_what_came_before_it(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_migration_leaves_earlier_ones_applied(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     names = [migration.name for migration in migrations()]
     with monkeypatch.context() as later:
@@ -87,21 +87,20 @@ def test_a_failure_leaves_what_came_before_it(empty_url: str, monkeypatch: pytes
             migrate(settings)
     assert applied_to(empty_url) == names
     assert not tables(empty_url, "holdfast") & {"half_done", "store"}
-    # What is left goes on from there.
+    # The next start continues with the remaining migrations.
     assert [name.partition(" ")[0] for name in migrate(settings)] == ["langgraph", "langgraph"]
     assert migrate(settings) == []
 
 
 def shorten_lock_timeout(monkeypatch: pytest.MonkeyPatch, timeout: str) -> None:
-    """Only the value, so that the tests fail if migrations have no such limit."""
+    """Replace only the value, so that the tests fail if migrations do not set a lock_timeout."""
     given = f"lock_timeout = '{LOCK_TIMEOUT_SECONDS:g}s'"
-    assert given in LIMITS
-    monkeypatch.setattr("holdfast.db.migrate.LIMITS", LIMITS.replace(given, f"lock_timeout = '{timeout}'"))
+    assert given in TRANSACTION_LIMITS
+    shorter = TRANSACTION_LIMITS.replace(given, f"lock_timeout = '{timeout}'")
+    monkeypatch.setattr("holdfast.db.migrate.TRANSACTION_LIMITS", shorter)
 
 
-def test_other_statements_do_not_queue_behind_a_migration_that_waits(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_statements_do_not_queue_behind_waiting_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
@@ -124,12 +123,12 @@ def test_other_statements_do_not_queue_behind_a_migration_that_waits(
         assert migrating.result(timeout=60) == ["9999_next"]
 
 
-def test_a_migration_that_cannot_lock_its_tables_fails_at_last(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_without_its_locks_fails_after_timeout(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "ALTER TABLE thread ADD COLUMN more integer")
     shorten_lock_timeout(monkeypatch, "50ms")
-    monkeypatch.setattr("holdfast.db.migrate.LOCKING_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.db.migrate.LOCKING_TIMEOUT_SECONDS", 0.1)
     with psycopg.connect(empty_url) as long:
         long.execute("SELECT FROM holdfast.thread")
         with pytest.raises(DatabaseError, match=r"Migration 9999_next could not lock its tables within 0\.1 seconds"):
@@ -137,7 +136,7 @@ def test_a_migration_that_cannot_lock_its_tables_fails_at_last(empty_url: str, m
 
 
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
-def test_limits_of_the_role_end_no_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str) -> None:
+def test_timeouts_of_role_do_not_end_migration(empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
     migrate(settings)
     with psycopg.connect(empty_url, autocommit=True) as connection:
@@ -148,18 +147,16 @@ def test_limits_of_the_role_end_no_migration(empty_url: str, monkeypatch: pytest
     assert migrate(settings) == ["9999_next"]
 
 
-# How soon a server is asked about a statement that takes long.
-SOON = {"DATABASE_TIMEOUT": "1"}
+# With this timeout, the server is soon asked about a statement that takes long.
+QUICK_CHECK = {"DATABASE_TIMEOUT": "1"}
 
 
 @pytest.mark.parametrize("lost", ["fall_silent", "strand"])
-async def test_a_server_that_hangs_ends_the_migration(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    """Also if new connections find another server, as after a fail-over."""
+async def test_migration_fails_when_server_hangs(database_url: str, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """`strand`: new connections reach another server, as after a fail-over."""
     with_next(monkeypatch, "SELECT pg_sleep(0.1)")
     async with PostgresProxy(database_url) as proxy:
-        settings = load_settings(SOON, database_url=proxy.url)
+        settings = load_settings(QUICK_CHECK, database_url=proxy.url)
         held = proxy.hold_answers_from("pg_sleep")
         migrating = asyncio.create_task(asyncio.to_thread(migrate, settings))
         async with asyncio.timeout(60):
@@ -170,10 +167,8 @@ async def test_a_server_that_hangs_ends_the_migration(
         proxy.restore()
 
 
-def test_a_statement_may_take_longer_than_the_server_is_asked_for(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = load_settings(SOON, database_url=empty_url)
+def test_migration_may_take_longer_than_check_interval(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(QUICK_CHECK, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "SELECT pg_sleep(3)")
     is_at_work = LongStatementConnection._is_at_work
@@ -185,19 +180,19 @@ def test_a_statement_may_take_longer_than_the_server_is_asked_for(
 
     monkeypatch.setattr(LongStatementConnection, "_is_at_work", ask)
     assert migrate(settings) == ["9999_next"]
-    # The last look may come when the statement has just ended: one that is in doubt is repeated.
+    # The last check may come when the statement has just ended. It fails then, and is repeated.
     assert asked.count(True) > 1
 
 
 @pytest.mark.parametrize("pgbouncer", ["0", "1"])
 @pytest.mark.parametrize("key", [SESSION_KEY, TRANSACTION_KEY], ids=["session", "transaction"])
-def test_waiting_for_another_process_is_reported_once(
+def test_migrate_reports_wait_for_another_process_once(
     empty_url: str, monkeypatch: pytest.MonkeyPatch, pgbouncer: str, key: str
 ) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": pgbouncer}, database_url=empty_url)
     migrate(settings)
     with_next(monkeypatch, "SELECT 1")
-    monkeypatch.setattr("holdfast.db.migrate.UNUSUAL_TURN_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.db.migrate.REPORT_WAIT_AFTER_SECONDS", 0.0)
     turns = 0
     waited = threading.Event()
 
@@ -217,22 +212,20 @@ def test_waiting_for_another_process_is_reported_once(
     assert [(line["event"], line["reason"]) for line in logs] == [("migration.waiting", "another process migrates")]
 
 
-def test_the_direct_url_is_checked_too(empty_url: str) -> None:
+def test_migrate_reports_unreachable_direct_url(empty_url: str) -> None:
     nowhere = make_conninfo(empty_url, dbname="missing")
     with pytest.raises(DatabaseError, match="DIRECT_DATABASE_URL cannot be connected to"):
         migrate(load_settings({}, database_url=empty_url, direct_database_url=nowhere))
 
 
-def test_a_database_that_is_not_there_is_the_operators_error(server_url: str) -> None:
+def test_migrate_reports_missing_database(server_url: str) -> None:
     with pytest.raises(DatabaseError, match="DATABASE_URL cannot be connected to"):
         migrate(load_settings({}, database_url=make_conninfo(server_url, dbname="missing")))
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 @pytest.mark.parametrize("variable", ["DATABASE_URL", "DIRECT_DATABASE_URL"])
-def test_a_database_of_another_encoding_is_refused(
-    server_url: str, empty_url: str, encoding: str, variable: str
-) -> None:
+def test_migrate_refuses_database_without_utf8(server_url: str, empty_url: str, encoding: str, variable: str) -> None:
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
@@ -248,27 +241,25 @@ def test_a_database_of_another_encoding_is_refused(
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def test_text_is_sent_as_utf8_whatever_the_environment_says(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_session_ignores_pgclientencoding(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     async with await open_session(load_settings({}, database_url=database_url), "test") as connection:
         row = await (await connection.execute("SELECT %s::text AS text", ("ぁ",))).fetchone()
     assert row == {"text": "ぁ"}
 
 
-def test_numbers_are_unique_and_in_order() -> None:
+def test_migration_numbers_are_unique_and_in_order() -> None:
     numbers = [migration.number for migration in migrations()]
-    # Not every number is used: some were meant for changes that came to nothing.
+    # Not every number is used: some migrations were withdrawn before a release.
     assert numbers == sorted(set(numbers))
 
 
-# The last migration that is applied to databases in production, and was before this rule.
+# The last migration that was applied to databases in production before this rule existed.
 LAST_BEFORE_RULE = 14
-# One row for each tenant, so nothing that is done to all of them takes long.
+# One row for each tenant, so a statement on all rows is short.
 SMALL_TABLES = {"tenant"}
 TABLE = r"(?:ONLY )?(?P<table>\w+)"
-# Each of these reads or writes the whole table while nobody else can write to it.
+# Each of these reads or writes the whole table while it is locked against writes.
 LONG_LOCKS = {
     "builds an index": rf"CREATE (?:UNIQUE )?INDEX (?!CONCURRENTLY)(?:IF NOT EXISTS )?\w+ ON {TABLE}",
     "rebuilds an index": rf"REINDEX TABLE (?!CONCURRENTLY){TABLE}",
@@ -282,9 +273,9 @@ CHANGES = r"(?:UPDATE (?!OF\b)|DELETE FROM )(?P<table>\w+)"
 
 
 def long_locks(statements: str) -> list[str]:
-    """Why a migration would keep others from a table that may be large for longer than a moment."""
+    """The reasons why a migration would lock a table that may be large for long."""
     text = " ".join(re.sub("--.*", "", statements).split())
-    # What a function does, it does later.
+    # The body of a function is not executed by the migration.
     text = re.sub(r"AS \$\$.*?\$\$", "", text)
     new = set(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", text))
     harmless = new | SMALL_TABLES
@@ -304,8 +295,8 @@ def long_locks(statements: str) -> list[str]:
     ]
 
 
-def test_supervisor_logs_that_another_process_migrates(empty_url: str, tmp_path: Path) -> None:
-    """It migrates in a process of its own, whose log lines are not among those that it prints."""
+def test_supervisor_logs_wait_for_another_migrating_process(empty_url: str, tmp_path: Path) -> None:
+    """The supervisor migrates in a separate process and must pass on the log lines of that process."""
     config = tmp_path / "langgraph.json"
     config.write_text('{"dependencies": ["."], "graphs": {"g": "./graph.py:graph"}}')
     with psycopg.connect(empty_url, autocommit=True) as other, ThreadPoolExecutor(1) as pool, capture_logs() as logs:
@@ -323,7 +314,7 @@ def test_supervisor_logs_that_another_process_migrates(empty_url: str, tmp_path:
 
 
 @pytest.mark.servers
-def test_rule_applies_to_all_migrations_of_a_rolling_update(tmp_path: Path) -> None:
+def test_lock_rule_covers_all_migrations_of_a_rolling_update(tmp_path: Path) -> None:
     unpack_older_version(tmp_path)
     older = [int(file.name[:4]) for file in (tmp_path / "src/holdfast/db/migrations").glob("*.sql")]
     assert max(older) >= LAST_BEFORE_RULE
@@ -333,8 +324,8 @@ def test_rule_applies_to_all_migrations_of_a_rolling_update(tmp_path: Path) -> N
     "migration", [one for one in migrations() if one.number > LAST_BEFORE_RULE], ids=lambda migration: migration.name
 )
 def test_migration_locks_no_existing_table_for_long(migration: Migration) -> None:
-    """Indexes are built by a file of their own, `NNNN_name.concurrently.sql`. Rows are changed by another migration
-    than the one that alters their table, and before any table is altered."""
+    """An index must be built in a separate file, `NNNN_name.concurrently.sql`. Rows must be changed in another
+    migration than the one that alters their table, and before any table is altered."""
     assert long_locks(migration.statements) == []
     if migration.concurrently:
         text = re.sub("--.*", "", migration.statements).strip()
@@ -364,11 +355,11 @@ def test_migration_locks_no_existing_table_for_long(migration: Migration) -> Non
         ("ALTER TABLE run ALTER COLUMN x TYPE bigint;", 1),
     ],
 )
-def test_statements_that_lock_for_long_are_found(statements: str, reasons: int) -> None:
+def test_long_locks_finds_statements_that_lock_for_long(statements: str, reasons: int) -> None:
     assert len(long_locks(statements)) == reasons
 
 
-async def test_runs_that_crashed_earlier_workers_keep_their_count(database: Database) -> None:
+async def test_migration_22_keeps_crash_counts_of_unfinished_runs(database: Database) -> None:
     [migration] = [one for one in migrations() if one.name == "0022_suspect_counts"]
     crashed, unharmed, ended = [(await create(database, uuid4())).run["run_id"] for _ in range(3)]
     await query(database, "UPDATE run SET crashes = 2 WHERE run_id = ANY(%s) RETURNING 1", [crashed, ended])
@@ -383,7 +374,7 @@ async def test_runs_that_crashed_earlier_workers_keep_their_count(database: Data
     assert counts == [2, 0, 0]
 
 
-def test_priorities_of_crons_come_into_range(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_15_limits_priorities_of_crons(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({}, database_url=empty_url)
     everything = migrations()
     with monkeypatch.context() as before:
@@ -419,7 +410,7 @@ def test_priorities_of_crons_come_into_range(empty_url: str, monkeypatch: pytest
 
 
 async def test_existing_langgraph_tables_keep_working(empty_url: str) -> None:
-    """Checkpoints written by the stock saver into `public` before Holdfast came are the thread's history after."""
+    """Checkpoints that LangGraph's own saver has written into `public` before are the history of the thread."""
     thread_id = str(uuid4())
     with psycopg.connect(empty_url, autocommit=True, row_factory=dict_row) as connection:
         stock = PostgresSaver(connection)
@@ -431,7 +422,7 @@ async def test_existing_langgraph_tables_keep_working(empty_url: str) -> None:
         stock.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"done": "1"})
     settings: Settings = load_settings({"HOLDFAST_DATABASE_SCHEMA": "public"}, database_url=empty_url)
     applied = migrate(settings)
-    # The saver's tables are there already; the store's were not.
+    # The saver's tables existed already, the store's did not.
     assert applied[:-1] == [migration.name for migration in migrations()]
     assert applied[-1].startswith("langgraph store 0 to ")
     database = Database(settings, "test")

@@ -1,4 +1,4 @@
-"""Names that graph code looks up and that nobody answers for do not keep a process from its database."""
+"""Unanswered name lookups of graph code do not block the lookup of the database's host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ run_in_event_loop(main())
 
 
 def test_lookup_of_database_host_does_not_wait_for_unanswered_lookups(tmp_path: Path) -> None:
-    """In a mount namespace of its own, whose name server takes every question and answers none."""
+    """Runs in a separate mount namespace whose name server receives all queries and answers none."""
     unshare = required(UNSHARE)
     if os.geteuid() != 0:
         pytest.skip("only root may give a process another /etc/resolv.conf")

@@ -1,4 +1,4 @@
-"""The pool of a process, when those who use it are cancelled, and when the server is away."""
+"""The pool when tasks that use it are cancelled, and when the server does not answer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.postgres_proxy import PostgresProxy
 from tests.support.waiting import until, until_true
 
 
-async def test_a_connection_is_not_lost_with_whoever_is_cancelled_while_giving_it_back(settings: Settings) -> None:
-    """As happens to many at once when many readers of streams leave at once."""
+async def test_pool_keeps_connection_of_task_cancelled_while_returning_it(settings: Settings) -> None:
+    """This happens when many readers of streams disconnect at the same time."""
     database = Database(settings.model_copy(update={"pool_max": 1, "database_timeout": 5.0}), "test")
     await database.open()
     done = asyncio.Event()
@@ -32,7 +32,7 @@ async def test_a_connection_is_not_lost_with_whoever_is_cancelled_while_giving_i
         user = asyncio.create_task(use())
         while not database.pool.get_stats().get("requests_num"):
             await asyncio.sleep(0.01)
-        async with database.pool._lock:  # Somebody else is giving one back, or getting one, at the moment.
+        async with database.pool._lock:  # As while another task takes or returns a connection.
             done.set()
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def test_a_connection_is_not_lost_with_whoever_is_cancelled_while_giving_i
         await database.close()
 
 
-async def test_the_pool_tries_to_connect_at_least_every_second(settings: Settings, tmp_path: Any) -> None:
+async def test_pool_tries_to_connect_at_least_every_second(settings: Settings, tmp_path: Any) -> None:
     nowhere = make_conninfo(settings.database_url or "", host=str(tmp_path))
     database = Database(settings.model_copy(update={"database_url": nowhere}), "test")
     await database.pool.open()
@@ -52,7 +52,7 @@ async def test_the_pool_tries_to_connect_at_least_every_second(settings: Setting
     enter, pauses = scheduler.enter, []
 
     async def at_once(delay: float, action: Any) -> Any:
-        if 0 < delay < 300:  # Not the look for connections to close.
+        if 0 < delay < 300:  # Longer delays belong to the task that closes idle connections.
             pauses.append(delay)
             delay = 0
         return await enter(delay, action)
@@ -65,11 +65,11 @@ async def test_the_pool_tries_to_connect_at_least_every_second(settings: Setting
     assert max(pauses) <= RECONNECT_MAX_PAUSE_SECONDS
 
 
-async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(settings: Settings) -> None:
+async def test_pool_replaces_connections_that_hang(settings: Settings) -> None:
     async with PostgresProxy(settings.database_url or "") as proxy:
         quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 1.0, "pool_min": 3})
         database = Database(quick, "test")
-        # Only to have it wait long enough on a busy machine. `Database.open` would wait for a second.
+        # Wait long enough on a busy machine. `Database.open` would wait for a second only.
         database.pool.timeout = 30
         await database.pool.open(wait=True, timeout=30)
         try:
@@ -85,7 +85,7 @@ async def test_a_statement_that_is_not_answered_fails_and_the_pool_is_renewed(se
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "blocking"])
-async def test_a_session_does_not_wait_for_ever(settings: Settings, blocking: bool) -> None:
+async def test_session_raises_no_answer_when_server_hangs(settings: Settings, blocking: bool) -> None:
     async with PostgresProxy(settings.database_url or "") as proxy:
         quick = settings.model_copy(update={"database_url": proxy.url, "database_timeout": 3.0})
         if blocking:
@@ -102,8 +102,8 @@ async def test_a_session_does_not_wait_for_ever(settings: Settings, blocking: bo
             assert other.closed
 
 
-async def test_a_statement_that_takes_too_long_is_ended_at_the_server(settings: Settings, database: Database) -> None:
-    """It would keep its locks otherwise."""
+async def test_statement_that_times_out_is_cancelled_on_server(settings: Settings, database: Database) -> None:
+    """Otherwise it would keep its locks."""
     session = await open_session(settings.model_copy(update={"database_timeout": 2.0}), "slow")
     with pytest.raises(NoAnswer):
         await session.execute("SELECT pg_sleep(600)")
@@ -120,7 +120,7 @@ async def test_a_statement_that_takes_too_long_is_ended_at_the_server(settings: 
     await until(over, "the session is gone")
 
 
-async def test_a_long_transaction_has_its_own_limit(settings: Settings) -> None:
+async def test_long_transaction_has_longer_timeout(settings: Settings) -> None:
     database = Database(settings.model_copy(update={"database_timeout": 0.1}), "test")
     database.pool.timeout = 30
     await database.pool.open()
@@ -134,7 +134,7 @@ async def test_a_long_transaction_has_its_own_limit(settings: Settings) -> None:
         await database.close()
 
 
-async def test_hanging_up_ends_a_wait_at_once(settings: Settings) -> None:
+async def test_shut_down_ends_waiting_statement_at_once(settings: Settings) -> None:
     session = await open_session(settings, "test", answer_timeout=600.0)
     waiting = asyncio.create_task(session.execute("SELECT pg_sleep(600)"))
     await until_true(lambda: session.pgconn.transaction_status == TransactionStatus.ACTIVE, "the statement is sent")
@@ -143,5 +143,5 @@ async def test_hanging_up_ends_a_wait_at_once(settings: Settings) -> None:
 
     with pytest.raises(psycopg.OperationalError):
         await waiting
-    session.shut_down()  # Twice is once.
+    session.shut_down()  # A second call does nothing.
     assert session.closed

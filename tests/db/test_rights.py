@@ -1,4 +1,4 @@
-"""A role that lacks a right gets one sentence with the statement that grants it, from every command that needs it."""
+"""Commands report missing rights of the role in one line, with the GRANT statement that adds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.errors import DatabaseError
 from holdfast.settings import Settings, load_settings
 
 Execute = Callable[[str], None]
-# Every command that works on the database itself, and each server.
+# All commands that use the database directly, and the servers.
 COMMANDS = [
     ["migrate"],
     ["keys", "list"],
@@ -53,7 +53,7 @@ def execute(database_url: str) -> Iterator[Execute]:
 
 @pytest.fixture
 def role(execute: Execute) -> Iterator[str]:
-    """A role that may connect, and nothing else. Its name has to be quoted."""
+    """A role that may connect and has no other rights. Its name must be quoted."""
     name = f"Poor-{uuid4().hex[:8]}"
     execute(f'CREATE ROLE "{name}" LOGIN')
     yield name
@@ -77,14 +77,14 @@ def grants_of(message: str) -> list[str]:
     return [statement for statement in statements.split("; ") if statement]
 
 
-def test_tables_that_need_rights_are_all_there_are(database_url: str) -> None:
+def test_rights_list_all_tables_of_the_schema(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'").fetchall()
     # Only projects with semantic search have these.
     assert {row[0] for row in rows} == set(TABLES) - {"store_vectors", "vector_migrations"}
 
 
-def test_grants_that_are_named_are_enough(as_role: Settings, role: str, execute: Execute) -> None:
+def test_named_grants_are_sufficient(as_role: Settings, role: str, execute: Execute) -> None:
     message = refusal(as_role)
     assert message.startswith(f"The role {role} lacks USAGE and CREATE on the schema holdfast. ")
     assert "abandoned (SELECT, INSERT, UPDATE, DELETE)" in message
@@ -95,7 +95,7 @@ def test_grants_that_are_named_are_enough(as_role: Settings, role: str, execute:
     assert migrate(as_role) == []
 
 
-def test_schema_that_cannot_be_created_is_named_with_its_remedy(as_role: Settings, role: str, execute: Execute) -> None:
+def test_message_names_schema_that_cannot_be_created(as_role: Settings, role: str, execute: Execute) -> None:
     elsewhere = as_role.model_copy(update={"db_schema": "elsewhere"})
     message = refusal(elsewhere)
     assert message.startswith("The schema elsewhere (DATABASE_SCHEMA) does not exist")
@@ -104,7 +104,7 @@ def test_schema_that_cannot_be_created_is_named_with_its_remedy(as_role: Setting
     assert len(migrate(elsewhere)) > len(migrations())
 
 
-def test_role_that_only_uses_the_tables_may_start(as_role: Settings, role: str, execute: Execute) -> None:
+def test_role_with_rights_on_tables_may_start(as_role: Settings, role: str, execute: Execute) -> None:
     execute(f'GRANT USAGE ON SCHEMA holdfast TO "{role}"')
     execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO "{role}"')
     for table in ("holdfast_migration", "checkpoint_migrations", "store_migrations"):
@@ -119,7 +119,7 @@ def test_tables_of_other_programs_need_no_rights(as_role: Settings, role: str, e
     assert migrate(as_role) == []
 
 
-def test_migration_of_foreign_tables_names_their_owner(as_role: Settings, role: str, execute: Execute) -> None:
+def test_message_names_owner_of_tables_to_migrate(as_role: Settings, role: str, execute: Execute) -> None:
     execute(f'GRANT USAGE, CREATE ON SCHEMA holdfast TO "{role}"')
     execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA holdfast TO "{role}"')
     execute("ALTER TABLE tenant DROP COLUMN webhook_salts")
@@ -132,7 +132,7 @@ def test_migration_of_foreign_tables_names_their_owner(as_role: Settings, role: 
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_command_refuses_a_role_that_may_not_use_a_table(
+def test_command_refuses_role_without_rights_on_tables(
     path: list[str], as_role: Settings, role: str, execute: Execute, tmp_path: Path
 ) -> None:
     execute(f'GRANT USAGE, CREATE ON SCHEMA holdfast TO "{role}"')

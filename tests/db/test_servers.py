@@ -28,13 +28,13 @@ QUICK = {
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    """Sockets live here, and their paths may not be long."""
+    """A directory for sockets, whose paths must be short."""
     with tempfile.TemporaryDirectory(prefix="hf") as name:
         yield Path(name)
 
 
 async def exercise(settings: Settings) -> None:
-    """Runs, a queue behind a thread, a cancel in the middle, and a numbering without gaps."""
+    """Execute runs, queue one behind another on a thread, cancel one, and check that events have no gaps."""
     database = Database(settings, "test")
     await database.open()
     try:
@@ -66,7 +66,7 @@ async def running(database: Database, run_id: object) -> None:
 
 
 @pytest.mark.servers
-async def test_postgres_16(short_directory: Path) -> None:
+async def test_engine_on_postgres_16(short_directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The package warns about the runtime directory it falls back to.
         with older_postgres(short_directory, 16) as url:
@@ -77,13 +77,13 @@ async def test_postgres_16(short_directory: Path) -> None:
             await exercise(settings)
 
 
-async def test_pgbouncer_with_a_way_past_it(database_url: str, short_directory: Path) -> None:
+async def test_engine_behind_pgbouncer_with_direct_url(database_url: str, short_directory: Path) -> None:
     with pgbouncer(database_url, short_directory) as url:
         environ = QUICK | {"HOLDFAST_PGBOUNCER": "1", "HOLDFAST_DIRECT_DATABASE_URL": database_url}
         await exercise(load_settings(environ, database_url=url))
 
 
-async def test_pgbouncer_alone(database_url: str, short_directory: Path) -> None:
+async def test_engine_behind_pgbouncer_alone(database_url: str, short_directory: Path) -> None:
     with pgbouncer(database_url, short_directory) as url:
         settings = load_settings(QUICK | {"HOLDFAST_PGBOUNCER": "1"}, database_url=url)
         migrate(settings)

@@ -1,4 +1,4 @@
-"""What Holdfast depends on is set for its sessions, whatever a role or a database has as its default."""
+"""Sessions set the options that Holdfast depends on, independent of the defaults of the role and the database."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def given(row: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
-async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
+async def test_pool_overrides_defaults_of_database(harmed_url: str, pgbouncer: bool) -> None:
     settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
     database = Database(settings, "test")
     await database.open()
@@ -70,7 +70,7 @@ async def test_the_pool(harmed_url: str, pgbouncer: bool) -> None:
         await database.close()
 
 
-async def test_sessions(harmed_url: str) -> None:
+async def test_session_overrides_defaults_of_database(harmed_url: str) -> None:
     settings: Settings = quick_settings(harmed_url)
     session = await open_session(settings, "test", generic_plans=True)
     try:
@@ -82,7 +82,7 @@ async def test_sessions(harmed_url: str) -> None:
 
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
-def test_blocking_sessions(harmed_url: str, pgbouncer: bool) -> None:
+def test_blocking_session_overrides_defaults_of_database(harmed_url: str, pgbouncer: bool) -> None:
     settings = quick_settings(harmed_url).model_copy(update={"pgbouncer": pgbouncer})
     with open_blocking_session(settings, "test") as blocking, with_session_options(blocking, settings):
         assert given(blocking.execute(READ).fetchone()) == EXPECTED
@@ -92,9 +92,7 @@ def test_blocking_sessions(harmed_url: str, pgbouncer: bool) -> None:
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
 @pytest.mark.parametrize("chosen", ["local", "remote_apply"])
-async def test_commits_that_survive_a_crash_are_left_to_the_operator(
-    database_url: str, chosen: str, pgbouncer: bool
-) -> None:
+async def test_safe_synchronous_commit_is_not_changed(database_url: str, chosen: str, pgbouncer: bool) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = '{chosen}'".encode())
@@ -108,7 +106,7 @@ async def test_commits_that_survive_a_crash_are_left_to_the_operator(
         await database.close()
 
 
-# Longer than the limits of the role allow.
+# Updates that take longer than the timeouts of the role.
 SLOW = """
 CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(2); RETURN NEW; END $$;
 CREATE TRIGGER slow BEFORE UPDATE ON worker FOR EACH ROW EXECUTE FUNCTION slow();
@@ -119,16 +117,16 @@ def hand_over_runs(settings: Settings) -> None:
     _hand_over(settings, UUID(int=1), None, lambda _: None)
 
 
-def report_the_end(settings: Settings) -> None:
+def report_end(settings: Settings) -> None:
     EndedChildren(settings)._report("token")
 
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
-@pytest.mark.parametrize("work", [hand_over_runs, report_the_end])
-def test_parts_with_a_session_of_their_own(
+@pytest.mark.parametrize("work", [hand_over_runs, report_end])
+def test_writes_over_blocking_sessions_ignore_role_timeouts(
     harmed_url: str, work: Callable[[Settings], None], pgbouncer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Its own limit is shorter than the slow write.
+    # Its usual timeout is shorter than the slow write.
     monkeypatch.setattr("holdfast.cli.ended_children.REPORT_TIMEOUT_SECONDS", 15.0)
     with psycopg.connect(harmed_url, autocommit=True, options="-c statement_timeout=0") as connection:
         connection.execute("SET search_path TO holdfast")

@@ -1,4 +1,4 @@
-"""The filters of custom authorisation, against a real jsonb."""
+"""The filters of custom authorisation, evaluated by Postgres."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS: dict[str, dict[str, Any]] = {
     ],
     ids=lambda value: orjson.dumps(value).decode() if isinstance(value, dict) else "",
 )
-async def test_what_a_filter_lets_through(database: Database, wanted: dict[str, Any], seen: list[str]) -> None:
+async def test_filter_selects_visible_rows(database: Database, wanted: dict[str, Any], seen: list[str]) -> None:
     condition, parameters = Visibility(wanted).condition("row.metadata")
     statement = (
         "SELECT name FROM unnest(%(names)s::text[], %(rows)s::jsonb[]) WITH ORDINALITY AS row(name, metadata, place) "
@@ -69,17 +69,17 @@ async def test_what_a_filter_lets_through(database: Database, wanted: dict[str, 
     ],
     ids=repr,
 )
-def test_a_filter_that_means_nothing_lets_nobody_through(wanted: dict[str, Any]) -> None:
+def test_invalid_filter_raises(wanted: dict[str, Any]) -> None:
     with pytest.raises(InvalidVisibility):
         Visibility(wanted).condition()
 
 
-def test_without_a_filter_nothing_is_asked() -> None:
+def test_unrestricted_visibility_has_no_condition() -> None:
     assert not EVERYTHING.restricted
     assert EVERYTHING.condition() == ("true", {})
 
 
-def test_a_tenant_is_asked_for_beside_the_metadata() -> None:
+def test_condition_combines_tenant_and_metadata() -> None:
     visible = Visibility({"owner": "x"}, tenant="acme")
     assert visible.restricted
     assert Visibility(tenant="acme").restricted

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.db.embedded_server import SERVER_OPTIONS, SUPERUSER, Server
+from holdfast.db.embedded_server import SERVER_OPTIONS, SUPERUSER, EmbeddedServer
 from tests.matrix.outcome import Failed, Missing, run
 from tests.support.node import InstallationFailed, install, node_found
 
@@ -69,7 +69,7 @@ def server(version: str, directory: Path) -> Iterator[str]:
         chosen.stop()
 
 
-class _Chosen(Server):
+class _Chosen(EmbeddedServer):
     """The embedded server with other programs, and with a locale that all versions know."""
 
     def __init__(self, data_dir: Path, programs: Path) -> None:
@@ -79,10 +79,10 @@ class _Chosen(Server):
     def initialise(self) -> None:
         self._open_paths()
         self.pgdata.mkdir(mode=0o700)
-        self._give(self.pgdata)
+        self._chown(self.pgdata)
         options: list[str | Path] = ["-D", self.pgdata, "-U", SUPERUSER, "--auth=trust"]
         command = [self._bin / "initdb", *options, "--encoding=UTF8", "--locale=C"]
-        made = subprocess.run(command, capture_output=True, text=True, **self._ownership())
+        made = subprocess.run(command, capture_output=True, text=True, **self._popen_options())
         if made.returncode:
             raise Failed(f"initdb failed: {made.stderr}")
         with (self.pgdata / "postgresql.conf").open("a") as config:

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.db.embedded_server import SUPERUSER, Server
+from holdfast.db.embedded_server import SUPERUSER, EmbeddedServer
 
 
 def required(program: str, package: str | None = None) -> str:
@@ -89,7 +89,7 @@ def pgbouncer(url: str, directory: Path) -> Iterator[str]:
 def network_postgres(directory: Path, address: str) -> Iterator[str]:
     """A private server, the embedded one's program, that listens on an address of the network and trusts everybody
     there."""
-    server = Server(directory, lambda: False)
+    server = EmbeddedServer(directory, lambda: False)
     server.initialise()
     port = free_port()
     with (server.pgdata / "pg_hba.conf").open("a") as rules:
@@ -98,7 +98,7 @@ def network_postgres(directory: Path, address: str) -> Iterator[str]:
     command = [str(server._bin / "postgres"), "-D", str(server.pgdata)]
     command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
     with server.log.open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **server._ownership())
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **server._popen_options())
     url = f"postgresql://{SUPERUSER}@{address}:{port}/postgres"
     try:
         deadline = time.monotonic() + 60

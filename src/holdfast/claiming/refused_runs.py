@@ -21,7 +21,7 @@ class RefusedRuns:
     """Decides how the next claim takes runs, after what came of the last one."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._aside = RowsSetAside("claim", "run_id", metrics, longest_pause=LONGEST_PAUSE_SECONDS)
+        self._aside = RowsSetAside("claim", "run_id", metrics, max_delay=LONGEST_PAUSE_SECONDS)
         self._careful: CarefulLook | None = None
 
     @property

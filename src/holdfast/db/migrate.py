@@ -1,7 +1,7 @@
-"""Migrations: numbered SQL files, applied once each, safe when many processes start at once.
+"""Applies the migrations: numbered SQL files, each applied once, also when many processes start at the same time.
 
-Each is a transaction of its own, which also records it. A file named `NNNN_name.concurrently.sql` holds one
-CREATE INDEX CONCURRENTLY, which no transaction may contain: writes to a large table go on while it is built.
+Each migration runs in one transaction, which also records it. A file named `NNNN_name.concurrently.sql` contains one
+CREATE INDEX CONCURRENTLY, which cannot run in a transaction. While it builds the index, writes to the table go on.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-# Held to the end of each transaction that changes the schema. Earlier versions have this key only.
+# The advisory lock of each transaction that changes the schema. Earlier versions use this key only.
 TRANSACTION_KEY = "hashtextextended('holdfast migrate ' || %s, 0)"
-# Held by one process from its first migration to its last. A key of its own: processes of earlier versions wait for the
-# other one inside a statement, so they have a snapshot, and the build of an index waits for all snapshots. A build that
-# held their key would end in a deadlock. For the same reason this version asks for locks again and again.
+# The advisory lock that one process holds from its first migration to its last. It differs from TRANSACTION_KEY because
+# processes of earlier versions wait for that key inside a statement, with a snapshot, and the build of an index waits
+# for all snapshots: a build that held their key would deadlock. For the same reason, this version polls for its locks.
 SESSION_KEY = "hashtextextended('holdfast migrations of ' || %s, 0)"
 TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({TRANSACTION_KEY})"
 TRY_SESSION_LOCK = f"SELECT pg_try_advisory_lock({SESSION_KEY})"
-# Both keys, for a process that has no session: it must not migrate while another one holds the key of a session.
+# Both keys, for a process without a session. It must not migrate while another process holds SESSION_KEY.
 TRY_BOTH_LOCKS = f"SELECT pg_try_advisory_xact_lock({SESSION_KEY}) AND pg_try_advisory_xact_lock({TRANSACTION_KEY})"
 UNLOCK_SESSION = f"SELECT pg_advisory_unlock({SESSION_KEY})"
-TURN_SECONDS = 0.2
-# After which a process that waits for its turn says so. Most turns are over sooner.
-UNUSUAL_TURN_SECONDS = 3.0
+# How often a process that waits for another one polls for the lock.
+LOCK_POLL_SECONDS = 0.2
+# Log the wait for another process after this time. Usually it is shorter.
+REPORT_WAIT_AFTER_SECONDS = 3.0
 
-# A statement that waits for a table's lock makes all later statements on the table wait behind it. So it waits for a
-# short time, gives way, and tries again.
+# While a migration waits for a table's lock, all later statements on the table queue behind it. So it waits for a short
+# time only, rolls back, and tries again after a pause.
 LOCK_TIMEOUT_SECONDS = 2.0
-LONGEST_PAUSE_SECONDS = 5.0
-# After which a migration that cannot lock its tables fails.
-LOCKING_SECONDS = 300.0
-# How often the build of an index is begun, if deadlocks end it. Each may have taken hours.
+MAX_LOCK_RETRY_PAUSE_SECONDS = 5.0
+# A migration that cannot lock its tables within this time fails.
+LOCKING_TIMEOUT_SECONDS = 300.0
+# How many times to begin the build of an index that deadlocks end. Each attempt may take hours.
 BUILD_ATTEMPTS = 5
 
-# Nothing that the role or the connection sets may end a migration in the middle.
-LIMITS = (
+# Timeouts of the role or the connection must not end a migration.
+TRANSACTION_LIMITS = (
     f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_SECONDS:g}s'; SET LOCAL statement_timeout = 0; "
     "SET LOCAL idle_in_transaction_session_timeout = 0"
 )
@@ -69,8 +70,8 @@ TTL_TYPE = """
 SELECT atttypid::regtype::text FROM pg_attribute WHERE attrelid = to_regclass('store') AND attname = 'ttl_minutes'
 """
 
-# The tables that say what is applied.
-RECORDS = {
+# The tables that record the applied migrations.
+RECORD_TABLES = {
     "holdfast_migration": (
         "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
     ),
@@ -100,15 +101,15 @@ def migrations() -> list[Migration]:
 
 
 def migrate(settings: Settings) -> list[str]:
-    """Bring the schema up to date and return the names of what was applied.
+    """Bring the schema up to date and return the names of the migrations that were applied.
 
-    Ten processes that start together apply each migration once, under one advisory lock. A failure leaves applied what
-    came before it, and the message says which migration failed. When there is nothing to do nothing is locked.
+    Processes that start together apply each migration once: advisory locks exclude the others. If a migration fails,
+    the earlier ones stay applied, and the message names the one that failed. If there is nothing to do, takes no lock.
 
-    Goes to DIRECT_DATABASE_URL if that is set. Behind PgBouncer alone, indexes are built in transactions.
+    Uses DIRECT_DATABASE_URL if it is set. With PgBouncer alone, indexes are built in transactions.
 
-    A migration may take hours, and so may the wait for another process that migrates. A server that hangs meanwhile is
-    noticed within three times DATABASE_TIMEOUT: DatabaseUnavailable.
+    A migration may take hours, and so may the wait for another process that migrates. If the server hangs meanwhile,
+    raises DatabaseUnavailable within three times DATABASE_TIMEOUT.
     """
     pooled = None
     if settings.direct_database_url is not None:
@@ -129,7 +130,7 @@ def migrate(settings: Settings) -> list[str]:
 
 @contextmanager
 def _connected(settings: Settings, name: str, *, session: bool) -> Iterator[Connection]:
-    """A connection for the length of the block. Raises DatabaseUnavailable if it is lost there."""
+    """A connection for the block. Raises DatabaseUnavailable if it is lost in the block."""
     try:
         connection = LongStatementConnection.connect(
             connection_parameters(settings, "migrate", session=session),
@@ -146,11 +147,11 @@ def _connected(settings: Settings, name: str, *, session: bool) -> Iterator[Conn
         except psycopg.Error as error:
             if not is_outage(error):
                 raise
-            raise DatabaseUnavailable(f"{name} was lost during migrations: {_in_a_line(error)}.") from error
+            raise DatabaseUnavailable(f"{name} was lost during migrations: {_first_line(error)}.") from error
 
 
 def _missing_rights(connection: Connection, schema: str, error: psycopg.Error) -> DatabaseError:
-    """What the role may not do, and the statement that allows it."""
+    """An error that names the missing rights and the statements that grant them."""
     role = connection.info.user
     with connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(rights.SCHEMA_RIGHTS, rights.parameters(schema)).fetchone()
@@ -174,10 +175,10 @@ def _missing_rights(connection: Connection, schema: str, error: psycopg.Error) -
 
 
 class _Schema:
-    """The schema of one installation, changed over one connection."""
+    """Migrates the schema of one installation over one connection."""
 
     def __init__(self, connection: Connection, name: str, *, has_session: bool) -> None:
-        """`has_session`: the connection is the same server process from one transaction to the next."""
+        """`has_session`: the connection leads to the same server process in each transaction."""
         self._connection = connection
         self._name = name
         self._has_session = has_session
@@ -188,12 +189,12 @@ class _Schema:
 
         stock = {"checkpoint": BasePostgresSaver.MIGRATIONS, "store": BasePostgresStore.MIGRATIONS}
         with self._connection.transaction():
-            self._limit()
+            self._set_limits()
             _require_table_rights(self._connection, self._name)
             if self._is_current({table: len(steps) for table, steps in stock.items()}):
                 return []
-        # One process does it all, if it can. Behind PgBouncer they may take turns, migration by migration.
-        with self._turn() if self._has_session else nullcontext():
+        # With a session, one process applies all migrations. Behind PgBouncer, processes may alternate.
+        with self._session_lock() if self._has_session else nullcontext():
             return self._bring_up_to_date(stock)
 
     def _bring_up_to_date(self, stock: Mapping[str, Sequence[str]]) -> list[str]:
@@ -205,54 +206,55 @@ class _Schema:
         self._transact("The table store", self._widen_ttl)
         return applied
 
-    # --- turns and locks --------------------------------------------------------------------------
+    # --- locks ------------------------------------------------------------------------------------
 
     def _transact(self, what: str, work: Callable[[], Result]) -> Result:
-        """Do something in a transaction of its own, in the process's turn. When a table is locked, give way and try
-        again. Raises DatabaseError naming `what`."""
-        deadline, pause = time.monotonic() + LOCKING_SECONDS, TURN_SECONDS
-        turn = _Waiting(what)
+        """Do `work` in one transaction that holds the advisory lock. If a table is locked, roll back and try again.
+        Raises DatabaseError naming `what`."""
+        deadline, pause = time.monotonic() + LOCKING_TIMEOUT_SECONDS, LOCK_POLL_SECONDS
+        wait = _WaitReport(what)
         while True:
             try:
                 with _named(what), self._connection.transaction():
-                    self._limit()
+                    self._set_limits()
                     if self._lock():
                         return work()
-                turn.goes_on()
+                wait.report_if_long()
             except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
                 if time.monotonic() > deadline:
                     raise DatabaseError(
-                        f"{what} could not lock its tables within {LOCKING_SECONDS:g} seconds: long transactions use "
-                        "them. Find these in pg_stat_activity by xact_start, end them, and start again. What came "
-                        "before it is applied."
+                        f"{what} could not lock its tables within {LOCKING_TIMEOUT_SECONDS:g} seconds: "
+                        "long transactions use them. Find these in pg_stat_activity by xact_start, end them, and start "
+                        "again. What came before it is applied."
                     ) from None
-                if pause == TURN_SECONDS:
+                if pause == LOCK_POLL_SECONDS:
                     log.warning("migration.waiting", migration=what, reason="long transactions use its tables")
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                pause = min(2 * pause, MAX_LOCK_RETRY_PAUSE_SECONDS)
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
     def _lock(self) -> bool:
-        """Whether the transaction that has begun is this process's turn. To its end no other process has one."""
+        """Try to take the advisory lock until the end of the current transaction. Returns whether this has
+        succeeded."""
         if self._has_session:
             return bool(self._one(TRY_LOCK, self._name))
         return bool(self._one(TRY_BOTH_LOCKS, self._name, self._name))
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """This process's turn, outside of transactions."""
-        turn = _Waiting("All")
+    def _session_lock(self) -> Iterator[None]:
+        """Hold the advisory lock of the session, which also covers statements outside transactions."""
+        wait = _WaitReport("All")
         while not self._one(TRY_SESSION_LOCK, self._name):
-            turn.goes_on()
-            time.sleep(TURN_SECONDS)
+            wait.report_if_long()
+            time.sleep(LOCK_POLL_SECONDS)
         try:
             yield
         finally:
-            with suppress(psycopg.Error):  # A connection that is lost has no locks.
+            with suppress(psycopg.Error):  # A lost connection holds no locks.
                 self._one(UNLOCK_SESSION, self._name)
 
-    def _limit(self) -> None:
-        """For the transaction that has begun."""
-        self._connection.execute(LIMITS)
+    def _set_limits(self) -> None:
+        """Set the timeouts and the search_path of the current transaction."""
+        self._connection.execute(TRANSACTION_LIMITS)
         self._end_transaction_timeout(local=True)
         self._connection.execute(sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(self._name)))
 
@@ -261,10 +263,10 @@ class _Schema:
         if statement is not None:
             self._connection.execute(statement)
 
-    # --- what is there ----------------------------------------------------------------------------
+    # --- current state ----------------------------------------------------------------------------
 
     def _is_current(self, stock: Mapping[str, int]) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all migrations are applied."""
         if not all(self._exists(table) for table in ("holdfast_migration", *map("{}_migrations".format, stock))):
             return False
         return (
@@ -277,7 +279,7 @@ class _Schema:
         return {row[0] for row in self._connection.execute("SELECT number FROM holdfast_migration")}
 
     def _stock_version(self, table: str) -> int:
-        """How many of LangGraph's own migrations of its tables are applied."""
+        """The number of LangGraph's own migrations of its tables that are applied."""
         return int(self._one(f"SELECT coalesce(max(v) + 1, 0) FROM {table}_migrations"))
 
     def _exists(self, table: str) -> bool:
@@ -290,16 +292,16 @@ class _Schema:
     # --- changes ----------------------------------------------------------------------------------
 
     def _create(self) -> None:
-        # A role that may not create schemas can still use one made for it. IF NOT EXISTS would need the right to create
-        # in any case, and a role that only uses the tables may start a server when there is nothing to migrate.
+        # CREATE ... IF NOT EXISTS needs the right to create even if the object exists. These checks let a role without
+        # that right use a schema that was created for it, and start a server when there is nothing to migrate.
         if not self._one("SELECT to_regnamespace(%s) IS NOT NULL", self._name):
             self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._name)))
-        for table, columns in RECORDS.items():
+        for table, columns in RECORD_TABLES.items():
             if not self._exists(table):
                 self._connection.execute(f"CREATE TABLE {table} {columns}".encode())
 
     def _apply(self, migration: Migration) -> bool:
-        """Apply a migration, unless another process has done so meanwhile."""
+        """Apply a migration, unless another process has done so meanwhile. Returns whether it was applied here."""
         record = "INSERT INTO holdfast_migration (number, name) VALUES (%s, %s)"
 
         def transaction() -> bool:
@@ -321,10 +323,12 @@ class _Schema:
         return True
 
     def _apply_stock(self, table: str, steps: Sequence[str], label: str) -> list[str]:
-        """LangGraph's own migrations of its tables, recorded where it does so itself, so that it can use them, too.
+        """Apply LangGraph's own migrations of its tables. They are recorded in LangGraph's own tables, so that its
+        saver recognises them.
 
-        Tables that are new are made in one transaction. Later, an index that LangGraph builds CONCURRENTLY is built so.
-        The tables of semantic search depend on the project, and are made by the processes that know it.
+        New tables are created in one transaction. On existing tables, an index that LangGraph builds CONCURRENTLY is
+        built so here, too. The tables of semantic search depend on the project's configuration: the processes that load
+        it create them.
         """
         what = f"Migration of {label}"
         record = f"INSERT INTO {table}_migrations (v) VALUES (%s)".encode()
@@ -347,14 +351,14 @@ class _Schema:
                 continue
             with _named(what):
                 self._build_index(what, step)
-                # An earlier version, which does not use the key of the session, may have recorded it meanwhile.
+                # A process of an earlier version, which does not use SESSION_KEY, may have recorded it meanwhile.
                 self._connection.execute(record + b" ON CONFLICT DO NOTHING", (number,))
         return applied
 
     def _drop_invalid_indexes(self, what: str, statements: Sequence[str]) -> None:
-        """Drop what interrupted builds of the indexes that the statements build have left behind.
+        """Drop invalid indexes that interrupted builds of these statements have left behind.
 
-        In transactions of their own: to drop an index locks its table against reading, too, which should not last as
+        Each drop is a separate transaction: DROP INDEX locks the table against reading, too, which must not last as
         long as a build.
         """
 
@@ -367,44 +371,46 @@ class _Schema:
                 self._transact(what, partial(drop, found["name"]))
 
     def _execute_in_transaction(self, statement: str) -> None:
-        """For tables that are new, and where there is no session. Nothing can be done concurrently in a transaction."""
+        """Execute a statement without CONCURRENTLY, which a transaction may not contain: for new tables, and without a
+        session."""
         found = BUILDS_INDEX.search(statement)
         if found is None:
             self._connection.execute(statement.replace(" CONCURRENTLY", "").encode())
         elif not self._one(IS_VALID, found["name"]):
-            # Without IF NOT EXISTS, which would accept an invalid index.
+            # IF NOT EXISTS would accept an invalid index, so it is removed.
             self._connection.execute(BUILDS_INDEX.sub(r"\1 \g<name>", statement).encode())
 
     def _build_index(self, what: str, statement: str) -> None:
-        """Build an index without locking its table.
+        """Build an index without locking its table against writes.
 
-        A build waits for other transactions. If one of these waits for the build, Postgres ends one of both. A build
-        that was ended is repeated. Raises DatabaseError naming `what` when all attempts have ended so.
+        A build waits for other transactions. If one of them waits for this process, Postgres detects a deadlock and
+        ends one of the two. If it ends the build, the build is repeated. Raises DatabaseError naming `what` after
+        BUILD_ATTEMPTS deadlocks.
         """
-        pause = TURN_SECONDS
+        pause = LOCK_POLL_SECONDS
         for attempt in range(1, BUILD_ATTEMPTS + 1):
             try:
                 self._try_to_build_index(statement)
             except psycopg.errors.DeadlockDetected as error:
                 if attempt == BUILD_ATTEMPTS:
                     raise DatabaseError(
-                        f"{what} failed: {_in_a_line(error)} in each of {BUILD_ATTEMPTS} attempts to build an index. "
+                        f"{what} failed: {_first_line(error)} in each of {BUILD_ATTEMPTS} attempts to build an index. "
                         "What came before it is applied. Start again when other processes do not change the schema."
                     ) from error
                 log.warning("migration.waiting", migration=what, reason="a deadlock ended the build of an index")
             else:
                 return
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, MAX_LOCK_RETRY_PAUSE_SECONDS)
 
     def _try_to_build_index(self, statement: str) -> None:
-        """One that an interrupted build has left behind is useless, and is built anew."""
+        """Build the index once. First drop an invalid one that an interrupted build has left behind."""
         found = BUILDS_INDEX.search(statement)
         assert found is not None, statement
         is_valid = self._one(IS_VALID, found["name"])
         if is_valid:
             return
-        # Not the limits of a transaction: none of these statements may be in one.
+        # SET instead of SET LOCAL: these statements cannot run in a transaction.
         self._connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
         self._end_transaction_timeout(local=False)
         if is_valid is False:
@@ -413,13 +419,13 @@ class _Schema:
 
     def _widen_ttl(self) -> None:
         if self._one(TTL_TYPE) == "integer":
-            # The stock store takes fractions of minutes, which are rounded here: half a minute would be over at once.
+            # LangGraph's store accepts fractions of minutes. An integer column would round half a minute to 0.
             self._connection.execute("ALTER TABLE store ALTER COLUMN ttl_minutes TYPE double precision")
 
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Say what has failed. Rights that are missing are explained elsewhere, and locks are waited for."""
+    """Raise database errors as a DatabaseError that names `what`. The caller handles missing rights and locks."""
     try:
         yield
     except (
@@ -431,30 +437,30 @@ def _named(what: str) -> Iterator[None]:
         raise
     except psycopg.Error as error:
         kind = DatabaseUnavailable if is_outage(error) else DatabaseError
-        raise kind(f"{what} failed: {_in_a_line(error)}. What came before it is applied.") from error
+        raise kind(f"{what} failed: {_first_line(error)}. What came before it is applied.") from error
 
 
-def _in_a_line(error: psycopg.Error) -> str:
+def _first_line(error: psycopg.Error) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class _Waiting:
-    """The wait for another process that migrates. Reported once, if it is long."""
+class _WaitReport:
+    """Logs a long wait for another process that migrates, once."""
 
     def __init__(self, migration: str) -> None:
         self._migration = migration
         self._since = time.monotonic()
         self._reported = False
 
-    def goes_on(self) -> None:
-        if not self._reported and time.monotonic() - self._since >= UNUSUAL_TURN_SECONDS:
+    def report_if_long(self) -> None:
+        if not self._reported and time.monotonic() - self._since >= REPORT_WAIT_AFTER_SECONDS:
             self._reported = True
             log.warning("migration.waiting", migration=self._migration, reason="another process migrates")
 
 
 def _require_table_rights(connection: Connection, schema: str) -> None:
-    """Raise InsufficientPrivilege if a table exists that the role may not use. Every command and every process migrates
-    first, so none of them meets such a table later."""
+    """Raise InsufficientPrivilege if the role may not use an existing table. Every process and every command migrates
+    first, so no later statement fails for this reason."""
     with connection.cursor(row_factory=dict_row) as cursor:
         tables = cursor.execute(rights.TABLE_RIGHTS, rights.parameters(schema)).fetchall()
     if lacking := rights.lacking_on_tables(tables):

@@ -1,7 +1,7 @@
-"""Pages of lists: bounded by the number of their rows, and by their bytes.
+"""Pages of lists, limited by rows and by bytes.
 
-Rows hold what clients and graphs have written, up to many megabytes each, so a number alone bounds nothing. Postgres
-adds up the sizes and sends no more than fits: the process never holds what is beyond the page.
+A row holds values that clients and graphs have written, up to many megabytes. So a limit of rows alone does not bound
+the memory of the process. Postgres adds up the sizes and sends only the rows that fit into the page.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# A value's size is read without the value, unless it is compressed: what it takes in the table says nothing then of
-# what it takes when it is sent, which may be a hundred times as much.
+# The size of a value can be read without the value itself, unless it is compressed. A compressed value must be read: it
+# may be a hundred times as large when it is sent.
 SIZE = """
 coalesce(CASE WHEN pg_column_compression("{0}") IS NULL THEN pg_column_size("{0}")
               ELSE octet_length("{0}"::text) END, 0)
 """
 
-# Rows are numbered as the list has them: the window has no order of its own. The first is there whatever its size.
-WITHIN = """
+# The window has no ORDER BY, so that rows keep the order of the list. The first row is included even if it does not
+# fit.
+LIMIT_BYTES = """
 SELECT * FROM (
     SELECT listed.*, row_number() OVER so_far AS page_row, lead(true, 1, false) OVER so_far AS page_more,
            sum({size}) OVER so_far AS page_bytes
@@ -32,7 +33,7 @@ SELECT * FROM (
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:
-    """Which part of a list, and the bytes after which it ends sooner."""
+    """The limit and offset of a page, and its limit of bytes."""
 
     limit: int
     offset: int
@@ -40,24 +41,25 @@ class PageLimits:
 
 
 class PageRows(NamedTuple):
-    """The rows of a part. `more`: the list goes on behind them."""
+    """The rows of a page. `more`: the list has rows after them."""
 
     rows: list[DictRow]
     more: bool
 
 
 def size_of(*columns: str) -> str:
-    """An expression for the bytes of the values of columns."""
+    """An SQL expression for the bytes of the values of columns."""
     return " + ".join(SIZE.format(column).strip() for column in columns) or "0"
 
 
 def within_bytes(statement: str, wide: Sequence[str], max_bytes: int) -> str:
-    """The statement, ending with the last row that fits. `wide` are the columns whose values can be large."""
-    return WITHIN.format(statement=statement, size=size_of(*wide), max_bytes=max_bytes)
+    """Wrap a statement so that it ends with the last row that fits. `wide` are the columns whose values can be
+    large."""
+    return LIMIT_BYTES.format(statement=statement, size=size_of(*wide), max_bytes=max_bytes)
 
 
 def as_page(rows: Sequence[DictRow], limit: int | None = None) -> PageRows:
-    """What a statement of `within_bytes` has found, at most `limit` rows of it."""
+    """The page that a statement of `within_bytes` has returned, at most `limit` rows of it."""
     more = bool(rows) and bool(rows[-1]["page_more"])
     if limit is not None and len(rows) > limit:
         rows, more = rows[:limit], True
@@ -70,11 +72,11 @@ async def fetch_page(
     connection: AsyncConnection[DictRow],
     statement: str,
     parameters: Mapping[str, Any],
-    part: PageLimits,
+    limits: PageLimits,
     wide: Sequence[str],
 ) -> PageRows:
-    """A part of the list that a statement with `%(limit)s` and `%(offset)s` makes."""
-    # One row more than is shown tells whether the list goes on.
-    asked = {**parameters, "limit": part.limit + 1, "offset": part.offset}
-    cursor = await connection.execute(within_bytes(statement, wide, part.max_bytes).encode(), asked)
-    return as_page(await cursor.fetchall(), part.limit)
+    """Fetch a page with a statement that has the parameters `%(limit)s` and `%(offset)s`."""
+    # Ask for one row more than the page shows, to know whether the list has more rows.
+    asked = {**parameters, "limit": limits.limit + 1, "offset": limits.offset}
+    cursor = await connection.execute(within_bytes(statement, wide, limits.max_bytes).encode(), asked)
+    return as_page(await cursor.fetchall(), limits.limit)

@@ -1,4 +1,4 @@
-"""How a process uses its pool, for its metrics."""
+"""Reads the pool of a process for its metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.telemetry import metrics
 
 
 def pool_readings(database: Database) -> metrics.Readings:
-    """May be read from any thread: the pool copies what it has counted."""
+    """The current values. May be called from any thread: the pool returns a copy of its counters."""
     stats = database.pool.get_stats()
     size = stats.get("pool_size", 0)
     return {

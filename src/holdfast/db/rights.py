@@ -8,9 +8,9 @@ from typing import Any
 
 from psycopg import sql
 
-# Read at each start, and written by `holdfast migrate` only.
+# Every process reads these tables at its start. Only migrations write to them.
 MIGRATION_TABLES = ("checkpoint_migrations", "holdfast_migration", "store_migrations", "vector_migrations")
-# Not every table of the schema: it may be `public`, with tables of other programs in it.
+# All tables of Holdfast. The schema may be `public` and contain tables of other programs, which are not checked.
 TABLES = (
     "abandoned",
     "api_key",
@@ -36,10 +36,10 @@ TABLES = (
     "worker",
     *MIGRATION_TABLES,
 )
-# Tables that a message names before it says how many more there are.
+# How many tables a message names. It gives only the number of the others.
 MAX_TABLES_NAMED = 3
 
-# By oid: asking for the rights on a schema by its name would fail for one that does not exist.
+# By oid: has_schema_privilege raises an error for the name of a schema that does not exist.
 SCHEMA_RIGHTS = """
 SELECT array_remove(ARRAY[
            CASE WHEN NOT has_schema_privilege(oid, 'USAGE') THEN 'USAGE' END,
@@ -47,7 +47,7 @@ SELECT array_remove(ARRAY[
 FROM pg_namespace WHERE nspname = %(schema)s
 """
 
-# Migrations alter tables, which only their owner may.
+# `owned` because migrations alter tables, which only their owner may do.
 TABLE_RIGHTS = """
 SELECT relname AS table, pg_get_userbyid(relowner) AS owner, pg_has_role(relowner, 'USAGE') AS owned,
        ARRAY(SELECT wanted FROM unnest(CASE WHEN relname = ANY(%(migration_tables)s) THEN ARRAY['SELECT']
@@ -59,7 +59,7 @@ WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %(schema)s)
 ORDER BY relname
 """
 
-# Whether the role may use what the owner of the schema's tables creates there later. Grantee 0 is every role.
+# Whether the role may use tables that their owner creates in the schema later. Grantee 0 means every role.
 LATER_TABLES = """
 SELECT NOT EXISTS (
     SELECT 1 FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS wanted
@@ -76,12 +76,12 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 def parameters(schema: str) -> dict[str, Any]:
-    """The parameters of both statements."""
+    """The parameters of SCHEMA_RIGHTS and TABLE_RIGHTS."""
     return {"schema": schema, "tables": list(TABLES), "migration_tables": list(MIGRATION_TABLES)}
 
 
 def identifier(name: str) -> str:
-    """A name as a statement has it: quoted where it must be."""
+    """A name as SQL, quoted if it must be."""
     return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string(None)
 
 
@@ -103,8 +103,8 @@ def table_grant(schema: str, role: str) -> str:
 
 
 def role_grants(schema: str, role: str, *, owner: str) -> list[str]:
-    """All that a role needs which uses the tables of another one, those of later migrations included. The owner runs
-    them, and the migrations."""
+    """The grants for a role that uses the tables of another role, including those of later migrations. The owner must
+    execute the grants, and run the migrations."""
     return [usage_grant(schema, role), table_grant(schema, role), later_tables_grant(schema, role, owner=owner)]
 
 
@@ -116,10 +116,10 @@ def later_tables_grant(schema: str, role: str, *, owner: str) -> str:
 
 
 def lacking_on_tables(tables: Tables) -> str:
-    """The tables on which the role lacks rights, and which ones; empty if there are none."""
-    closed = [table for table in tables if table["lacking"]]
-    named = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in closed[:MAX_TABLES_NAMED])
-    return f"{named} and {len(closed) - MAX_TABLES_NAMED} more" if len(closed) > MAX_TABLES_NAMED else named
+    """List the tables on which the role lacks rights, with the rights, as text; empty if it lacks none."""
+    incomplete = [table for table in tables if table["lacking"]]
+    named = ", ".join(f"{table['table']} ({', '.join(table['lacking'])})" for table in incomplete[:MAX_TABLES_NAMED])
+    return f"{named} and {len(incomplete) - MAX_TABLES_NAMED} more" if len(incomplete) > MAX_TABLES_NAMED else named
 
 
 def other_owner(tables: Tables) -> str | None:
@@ -128,5 +128,5 @@ def other_owner(tables: Tables) -> str | None:
 
 
 def owner_remedy(owner: str, role: str) -> str:
-    """How to migrate tables that another role owns."""
+    """Tell the operator how to migrate tables that another role owns."""
     return f"Run `holdfast migrate` as the role {owner}, or GRANT {identifier(owner)} TO {identifier(role)};"

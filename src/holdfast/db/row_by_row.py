@@ -1,8 +1,8 @@
-"""Batches in which one bad row hurts only itself.
+"""Processes batches of rows so that one bad row does not stop the others.
 
-A statement over many rows fails as a whole when one of them cannot be processed, and a loop that repeats it fails for
-ever. So a batch that fails is repeated row by row, and a row that fails alone is set aside for a while. To take too
-long is a failure, too: a row may be large, or locked by somebody.
+A statement on many rows fails as a whole if one of them cannot be processed, and a loop that repeats the statement
+fails for ever. So a batch that fails is repeated row by row. A row that fails alone is set aside for a while. A timeout
+counts as a failure: a row may be large, or locked by another transaction.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-# Seconds until a row that failed is tried again: twice as long each time.
-FIRST_PAUSE_SECONDS = 30.0
-LONGEST_PAUSE_SECONDS = 3600.0
-# Of DATABASE_TIMEOUT: how long one try may take. The batch and the first rows of it are tried before the loop, which
-# has at least twice DATABASE_TIMEOUT, is given up: so each call processes a row, or sets one aside.
+# The time until a row that failed is tried again. It doubles with each failure of the row.
+FIRST_RETRY_DELAY_SECONDS = 30.0
+MAX_RETRY_DELAY_SECONDS = 3600.0
+# The share of DATABASE_TIMEOUT that one try may take, and the multiple of it after which no further row is begun. The
+# batch and its first rows are tried within the second limit, so each call processes a row or sets one aside.
 TRY_TIMEOUT_SHARE = 0.25
 BATCH_TIMEOUT_FACTOR = 2.0
 
@@ -42,9 +42,9 @@ class _Failed:
 
 
 class RowsSetAside:
-    """The rows that one loop has failed to process, for as long as they are passed over.
+    """The rows that a loop has failed to process and skips for a while.
 
-    Kept by the process, not in the database: another process that takes over the loop tries each of them once.
+    They are kept in the process, not in the database: another process that takes over the loop tries each of them once.
     """
 
     def __init__(
@@ -53,32 +53,32 @@ class RowsSetAside:
         column: str,
         metrics: Metrics,
         *,
-        first_pause: float = FIRST_PAUSE_SECONDS,
-        longest_pause: float = LONGEST_PAUSE_SECONDS,
+        first_delay: float = FIRST_RETRY_DELAY_SECONDS,
+        max_delay: float = MAX_RETRY_DELAY_SECONDS,
     ) -> None:
-        """`column` identifies the rows. `first_pause`: seconds until a row that has failed once is tried again;
-        `longest_pause`: the same of one that has failed often."""
+        """`column` identifies the rows. `first_delay`: seconds until a row is tried again after its first failure.
+        `max_delay`: the maximum after further failures."""
         self._duty = duty
         self._column = column
         self._metrics = metrics
-        self._first_pause = first_pause
-        self._longest_pause = longest_pause
+        self._first_delay = first_delay
+        self._max_delay = max_delay
         self._failed: dict[Any, _Failed] = {}
 
     def ids(self) -> list[Any]:
-        """The rows to pass over now."""
+        """The rows to skip now."""
         now = time.monotonic()
-        # What was not set aside again long after its time is processed, or gone.
-        over = [row_id for row_id, failed in self._failed.items() if failed.until + LONGEST_PAUSE_SECONDS < now]
-        for row_id in over:
+        # Forget rows that have not failed again: they have been processed or deleted.
+        expired = [row_id for row_id, failed in self._failed.items() if failed.until + MAX_RETRY_DELAY_SECONDS < now]
+        for row_id in expired:
             del self._failed[row_id]
         return [row_id for row_id, failed in self._failed.items() if failed.until > now]
 
     def put(self, row: DictRow, error: Exception) -> None:
-        """Pass over a row for a while, and report it."""
+        """Skip a row for a while, and log its error."""
         row_id = row[self._column]
         failures = self._failed[row_id].failures + 1 if row_id in self._failed else 1
-        pause = min(self._longest_pause, self._first_pause * 2.0 ** min(failures - 1, 16))
+        pause = min(self._max_delay, self._first_delay * 2.0 ** min(failures - 1, 16))
         self._failed[row_id] = _Failed(time.monotonic() + pause, failures)
         self._metrics.rows_set_aside.add()
         log.error(
@@ -97,8 +97,8 @@ class RowsSetAside:
 
 @asynccontextmanager
 async def ignore_failures(database: Database) -> AsyncIterator[None]:
-    """A block that writes to a row which may be bad. What fails in it, or takes longer than TRY_TIMEOUT_SHARE of
-    DATABASE_TIMEOUT, is given up without a word; only what an outage raises is raised."""
+    """A block that writes to a row which may be bad. Suppresses all errors in the block, and its timeout after
+    TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT. Raises only the errors of an outage."""
     try:
         async with time_limit(database, TRY_TIMEOUT_SHARE * database.settings.database_timeout):
             yield
@@ -120,13 +120,14 @@ async def process_rows(
     seconds: float | None = None,
     within: float | None = None,
 ) -> list[Result]:
-    """Process rows together with `work`, a transaction; row by row if that fails or takes too long. Returns what `work`
-    returned.
+    """Process rows together with `work`, which is one transaction. If that fails or takes too long, process them row by
+    row. Returns the results of `work`.
 
-    A row that fails alone, or takes too long, is set aside. `seconds` is how long one call of `work` may take: by
-    default TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT. After `within` seconds, by default twice DATABASE_TIMEOUT, no other
-    row is begun: the caller finds the rest again. Raises when the database is away and no row is processed; without
-    `aside`, what `work` raises.
+    A row that fails alone, or takes too long, is set aside. `seconds` limits one call of `work`; the default is
+    TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT. After `within` seconds, by default BATCH_TIMEOUT_FACTOR times
+    DATABASE_TIMEOUT, no further row is begun: the caller will find the remaining rows again.
+
+    Raises the error of an outage if no row has been processed. With `aside` None, raises all errors of `work`.
     """
     if aside is None:
         return await work(rows)

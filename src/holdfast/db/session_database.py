@@ -1,4 +1,4 @@
-"""A session that is used as a database: for functions that take a `Database`, without a connection of the pool."""
+"""A `Database` on a single session, for functions that take a `Database` but must not use the pool."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.db.connect import Database
 
 
 class SessionDatabase(Database):
-    """Every use is a use of `session`. For one task at a time."""
+    """Uses `session` for everything. Only one task may use it at a time."""
 
     def __init__(self, database: Database, session: AsyncConnection[DictRow]) -> None:
-        # Not the parent's: there is no pool to make.
+        # Does not call the parent's __init__, which would create another pool.
         self.settings = database.settings
         self.metrics = database.metrics
         self._pool = database.pool

@@ -1,4 +1,4 @@
-"""JSON of other people, as it was stored: nested deeply, or of another shape than this version writes."""
+"""Reads stored JSON from clients, graphs and older versions. It may be deeply nested, or have an unexpected shape."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import orjson
 
 
 def load_json(data: str | bytes) -> Any:
-    """The value of a JSON text. Deep values exhaust the standard library's stack, and orjson has one of its own, for
-    1,024 levels."""
-    # It is UTF-8. Of bytes, json.loads would first find out which encoding they have.
+    """Parse a JSON text. Deeply nested values exceed the recursion limit of the standard library; orjson then reads up
+    to 1,024 levels."""
+    # Decode here: json.loads would first detect the encoding of bytes.
     text = data if isinstance(data, str) else data.decode()
     try:
         return json.loads(text)
@@ -20,8 +20,8 @@ def load_json(data: str | bytes) -> Any:
 
 
 def load_stored(data: str | bytes) -> Any:
-    """The same for a column. None for a value that Postgres can hold and Python cannot, such as a number with ten
-    thousand digits: it must not fail the statement that reads it together with others."""
+    """Parse the value of a column. None for a value that Postgres can store and Python cannot parse, such as a number
+    with ten thousand digits: it must not fail a statement that reads other rows, too."""
     try:
         return load_json(data)
     except ValueError:
@@ -29,17 +29,17 @@ def load_stored(data: str | bytes) -> Any:
 
 
 def as_object(stored: Any) -> dict[str, Any]:
-    """What is stored, if it is an object, and an empty one if not. Rows may be older than the checks that requests pass
-    now, and one row of another shape must not fail a list, a loop or somebody else's run."""
+    """The stored value if it is an object, else an empty one. Rows may be older than today's checks of requests, and
+    one row with an unexpected shape must not fail a list, a loop or another run."""
     return stored if isinstance(stored, dict) else {}
 
 
 def object_fields(document: str) -> str:
-    """The same in SQL: for `jsonb_each` and its like, which raise for a document that is no object."""
+    """SQL for the document if it is an object, else an empty one. `jsonb_each` and others fail for other documents."""
     return f"CASE WHEN jsonb_typeof({document}) = 'object' THEN {document} ELSE '{{}}' END"
 
 
 def number_at(document: str, path: str) -> str:
-    """The number at a place in a document, in SQL; 0 for what is none."""
+    """SQL for the number at a path of a document; 0 if there is no number."""
     place = f"{document} #> '{path}'"
     return f"CASE WHEN jsonb_typeof({place}) = 'number' THEN ({place})::numeric ELSE 0 END"

@@ -1,4 +1,4 @@
-"""A time limit for work on a few rows, and who is to blame when it is over: the rows, or the server."""
+"""A time limit for work on a few rows. When it ends, a test statement shows whether the rows or the server are slow."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _limit: ContextVar[asyncio.Timeout | None] = ContextVar("holdfast_time_limit", d
 
 
 class TooSlow(Exception):
-    """The work took too long while the server answers: the rows are large, or somebody has locked one of them. No
-    outage (`db/outages.py`): other rows may be processed."""
+    """The work took too long although the server answers: the rows are large, or another transaction has locked one of
+    them. This is not an outage (`db/outages.py`): other rows can be processed."""
 
 
 @asynccontextmanager
 async def time_limit(database: Database, seconds: float | None) -> AsyncIterator[None]:
-    """Cancel what is done within this block after `seconds`; None: never. The wait for a connection of the pool does
-    not count: no row is to blame for it.
+    """Cancel the block after `seconds`; None: never. Waiting for a connection of the pool does not count, because the
+    rows do not cause it.
 
-    Raises TooSlow if the server answers then, and otherwise what an outage raises.
+    After a timeout, executes a test statement. Raises TooSlow if the server answers it, else the error of the outage.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -43,7 +43,7 @@ async def time_limit(database: Database, seconds: float | None) -> AsyncIterator
 
 @contextmanager
 def paused_time_limit() -> Iterator[None]:
-    """A block whose time does not count for the limit of the task, if it has one."""
+    """A block that does not count for the time limit of the task, if it has one."""
     limit = _limit.get()
     end = None if limit is None else limit.when()
     if limit is None or end is None:
@@ -51,7 +51,7 @@ def paused_time_limit() -> Iterator[None]:
         return
     loop = asyncio.get_running_loop()
     left = end - loop.time()
-    # RuntimeError: the limit is over. A task that was started within its block may go on after it.
+    # RuntimeError: the limit has ended. A task that was started in its block may still be running.
     with suppress(RuntimeError):
         limit.reschedule(None)
     try:

@@ -1,4 +1,4 @@
-"""A database whose every use, for a while, is part of one transaction."""
+"""A `Database` whose uses are all part of one open transaction."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from holdfast.db.connect import Database
 
 
 class TransactionDatabase(Database):
-    """The pool of a process, seen by somebody whose writes are to be committed together by whoever began the
-    transaction. What would be a transaction of its own is a savepoint in it: it can fail without the rest.
+    """Passes an open transaction to functions that take a `Database`. The caller who began the transaction commits all
+    their writes together. Each use of `connection` or `transaction` is a savepoint, so it can fail without the rest.
 
-    For one task at a time. After `end` it is the pool again.
+    Only one task may use it at a time. After `end` it uses the pool again.
     """
 
     def __init__(self, database: Database, connection: AsyncConnection[DictRow]) -> None:
-        # Not the parent's: there is a pool already.
+        # Does not call the parent's __init__, which would create another pool.
         self.settings = database.settings
         self.metrics = database.metrics
         self._pool = database.pool
         self._scope = database._scope
-        self._within: AsyncConnection[DictRow] | None = connection
+        self._open_transaction: AsyncConnection[DictRow] | None = connection
 
     def end(self) -> None:
-        """The transaction is over, one way or the other."""
-        self._within = None
+        """Stop using the transaction, which has been committed or rolled back."""
+        self._open_transaction = None
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        if self._within is None:
+        if self._open_transaction is None:
             async with super().connection() as connection:
                 yield connection
         else:
-            async with self._within.transaction():
-                yield self._within
+            async with self._open_transaction.transaction():
+                yield self._open_transaction
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection[DictRow]]:
-        if self._within is None:
+        if self._open_transaction is None:
             async with super().transaction() as connection:
                 yield connection
         else:
-            async with self._within.transaction():
-                yield self._within
+            async with self._open_transaction.transaction():
+                yield self._open_transaction

@@ -1,7 +1,7 @@
-"""Which rows a caller may see, by their tenant and their metadata: the filters of authorisation, as SQL.
+"""Which rows a caller may see, by tenant and metadata: the filters of authorisation as SQL conditions.
 
-One meaning in one place: whoever searches adds the condition to the search, whoever looks at a single row asks for
-it with the condition. What is about metadata is containment, which the index on it answers.
+All statements use these conditions: a search adds the condition to its WHERE, and a statement on a single row does,
+too. Conditions on metadata use containment (`@>`), which the index on metadata supports.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ Table = Literal["thread", "assistant", "cron"]
 
 MAX_FILTER_DEPTH = 2
 
-# Whose the graphs' own assistants are. No tenant can be called that.
+# The tenant_id of rows that all tenants share: the graphs' own assistants. It is not a valid name of a tenant.
 ALL_TENANTS = "*"
 
 
 class InvalidVisibility(ValueError):
-    """A filter that means nothing. The fault of whoever wrote the handler, not of the caller."""
+    """A filter that is not valid. The authorisation handler of the project has returned it, so the caller is not at
+    fault."""
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """Whose a row must be, and what its metadata must be like. No tenant, and the empty filter, let all pass.
+    """The tenant that a row must belong to, and a filter on its metadata. Without a tenant and with an empty filter,
+    all rows are visible.
 
-    `{"owner": "x"}` and `{"owner": {"$eq": "x"}}` are equality, `{"team": {"$contains": "x"}}` is membership of a
-    list (of all of them, when given a list); several keys must all hold. `$or` and `$and` take at least two filters.
+    `{"owner": "x"}` and `{"owner": {"$eq": "x"}}` test equality. `{"team": {"$contains": "x"}}` tests that a list
+    contains the value, or all values if a list is given. Several keys must all match. `$or` and `$and` take at least
+    two filters.
     """
 
     filter: Mapping[str, Any] = field(default_factory=dict)
@@ -43,8 +46,8 @@ class Visibility:
         return bool(self.filter) or self.tenant is not None
 
     def condition(self, column: str = "metadata", *, shared: bool = False) -> tuple[str, dict[str, Any]]:
-        """A condition on a column of metadata and the `tenant_id` beside it, and its parameters; `shared` for rows that
-        may be everybody's. Raises InvalidVisibility."""
+        """A condition on a column of metadata and the `tenant_id` of the same table, with its parameters. `shared`:
+        rows of ALL_TENANTS match, too. Raises InvalidVisibility."""
         parameters: dict[str, Any] = {}
         condition = _all_of(self.filter, column, parameters, 0)
         if self.tenant is None:
@@ -53,7 +56,7 @@ class Visibility:
         return f"{tenant_condition} AND {condition}", {**parameters, **more}
 
     def tenant_condition(self, column: str, *, shared: bool = False) -> tuple[str, dict[str, Any]]:
-        """The part of the condition that is about the tenant."""
+        """The part of the condition that tests the tenant."""
         if self.tenant is None:
             return "true", {}
         owners = [self.tenant, ALL_TENANTS] if shared else [self.tenant]
@@ -64,15 +67,15 @@ EVERYTHING = Visibility()
 
 
 def only_visible(statement: str, visible: Visibility) -> tuple[bytes, dict[str, Any]]:
-    """A statement about threads with the condition in the place of `{visible}`, and the condition's parameters. A
-    statement that changes a thread decides by itself whether it may: between a check and a change, the thread could be
-    deleted and its id be given to another tenant's."""
+    """Replace `{visible}` in a statement on threads by the condition; returns the parameters as well. A statement that
+    changes a thread must contain the condition itself: between a check and the change, the thread could be deleted and
+    another tenant could create one with the same id."""
     condition, parameters = visible.condition()
     return statement.format(visible=condition).encode(), parameters
 
 
 async def is_visible(connection: AsyncConnection[DictRow], table: Table, row_id: UUID, visible: Visibility) -> bool:
-    """Whether a row is there and is as it must be."""
+    """Whether the row exists and is visible."""
     condition, parameters = visible.condition(shared=table == "assistant")
     statement = f"SELECT 1 FROM {table} WHERE {table}_id = %(row_id)s AND {condition}"
     return await (await connection.execute(statement.encode(), {**parameters, "row_id": row_id})).fetchone() is not None
@@ -116,7 +119,7 @@ def _one(key: str, value: Any, column: str, parameters: dict[str, Any]) -> str:
     contained = f"{column} @> %(visible{number})s::jsonb"
     if not isinstance(value, Mapping | list | tuple):
         return contained
-    # Containment is less than equality for lists and objects.
+    # For lists and objects, containment is weaker than equality.
     parameters |= {f"visible{number}_key": key, f"visible{number}_value": _json(value)}
     return f"{contained} AND {column} -> %(visible{number}_key)s::text = %(visible{number}_value)s::jsonb"
 

@@ -148,7 +148,7 @@ class GroupCommitter:
         created_threads: AsyncCursor[DictRow] | None = None
         async with self._database.pipelined_transaction() as connection:
             await connection.execute(SET_OPTIONS)
-            await self._plans.use(connection)
+            await self._plans.before_transaction(connection)
             if threads:
                 created_threads = await create_threads(connection, threads)
             inserted = await insert_groupable_runs(connection, runs) if runs else None

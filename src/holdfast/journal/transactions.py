@@ -116,7 +116,7 @@ class Transactions:
         self.began = time.monotonic()
         behind_bouncer = self._settings.session_url is None
         await connection.execute(BEGIN if behind_bouncer else "BEGIN")
-        await self._plans.use(connection)
+        await self._plans.before_transaction(connection)
         if behind_bouncer:
             await connection.execute(transaction_options(self._settings))
         if lock_limit:

@@ -53,7 +53,7 @@ class CronFirer:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("crons", "due_time", database.metrics, first_pause=RETRY_SECONDS)
+        self._aside = RowsSetAside("crons", "due_time", database.metrics, first_delay=RETRY_SECONDS)
 
     async def run(self) -> float:
         """Fire what is due, at most one batch. Returns the seconds until the next look."""

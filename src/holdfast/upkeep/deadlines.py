@@ -30,7 +30,7 @@ class Deadlines:
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("deadlines", "due_time", database.metrics, first_pause=RETRY_INTERVAL)
+        self._aside = RowsSetAside("deadlines", "due_time", database.metrics, first_delay=RETRY_INTERVAL)
 
     async def run(self) -> float:
         """Serve what is due, at most one batch. Returns the seconds until the next look."""
