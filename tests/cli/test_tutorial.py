@@ -107,6 +107,7 @@ def first_terminal(home: Path, environ: dict[str, str]) -> Iterator[Terminal]:
             terminal.stop()
 
 
+@pytest.mark.servers
 def test_tutorial_works_as_written(home: Path, environ: dict[str, str], first_terminal: Terminal) -> None:
     folder = home / "parcels"
     steps = iter(blocks(PAGE.read_text()))
