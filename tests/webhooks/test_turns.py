@@ -378,7 +378,7 @@ async def test_a_walk_through_many_receivers_ends_if_none_of_them_can_be_called(
                 pauses.append(await webhooks._look(calls))
             assert pauses[-1] == duty.BUSY_INTERVAL
         for _ in range(CONCURRENT // 2):
-            webhooks._slots.reopen_interrupts(sent)
+            webhooks._slots.release(sent)
         monkeypatch.setattr(webhooks, "_deliver", lambda delivery: asyncio.sleep(0))
         while not webhooks._slots.free < CONCURRENT:
             assert await webhooks._look(calls) == 0.0
@@ -436,6 +436,6 @@ def test_what_is_given_back_can_be_taken_again() -> None:
     assert (slots.free, slots.free_bytes) == (0, 0)
     assert slots.choose([due("", "b")]) == []
     for delivery in sent:
-        slots.reopen_interrupts(delivery)
+        slots.release(delivery)
     assert (slots.free, slots.free_bytes) == (4, 1000)
     assert len(slots.choose([due("", "b")])) == 1

@@ -206,7 +206,7 @@ class Webhooks:
         except Exception:
             log.exception("webhook.crashed", **about)
         finally:
-            self._slots.reopen_interrupts(delivery)
+            self._slots.release(delivery)
             self._wake.set()
 
     async def _send_and_note(self, delivery: Delivery) -> None:

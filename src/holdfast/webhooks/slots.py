@@ -54,7 +54,7 @@ class WebhookSlots:
             self._calls[part] += 1
             self._bytes[part] += self._counted(delivery)
 
-    def reopen_interrupts(self, delivery: Delivery) -> None:
+    def release(self, delivery: Delivery) -> None:
         for part in _parts(delivery):
             self._calls[part] -= 1
             self._bytes[part] -= self._counted(delivery)
