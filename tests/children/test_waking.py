@@ -43,8 +43,10 @@ from tests.engine.scene import (
 from tests.support.catalogs import catalog_of
 from tests.support.records import query, run_row, thread_row
 
-FAILED = Ended(status=RunStatus.ERROR, resting="error", error={"error": "ValueError", "message": "no"})
-PAUSED = Ended(status=RunStatus.SUCCESS, resting="interrupted", values=b"{}", interrupts={"t": [{"value": "well?"}]})
+FAILED = Ended(status=RunStatus.ERROR, thread_status="error", error={"error": "ValueError", "message": "no"})
+PAUSED = Ended(
+    status=RunStatus.SUCCESS, thread_status="interrupted", values=b"{}", interrupts={"t": [{"value": "well?"}]}
+)
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def ended() -> dict[str, Any]:
 def ended_threads() -> dict[str, Any]:
     return {
         **running_threads(),
-        "restings": ten("idle"),
+        "statuses": ten("idle"),
         "values": ten("{}"),
         "interrupts": ten("{}"),
         "errors": ten(None),
@@ -245,7 +245,12 @@ STATEMENTS = [
     Statement("insert behind many", create.INSERT_RUNS, lambda: new_run(BUSY), 10, (ADD_ASSISTANT, known_assistant)),
     Statement("mark busy", create.MARK_BUSY, lambda: {**new_run(RESTING), "run_ids": [run_at(RESTING, 1)]}, 5),
     # Of a tenant with limits.
-    Statement("measure", quota.MEASURE, lambda: {"tenant_id": "acme", "max_queued": 10, "spend_per_day_usd": 1.0}, 12),
+    Statement(
+        "read tenant usage",
+        quota.READ_TENANT_USAGE,
+        lambda: {"tenant_id": "acme", "max_queued": 10, "spend_per_day_usd": 1.0},
+        12,
+    ),
     # A batch of ten runs.
     Statement("lock threads", queue.LOCK_THREADS, running_threads, 20),
     Statement("verify", batch.VERIFY, lambda: running_runs(fences=ten(1), finals=ten(True), count=len(RUNNING)), 40),
@@ -274,7 +279,7 @@ STATEMENTS = [
     Statement("end threads", outcome.END_THREADS, ended_threads, 20),
     Statement("release runs", outcome.RELEASE_RUNS, lambda: running_runs(afters=ten(1.0)), 20),
     Statement("promote", queue.PROMOTE_NEXT, running_threads, 60, after=(outcome.END_RUNS, ended)),
-    Statement("settle", queue.SETTLE_THREAD, running_threads, 40),
+    Statement("settle", queue.SET_THREAD_STATUS, running_threads, 40),
     # The lease.
     Statement(
         "renew",
@@ -367,7 +372,7 @@ BY_KEY = [
         *(create.MARK_BUSY, queue.LOCK_THREADS, batch.VERIFY, batch.INSERT_EVENTS, batch.REPEAT_EVENTS),
         *(batch.PUT_BLOBS, batch.PUT_CHECKPOINTS, batch.PUT_WRITES, batch.REPLACE_WRITES, batch.TAKE_ANSWERS),
         *(batch.MARK_PROGRESS, outcome.END_RUNS, outcome.END_THREADS, outcome.RELEASE_RUNS, queue.PROMOTE_NEXT),
-        *(queue.SETTLE_THREAD, outbox.QUEUE_WEBHOOKS, rollback.ERASE_CHECKPOINTS, rollback.ERASE_COMMAND_WRITES),
+        *(queue.SET_THREAD_STATUS, outbox.QUEUE_WEBHOOKS, rollback.ERASE_CHECKPOINTS, rollback.ERASE_COMMAND_WRITES),
         *(rollback.ERASE_UNUSED_BLOBS, rollback.KEEP_EVENT_NUMBERS, rollback.ERASE_RUNS),
     }
 ]

@@ -28,10 +28,10 @@ from tests.support.records import query
 from tests.support.waiting import until
 
 GRAPH = "graph"
-SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b"{}")
+SUCCESS = Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b"{}")
 INTERRUPTED = Ended(
     status=RunStatus.INTERRUPTED,
-    resting="interrupted",
+    thread_status="interrupted",
     error={"error": "UserInterrupt", "message": "The run was cancelled."},
 )
 

@@ -196,8 +196,8 @@ class Steps(RuleBasedStateMachine):
         ends = outcome is not None
         self.expected.wrote(thread_id, holding.run_id, write.events + ends, write.checkpoint)
         if isinstance(outcome, Ended):
-            assert outcome.resting is not None
-            self.expected.resting[thread_id] = outcome.resting
+            assert outcome.thread_status is not None
+            self.expected.resting[thread_id] = outcome.thread_status
         elif isinstance(outcome, RolledBack):
             self.expected.rolled_back(thread_id, holding.run_id)
         if outcome is not None:

@@ -41,11 +41,18 @@ strategies: st.SearchStrategy[MultitaskStrategy] = st.sampled_from(
 ends: st.SearchStrategy[Outcome | None] = st.sampled_from(
     [
         None,
-        Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"n": 1}'),
-        Ended(status=RunStatus.SUCCESS, resting="interrupted", interrupts={"task": []}),
-        Ended(status=RunStatus.ERROR, resting="error", error={"error": "ValueError", "message": "no"}, traceback="at"),
-        Ended(status=RunStatus.TIMEOUT, resting="interrupted", error={"error": "RunTimeout", "message": "late"}),
-        Ended(status=RunStatus.INTERRUPTED, resting="interrupted", error={"error": "UserInterrupt", "message": ""}),
+        Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b'{"n": 1}'),
+        Ended(status=RunStatus.SUCCESS, thread_status="interrupted", interrupts={"task": []}),
+        Ended(
+            status=RunStatus.ERROR,
+            thread_status="error",
+            error={"error": "ValueError", "message": "no"},
+            traceback="at",
+        ),
+        Ended(status=RunStatus.TIMEOUT, thread_status="interrupted", error={"error": "RunTimeout", "message": "late"}),
+        Ended(
+            status=RunStatus.INTERRUPTED, thread_status="interrupted", error={"error": "UserInterrupt", "message": ""}
+        ),
         Released(),
         Released(after=STEP / 2),
         RolledBack(),
@@ -318,7 +325,7 @@ class EngineMachine(Steps):
                         1,
                         outcome=RolledBack()
                         if holding.run_id in rolling_back
-                        else Ended(status=RunStatus.SUCCESS, resting="idle"),
+                        else Ended(status=RunStatus.SUCCESS, thread_status="idle"),
                     )
                     for holding in last.holdings
                 ]

@@ -66,7 +66,7 @@ async def test_write_beyond_the_limit_fails_no_run_of_its_batch(limited: Setting
         large, small = [attempt.writer for attempt in await station.claim(2)]
         large.add_event("custom", b'"%s"' % LARGE.encode())
         small.add_event("custom", b"1")
-        await small.finish(Ended(status=RunStatus.SUCCESS, resting="idle", values=b"{}"))
+        await small.finish(Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b"{}"))
         statuses = {(await run_row(database, one.run["run_id"]))["status"] for one in created}
     assert statuses == {"success", "running"}
 

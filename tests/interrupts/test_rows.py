@@ -28,10 +28,10 @@ ID = "0" * 31 + "a"
 OTHER = "0" * 31 + "b"
 
 
-def waits(*values: tuple[str, Any], status: Any = RunStatus.SUCCESS, resting: str = "interrupted") -> Ended:
+def waits(*values: tuple[str, Any], status: Any = RunStatus.SUCCESS, thread_status: str = "interrupted") -> Ended:
     return Ended(
         status=status,
-        resting=resting,
+        thread_status=thread_status,
         values=b"{}",
         interrupts={f"task {key}": [{"id": key, "value": value}] for key, value in values},
     )
@@ -106,11 +106,11 @@ async def test_a_run_that_fails_leaves_the_question_to_the_one_who_asked(
         scene = Scene(database, journal, worker_id)
         first = await scene.ask((ID, "?"), (OTHER, "?"))
         second = await scene.answer(ID)
-        await scene.end(waits((ID, "?"), (OTHER, "?"), status=RunStatus.ERROR, resting="error"))
+        await scene.end(waits((ID, "?"), (OTHER, "?"), status=RunStatus.ERROR, thread_status="error"))
         assert await scene.rows() == [(ID, first, None, False), (OTHER, first, None, False)]
         # One that asks something else has used the answer, even if it failed later.
         third = await scene.answer(ID)
-        await scene.end(waits((ID, "another"), (OTHER, "?"), status=RunStatus.ERROR, resting="error"))
+        await scene.end(waits((ID, "another"), (OTHER, "?"), status=RunStatus.ERROR, thread_status="error"))
         assert await scene.rows() == [(ID, first, third, True), (OTHER, first, None, False), (ID, third, None, False)]
         assert second != third
 
@@ -123,7 +123,7 @@ async def test_an_end_that_leaves_the_thread_alone_gives_back_what_it_took(
         scene = Scene(database, journal, worker_id)
         first = await scene.ask((ID, "?"))
         await scene.answer(ID, OTHER)
-        await scene.end(Ended(status=RunStatus.ERROR, resting=None))
+        await scene.end(Ended(status=RunStatus.ERROR, thread_status=None))
         assert await scene.rows() == [(ID, first, None, False)]
         assert await query(database, "SELECT 1 FROM interrupt WHERE asked_at IS NULL") == []
 

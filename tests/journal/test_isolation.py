@@ -28,7 +28,7 @@ from tests.support.records import payloads, query, run_row, thread_events
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
 
-SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
+SUCCESS = Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b'{"words": []}')
 # The larger an event is, the longer the server takes for it.
 SLOW_EVENTS = """
 CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -96,7 +96,7 @@ async def test_a_write_that_never_gets_done_fails_its_own_run(hasty_station: Sta
     assert written[1:] == [None] * 3
     # Its end can be written, and that of others with it.
     slow.discard()
-    await slow.finish(Ended(status=RunStatus.ERROR, resting="error"))
+    await slow.finish(Ended(status=RunStatus.ERROR, thread_status="error"))
     assert (await run_row(database, slow.run_id))["status"] == "error"
     for number, writer in enumerate(others):
         assert (await run_row(database, writer.run_id))["status"] == "success"

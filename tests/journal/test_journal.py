@@ -27,7 +27,7 @@ from tests.support.records import payloads, post_run, query, run_row, thread_eve
 from tests.support.station import Station, open_station
 from tests.support.waiting import until, until_true
 
-SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
+SUCCESS = Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b'{"words": []}')
 TAKE_OVER = """
 UPDATE run SET fence = fence + 1, status = 'pending', worker_id = NULL WHERE run_id = %s RETURNING run_id
 """
@@ -313,7 +313,7 @@ async def test_what_the_database_refuses_fails_its_own_run_only(how: str, statio
         say(culprit, "more")
     culprit.discard()
     culprit.next_seq = 3
-    await culprit.finish(Ended(status=RunStatus.ERROR, resting="error", error={"error": "x", "message": "\0"}))
+    await culprit.finish(Ended(status=RunStatus.ERROR, thread_status="error", error={"error": "x", "message": "\0"}))
     assert (await run_row(station.database, culprit.run_id))["status"] == "error"
     say(before, "on")
     await before.flush()

@@ -24,7 +24,7 @@ from tests.support.records import payloads, post_run, query, run_row, thread_eve
 from tests.support.station import Station, open_station
 from tests.support.waiting import until
 
-SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
+SUCCESS = Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b'{"words": []}')
 KILL_JOURNAL = """
 SELECT pg_terminate_backend(pid) AS killed FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ '^holdfast journal'

@@ -76,10 +76,10 @@ async def test_a_process_that_lost_its_session_does_not_say_that_it_leads(databa
 @pytest.mark.parametrize(
     ("outcome", "word"),
     [
-        (Ended(status=RunStatus.SUCCESS, resting="idle"), "success"),
-        (Ended(status=RunStatus.ERROR, resting="error", dead_letter="retries_exhausted"), "error"),
-        (Ended(status=RunStatus.TIMEOUT, resting="idle"), "timeout"),
-        (Ended(status=RunStatus.INTERRUPTED, resting="idle"), "interrupted"),
+        (Ended(status=RunStatus.SUCCESS, thread_status="idle"), "success"),
+        (Ended(status=RunStatus.ERROR, thread_status="error", dead_letter="retries_exhausted"), "error"),
+        (Ended(status=RunStatus.TIMEOUT, thread_status="idle"), "timeout"),
+        (Ended(status=RunStatus.INTERRUPTED, thread_status="idle"), "interrupted"),
         (Released(after=1.0), "retry"),
         (Released(), "handed_back"),
         (RolledBack(), "rolled_back"),

@@ -32,7 +32,7 @@ from tests.support.records import post_run, query, run_row, thread_row
 from tests.support.station import Station, open_station
 from tests.support.waiting import until_true
 
-SUCCESS = Ended(status=RunStatus.SUCCESS, resting="idle", values=b'{"words": []}')
+SUCCESS = Ended(status=RunStatus.SUCCESS, thread_status="idle", values=b'{"words": []}')
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Budgets: how much a run may use before it is stopped.
 
-A budget is a part of a run's kwargs, with those of the four limits that were given. What it may use includes the limit
-itself: `max_tokens` 1000 stops a run at its 1001st.
+A budget is a part of a run's kwargs and has one to four limits. A run may use as much as the limit: `max_tokens` 1000
+stops it at its 1001st token.
 
-A budget is one pot for the run, its children and theirs, the runs that answer what any of them asks, and the retry of
-one that is a dead letter. The pot is a row that is opened with the first of these, and deleted with the last run that
-draws on it. Whatever one of these runs has used is added to it by the transaction that writes the run's own count
-(`usage.py`), which also says what the others have used by then. A run that shares no pot has none of this. One may draw
-on several: its parent's, and its own when that is smaller.
+A run shares its budget with its family: its children and theirs, the runs that resume the interrupts of any of them,
+and the retries of its dead letters. A shared budget is a *pot*, a row of `budget_pot`. It is inserted with the first
+run that shares the budget, and deleted with the last. The transaction that writes a run's usage (`usage.py`) adds it to
+the pots that the run draws on, and reads what the other runs have used. A run can draw on several pots: those of its
+parent, and its own if that has less left. A run without a family has no pot, and pays for none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from holdfast.engine.usage import COUNT_LIMIT
 from holdfast.streams.serialize import to_jsonb
 
 LIMITS = ("max_cost_usd", "max_tokens", "max_seconds", "max_steps")
-# What of a usage each limits. Seconds are not counted, the clock is read.
+# The part of a usage that each limits. `max_seconds` is compared with the clock.
 LIMITED = {"max_cost_usd": "cost_usd", "max_tokens": "total_tokens", "max_steps": "steps"}
 
-ITS_BUDGET = "its budget"
+OWN_BUDGET = "its budget"
 SHARED_BUDGET = "the budget that it shares with other runs of its family"
 
-# The run's row is locked by the caller, and by the journal whenever it adds to the run's count: what has been used
-# before is in the pot, and what is used from now on is added to it.
+# The caller has locked the run's row, as the journal does to write a usage. So the pot begins with all that the run has
+# used until now, and the journal adds everything that it uses from now on.
 OPEN_POT = f"""
 WITH opened AS (
     INSERT INTO budget_pot (pot_id, limits, cost_usd, total_tokens, steps)
@@ -52,14 +52,13 @@ FROM run WHERE run_id = %(run_id)s
 """
 
 SHARE_POTS = "UPDATE run SET pots = %(pots)s WHERE run_id = %(run_id)s"
-# A run draws on no more than so many.
-MOST_POTS = 10
+MAX_POTS_PER_RUN = 10
 
-# Who asked what the run answers. An answer that came before its question is for the run before it.
-LOCK_ASKER = """
-SELECT asker.run_id, asker.pots, CASE WHEN asker.run_id = ANY(asker.pots) THEN NULL ELSE asker.kwargs END AS kwargs
-FROM run asker
-WHERE asker.run_id = coalesce(
+# The run whose interrupt a new run answers. If the interrupt is not written yet, it is that of the thread's last run.
+LOCK_INTERRUPTED_RUN = """
+SELECT run.run_id, run.pots, CASE WHEN run.run_id = ANY(run.pots) THEN NULL ELSE run.kwargs END AS kwargs
+FROM run
+WHERE run.run_id = coalesce(
     (SELECT run_id FROM interrupt
      WHERE thread_id = %(thread_id)s AND answered_by = %(run_id)s AND interrupt.run_id <> %(run_id)s
      ORDER BY asked_at DESC LIMIT 1),
@@ -70,8 +69,8 @@ FOR NO KEY UPDATE
 
 
 def limits_of(budget: Any) -> dict[str, Any]:
-    """The limits of a budget, as far as they are numbers, and not beyond what anybody counts: a stored one may be older
-    than the checks of requests."""
+    """The valid limits of a budget: numbers that a usage can reach. A stored budget may be older than the checks of
+    requests."""
     return {
         name: limit
         for name, limit in as_object(budget).items()
@@ -82,15 +81,15 @@ def limits_of(budget: Any) -> dict[str, Any]:
 def remaining(
     budget: Mapping[str, Any] | None, usage: Mapping[str, Any] | None, *, elapsed: float = 0.0
 ) -> dict[str, Any]:
-    """What is left of a budget after a usage (the totals) and `elapsed` seconds; nothing below zero. It has the limits
-    that the budget has, so that it can be another run's budget."""
+    """What is left of a budget after a usage (its totals) and `elapsed` seconds, at least zero. It has the limits that
+    the budget has, so that it can be another run's budget."""
     used = {limit: (usage or {}).get(name) or 0 for limit, name in LIMITED.items()} | {"max_seconds": elapsed}
     return {limit: max(given - type(given)(used[limit]), type(given)(0)) for limit, given in limits_of(budget).items()}
 
 
-def overspent(budget: Mapping[str, Any], usage: Mapping[str, Any], whose: str = ITS_BUDGET) -> str | None:
-    """The sentence for tokens or money beyond what a budget allows; None when there are none. Steps are looked at
-    before they are made."""
+def overspent(budget: Mapping[str, Any], usage: Mapping[str, Any], whose: str = OWN_BUDGET) -> str | None:
+    """The error message for a usage with more tokens or a higher cost than a budget allows, or None. Steps are checked
+    elsewhere, before each is made."""
     limits = limits_of(budget)
     tokens, cost = limits.get("max_tokens"), limits.get("max_cost_usd")
     if tokens is not None and usage["total_tokens"] > tokens:
@@ -101,7 +100,7 @@ def overspent(budget: Mapping[str, Any], usage: Mapping[str, Any], whose: str = 
     return None
 
 
-def out_of_steps(limit: int, whose: str = ITS_BUDGET) -> str:
+def out_of_steps(limit: int, whose: str = OWN_BUDGET) -> str:
     return f"The run was stopped by {whose}: max_steps={limit} reached, and the graph is not done."
 
 
@@ -116,11 +115,16 @@ async def share_budget(
     budget: Mapping[str, Any] | None,
     run_id: UUID,
 ) -> None:
-    """Let a new run draw on the pots that `owner` draws on, and on its own `budget`. The caller holds the lock of
-    `owner`. Costs nothing for runs without a budget."""
+    """Let a new run draw on the pots of the run `owner`, and on the owner's own `budget`, which becomes a pot if it is
+    none yet. The caller has locked the owner's row. Costs nothing without a budget."""
     drawn = list(pots or ())
     budget = limits_of(budget)
-    if budget and owner not in drawn and len(drawn) < MOST_POTS and await _is_smaller(connection, budget, owner, drawn):
+    if (
+        budget
+        and owner not in drawn
+        and len(drawn) < MAX_POTS_PER_RUN
+        and await _is_smaller(connection, budget, owner, drawn)
+    ):
         limits = to_jsonb(orjson.dumps(budget))
         await connection.execute(OPEN_POT, {"run_id": owner, "limits": limits})
         drawn.append(owner)
@@ -131,8 +135,7 @@ async def share_budget(
 async def _is_smaller(
     connection: AsyncConnection[DictRow], budget: Mapping[str, Any], owner: UUID, pots: Sequence[UUID]
 ) -> bool:
-    """Whether what is left of the owner's own budget may be used up before those pots are. The pots already contain
-    what the owner has used."""
+    """Whether the owner's own budget can be used up before these pots. They already count what the owner has used."""
     if not pots:
         return True
     used = await (await connection.execute(READ_USED, {"run_id": owner})).fetchone()
@@ -143,11 +146,11 @@ async def _is_smaller(
     return any(name in own and all(name not in rest or own[name] < rest[name] for rest in left) for name in LIMITED)
 
 
-async def share_askers_budget(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> None:
-    """Let a new run that answers a question draw on the budget of the run that asked, if that has one. The caller holds
-    the thread's lock."""
-    cursor = await connection.execute(LOCK_ASKER, {"thread_id": thread_id, "run_id": run_id})
-    asker = await cursor.fetchone()
-    if asker is not None:
-        budget = as_object(asker["kwargs"]).get("budget")
-        await share_budget(connection, asker["run_id"], asker["pots"], budget, run_id)
+async def share_interrupted_budget(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> None:
+    """Let a new run that answers an interrupt draw on the budget of the interrupted run, if that has one. The caller
+    has locked the thread."""
+    cursor = await connection.execute(LOCK_INTERRUPTED_RUN, {"thread_id": thread_id, "run_id": run_id})
+    interrupted = await cursor.fetchone()
+    if interrupted is not None:
+        budget = as_object(interrupted["kwargs"]).get("budget")
+        await share_budget(connection, interrupted["run_id"], interrupted["pots"], budget, run_id)

@@ -19,7 +19,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.children.parents import LOCK_FAMILY, ready_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import announce_webhooks, queue_webhooks
-from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SET_THREAD_STATUS
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
@@ -178,7 +178,7 @@ async def cancel_runs(
         if cancelled.ended:
             promoted = await connection.execute(PROMOTE_NEXT, {"thread_ids": [thread_id]})
             cancelled.promoted.extend(await promoted.fetchall())
-            await connection.execute(SETTLE_THREAD, {"thread_ids": [thread_id]})
+            await connection.execute(SET_THREAD_STATUS, {"thread_ids": [thread_id]})
             if cancelled.waited_for_by:
                 cancelled.promoted.extend(await ready_parents(connection, cancelled.waited_for_by))
     return cancelled

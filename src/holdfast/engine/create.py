@@ -17,12 +17,12 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import DictRow
 
 from holdfast.db.arrays import booleans, floats, integers, texts, uuids
-from holdfast.engine.budget import share_askers_budget
+from holdfast.engine.budget import share_interrupted_budget
 from holdfast.engine.cancel import CancelledRuns, cancel_locked
 from holdfast.engine.interrupts.accepting import hand_over_resumes, take_interrupts
 from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
-from holdfast.engine.quota import measure, refuse_over_limit
+from holdfast.engine.quota import read_tenant_usage, refuse_over_limit
 from holdfast.errors import Conflict, NotFound
 from holdfast.streams.log import ACCEPTANCE, LogEvent
 from holdfast.streams.serialize import storable, to_json
@@ -175,15 +175,15 @@ async def insert_run(connection: AsyncConnection[DictRow], new: NewRun) -> Creat
         if new.multitask_strategy in ("interrupt", "rollback"):
             cancelled = await cancel_locked(connection, new.thread_id, None, new.cancel_action)
         thread, answers = await _answer_interrupts(connection, new, locked_threads, cancelled)
-        measured = None if new.quota is None else await measure(connection, new.tenant_id, new.quota)
+        usage = None if new.quota is None else await read_tenant_usage(connection, new.tenant_id, new.quota)
         inserted = await _insert(connection, parameters, created_threads, locked_threads)
         if thread is not None:
             inserted.threads = {new.thread_id: thread}
         created = await inserted.created(new)
         if answers:
-            await share_askers_budget(connection, new.thread_id, new.run_id)
-        if measured is not None:
-            await refuse_over_limit(new.tenant_id, measured)
+            await share_interrupted_budget(connection, new.thread_id, new.run_id)
+        if usage is not None:
+            await refuse_over_limit(new.tenant_id, usage)
     return replace(created, cancelled=cancelled)
 
 

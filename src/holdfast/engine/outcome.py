@@ -1,7 +1,7 @@
-"""How an attempt at a run ends, and the statements that make it so.
+"""The outcomes of an attempt, and the statements that write them.
 
-All of them are written by the journal, for many runs at once, after it has locked the threads and verified the
-fences in the same transaction.
+The journal executes them for many runs at once, after it has locked the threads and checked the fences in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.engine.queue import UNFINISHED, settled
+from holdfast.engine.queue import UNFINISHED, thread_status_columns
 from holdfast.engine.states import DeadLetter, EndedStatus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The run is over. What it leaves behind is seen on the thread.
+    """The run has ended, and its thread changes with it.
 
-    `resting` is the thread's status once nothing else is queued; None leaves the thread as the run found it, whatever
-    else is said here. `values` None keeps the values the thread had. `interrupts` None: what the thread waits for is
-    not known, and what LangGraph has stored decides.
+    `thread_status`: the thread's status if no other run is queued. None: the thread keeps what it has, whatever the
+    other fields say. `values` None: the thread keeps its values. `interrupts` None: the graph could not be asked which
+    interrupts wait, so the stored checkpoint decides.
     """
 
     status: EndedStatus
-    resting: str | None
+    thread_status: str | None
     values: bytes | None = None
     interrupts: dict[str, Any] | None = field(default_factory=dict)
     error: dict[str, str] | None = None
@@ -33,20 +33,23 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The run goes back to the queue: `after` seconds from now as a counted retry, or (None) to its old place."""
+    """The run goes back to the queue: to be claimed in `after` seconds, which counts as a retry, or (None) to its old
+    place."""
 
     after: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolledBack:
-    """The run never happened: its row and its checkpoints are deleted."""
+    """The run is undone: its row and its checkpoints are deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The run gives its slot back until children of it have ended. `awaited` are their keys: True for those whose
-    failure is enough to go on, False for those that are waited for in any case. Not a retry, and not a crash."""
+    """The run frees its slot and is pending until children of it have ended. Neither a retry nor a crash.
+
+    `awaited`: the keys of the children. True: the run also continues as soon as this child has failed.
+    """
 
     awaited: dict[str, bool]
 
@@ -63,25 +66,25 @@ FROM unnest(%(run_ids)b::uuid[], %(statuses)b::text[], %(errors)b::text[], %(tra
 WHERE run.run_id = o.run_id AND run.status = 'running'
 """
 
-# What a run leaves behind, and whether its thread rests now.
+# `o.status` NULL: the thread keeps its values, interrupts and error.
 END_THREADS = f"""
-UPDATE thread SET {settled("coalesce(o.resting, thread.resting_status)")},
-                  resting_status = coalesce(o.resting, thread.resting_status),
-                  "values" = coalesce(CASE WHEN o.resting IS NOT NULL THEN o.values::jsonb END, thread.values),
-                  interrupts = CASE WHEN o.resting IS NULL OR o.interrupts IS NULL THEN thread.interrupts
+UPDATE thread SET {thread_status_columns("coalesce(o.status, thread.resting_status)")},
+                  resting_status = coalesce(o.status, thread.resting_status),
+                  "values" = coalesce(CASE WHEN o.status IS NOT NULL THEN o.values::jsonb END, thread.values),
+                  interrupts = CASE WHEN o.status IS NULL OR o.interrupts IS NULL THEN thread.interrupts
                                     ELSE o.interrupts::jsonb END,
-                  error = CASE WHEN o.resting IS NULL THEN thread.error ELSE o.error::jsonb END,
+                  error = CASE WHEN o.status IS NULL THEN thread.error ELSE o.error::jsonb END,
                   last_seq = greatest(thread.last_seq, o.last_seq),
                   has_state = true,
-                  state_updated_at = CASE WHEN o.resting IS NULL THEN thread.state_updated_at ELSE now() END
-FROM unnest(%(thread_ids)b::uuid[], %(restings)b::text[], %(values)b::text[], %(interrupts)b::text[],
-            %(errors)b::text[], %(last_seqs)b::bigint[]) AS o(thread_id, resting, values, interrupts, error, last_seq)
+                  state_updated_at = CASE WHEN o.status IS NULL THEN thread.state_updated_at ELSE now() END
+FROM unnest(%(thread_ids)b::uuid[], %(statuses)b::text[], %(values)b::text[], %(interrupts)b::text[],
+            %(errors)b::text[], %(last_seqs)b::bigint[]) AS o(thread_id, status, values, interrupts, error, last_seq)
 CROSS JOIN LATERAL ({UNFINISHED.format(thread_id="o.thread_id")}) AS unfinished
 WHERE thread.thread_id = o.thread_id
 """
 
-# A run handed back keeps its `ready_at`, and with it its place at the front of the queue. A run that somebody has asked
-# to cancel meanwhile does not pause: the worker that claims it writes its end.
+# A run that is handed back keeps its `ready_at`, and with it its place in the queue. A run whose cancellation has been
+# requested meanwhile is ready at once: the worker that claims it writes its end.
 RELEASE_RUNS = """
 UPDATE run SET status = 'pending', worker_id = NULL, updated_at = now(),
                ready_at = CASE WHEN o.after IS NULL THEN run.ready_at WHEN run.cancel_action IS NOT NULL THEN now()

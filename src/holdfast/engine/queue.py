@@ -1,7 +1,7 @@
-"""The statements that keep a thread's queue true, shared by every move that can change it.
+"""The statements that maintain a thread's queue and status. Every change of a run's state uses them.
 
-Whoever runs one of these holds the thread's row lock. Locks are taken in one order everywhere: threads, then runs,
-each in id order.
+They are executed under the thread's row lock. All code locks in one order: threads, then runs, each in the order of
+their ids.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ SELECT thread_id, parent_run_id FROM thread WHERE thread_id = ANY(%(thread_ids)b
 ORDER BY thread_id FOR NO KEY UPDATE
 """
 
-# The first unfinished run of each thread becomes its head, unless it is that already (running, or pending and ready).
-# A head is always the first, so nothing behind it needs to be looked at: a thread may have any number waiting. Only a
-# clock that was set back puts a run before one that is running; then it waits all the same.
+# Make the first unfinished run of each thread its head, unless it is the head already (running, or pending and ready).
+# A head is always the first, so one row is read however many runs wait in the thread. The exception is a clock that was
+# set back: then a run can sort before the one that is running. It must not become the head beside it.
 PROMOTE_NEXT = """
 UPDATE run SET ready_at = run.created_at
 FROM unnest(%(thread_ids)b::uuid[]) AS ended(thread_id)
@@ -32,18 +32,19 @@ UNFINISHED = """
 """
 
 
-def settled(resting: str) -> str:
-    """What an UPDATE sets to settle a thread: `busy` while any run is unfinished, else what the last one left. A
-    temporary thread disappears with its last run."""
+def thread_status_columns(status: str) -> str:
+    """The SET clause of an UPDATE of threads: `busy` while any run is unfinished, else `status`, an SQL expression. A
+    temporary thread is hidden when its last run has ended."""
     return f"""
-    status = CASE WHEN unfinished.any THEN 'busy' ELSE {resting} END,
+    status = CASE WHEN unfinished.any THEN 'busy' ELSE {status} END,
     hidden_at = CASE WHEN thread.temporary AND NOT unfinished.any THEN coalesce(thread.hidden_at, now()) END,
     updated_at = now()"""
 
 
-SETTLE_THREAD = f"""
-UPDATE thread SET {settled("thread.resting_status")}
-FROM unnest(%(thread_ids)b::uuid[]) AS settled(thread_id)
-CROSS JOIN LATERAL ({UNFINISHED.format(thread_id="settled.thread_id")}) AS unfinished
-WHERE thread.thread_id = settled.thread_id
+# `resting_status` is the status that the thread's last run has left.
+SET_THREAD_STATUS = f"""
+UPDATE thread SET {thread_status_columns("thread.resting_status")}
+FROM unnest(%(thread_ids)b::uuid[]) AS changed(thread_id)
+CROSS JOIN LATERAL ({UNFINISHED.format(thread_id="changed.thread_id")}) AS unfinished
+WHERE thread.thread_id = changed.thread_id
 """

@@ -1,6 +1,7 @@
-"""What a tenant may have queued and spend: looked at in the transaction that creates a run.
+"""Quotas: how many runs a tenant may have queued, and how much it may spend in a day.
 
-Runs of tenants without limits, and all runs where there are no tenants, are created without any of this.
+They are checked in the transaction that creates a run. A run without a tenant, or of a tenant without limits, is
+created without a check.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from psycopg.rows import DictRow
 from holdfast.errors import OverLimit
 from holdfast.resources.tenants import Quota
 
-# Seconds until a queue is worth another try.
-QUEUE_PAUSE = 5
+# The Retry-After of a full queue.
+QUEUE_RETRY_AFTER_SECONDS = 5
 
-# One at a time for each tenant, so that a hundred requests at once do not all see room for one more. After the lock of
-# the run's thread, as every lock that is not a thread's; whoever holds it waits for nothing that another creation has.
+# One creation at a time for each tenant. Otherwise each of a hundred concurrent requests would count the same runs, and
+# all would be allowed. Taken after the lock of the run's thread, as all locks but those of threads; a transaction that
+# has it waits for no lock of another creation, so there is no deadlock.
 LOCK_TENANT = """
 SELECT pg_advisory_xact_lock(hashtextextended('holdfast tenant ' || current_schema() || ' ' || %(tenant_id)s, 0))
 """
 
-# A later statement than the lock: it must see what was committed while that was waited for. No further than the limit
-# is counted.
-MEASURE = """
+# A later statement than the lock, so that it sees what was committed while the lock was waited for. Counting stops at
+# the limit.
+READ_TENANT_USAGE = """
 SELECT own.max_queued, own.spend_per_day_usd, (
     SELECT count(*) FROM (
         SELECT 1 FROM run WHERE tenant_id = %(tenant_id)s AND tenant_id <> '' AND status = 'pending'
@@ -44,20 +46,21 @@ CROSS JOIN LATERAL (
 """
 
 
-async def measure(connection: AsyncConnection[DictRow], tenant_id: str, quota: Quota) -> AsyncCursor[DictRow]:
-    """Count what a tenant has, and keep others from adding to it until the transaction ends. May be pipelined."""
+async def read_tenant_usage(connection: AsyncConnection[DictRow], tenant_id: str, quota: Quota) -> AsyncCursor[DictRow]:
+    """Count a tenant's queued runs and today's cost, and let no other transaction create runs of the tenant until this
+    one ends. May be pipelined."""
     await connection.execute(LOCK_TENANT, {"tenant_id": tenant_id})
-    asked = {
+    parameters = {
         "tenant_id": tenant_id,
         "max_queued": quota.max_queued,
         "spend_per_day_usd": quota.spend_per_day_usd,
     }
-    return await connection.execute(MEASURE, asked)
+    return await connection.execute(READ_TENANT_USAGE, parameters)
 
 
-async def refuse_over_limit(tenant_id: str, measured: AsyncCursor[DictRow]) -> None:
+async def refuse_over_limit(tenant_id: str, usage: AsyncCursor[DictRow]) -> None:
     """Raise OverLimit when the tenant may not have another run."""
-    row = await measured.fetchone()
+    row = await usage.fetchone()
     assert row is not None
     most, spendable = row["max_queued"], row["spend_per_day_usd"]
     if most is not None and row["queued"] >= most:
@@ -65,7 +68,7 @@ async def refuse_over_limit(tenant_id: str, measured: AsyncCursor[DictRow]) -> N
             f"Tenant '{tenant_id}' may have no more queued runs: it has {row['queued']} of at most {most}. "
             "Create this one when some of them have started, or cancel some. The operator sets this with "
             "TENANT_MAX_QUEUED, or `holdfast tenants set --max-queued`.",
-            retry_after=QUEUE_PAUSE,
+            retry_after=QUEUE_RETRY_AFTER_SECONDS,
         )
     if spendable is not None and row["spent"] >= spendable:
         raise OverLimit(

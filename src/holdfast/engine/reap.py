@@ -19,7 +19,7 @@ from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.children.parents import lock_with_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
-from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SET_THREAD_STATUS
 from holdfast.engine.rollback import erase_runs
 
 # The share of the grace for a missing session that a worker has when all its sessions are missing: 0.2 seconds by
@@ -281,4 +281,4 @@ async def _end_poisoned(connection: AsyncConnection[DictRow], poisoned: list[Dic
     await update_interrupts_without_worker(connection, [row["thread_id"] for row in poisoned], run_ids)
     ended = {"thread_ids": sorted({row["thread_id"] for row in poisoned})}
     await connection.execute(PROMOTE_NEXT, ended)
-    await connection.execute(SETTLE_THREAD, ended)
+    await connection.execute(SET_THREAD_STATUS, ended)

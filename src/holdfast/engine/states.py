@@ -2,10 +2,11 @@
 
     pending ──claim──► running ──► success | error | timeout | interrupted
        ▲                  │
-       └──retry, hand back, take over
+       └──────────────────┘ retry, hand back, take over, wait for children
     pending ──cancel──► interrupted
+    pending ──no worker has its graph──► error
 
-Terminal states are final. Every statement that moves a run names the state it moves from.
+The other states are final. Every statement that moves a run names the state it moves from.
 """
 
 from __future__ import annotations

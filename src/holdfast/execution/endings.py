@@ -46,9 +46,9 @@ async def state_at_end(
     interrupts: dict[str, Any] | None
     if state is None:
         # The graph could not be opened.
-        resting, interrupts = "idle", None
+        thread_status, interrupts = "idle", None
     else:
-        resting = "interrupted" if state.next else "idle"
+        thread_status = "interrupted" if state.next else "idle"
         interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
         if interrupts and graph is not None and config is not None and status != RunStatus.SUCCESS:
             # A graph inside may have used its answer and failed after that. Only its own state tells.
@@ -62,7 +62,7 @@ async def state_at_end(
             values = state.values
     return Ended(
         status=status,
-        resting=resting,
+        thread_status=thread_status,
         values=None if values is None else to_json(values),
         interrupts=None if interrupts is None else orjson.loads(to_json(interrupts)),
     )
@@ -77,15 +77,15 @@ async def left_behind(
     """What a run that was stopped or failed leaves behind: the values it came to, and the questions that still
     wait. Neither when that cannot be told: what the graph failed at may be its state, and LangGraph cannot read a
     state in which finished nodes left writes that contradict each other."""
-    resting = "error" if status == RunStatus.ERROR else "interrupted"
+    thread_status = "error" if status == RunStatus.ERROR else "interrupted"
     try:
         left = await state_at_end(status, graph, config, progress)
     except RunSignal:
         raise
     except ESCAPING as error:
         log.warning("state.unreadable", error=kind_and_place(error))
-        return Ended(status=status, resting=resting, interrupts=None)
-    return replace(left, resting="error") if status == RunStatus.ERROR else left
+        return Ended(status=status, thread_status=thread_status, interrupts=None)
+    return replace(left, thread_status="error") if status == RunStatus.ERROR else left
 
 
 def at_head(config: RunnableConfig) -> RunnableConfig:
@@ -118,7 +118,7 @@ def bare_end(writer: RunWriter, failure: BaseException) -> Ended:
     """The end with nothing of what the run's code has made but the message."""
     error = describe(failure)
     writer.add_event("error", to_json(error))
-    return Ended(status=RunStatus.ERROR, resting="error", interrupts=None, error=error)
+    return Ended(status=RunStatus.ERROR, thread_status="error", interrupts=None, error=error)
 
 
 def effects_of(run: Claimed) -> EndEffects:

@@ -415,14 +415,14 @@ class Executor:
                     assert_never(failure)  # type: ignore[arg-type]
         if failure is None:
             if progress.values is not None and not progress.paused:
-                return Ended(status=RunStatus.SUCCESS, resting="idle", values=to_json(progress.values))
+                return Ended(status=RunStatus.SUCCESS, thread_status="idle", values=to_json(progress.values))
             return await state_at_end(RunStatus.SUCCESS, graph, config, progress)
         if awaited := awaited_children(failure):
             return Waiting(awaited=awaited)
         strict = attempt.run.kwargs.get("strict_resume")
         if isinstance(failure, AnswerTooLate) or (strict and isinstance(failure, UnknownInterruptError)):
             # Raised before anything is written: what does wait for an answer goes on waiting.
-            return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, resting=None))
+            return self._failed(attempt, failure, Ended(status=RunStatus.ERROR, thread_status=None))
         if is_transient(failure):
             run = attempt.run
             if run.retries < self._settings.max_retries:
@@ -453,7 +453,7 @@ class Executor:
             log.warning("run.dead_letter", reason=dead_letter)
         attempt.writer.add_event("error", to_json(error))
         return replace(
-            left or Ended(status=RunStatus.ERROR, resting="error", interrupts=None),
+            left or Ended(status=RunStatus.ERROR, thread_status="error", interrupts=None),
             error=error,
             traceback=run_traceback(failure),
             dead_letter=dead_letter,

@@ -67,7 +67,7 @@ def _trace_end(span: AttemptSpan, outcome: Outcome) -> None:
             about: dict[str, str | int | float | bool] = {}
             if outcome.dead_letter is not None:
                 about["holdfast.dead_letter"] = outcome.dead_letter
-            if status == RunStatus.SUCCESS and outcome.resting == "interrupted":
+            if status == RunStatus.SUCCESS and outcome.thread_status == "interrupted":
                 asked = sum(len(interrupts) for interrupts in (outcome.interrupts or {}).values())
                 about |= {"holdfast.paused": True, "holdfast.interrupts": asked}
             failed = status in (RunStatus.ERROR, RunStatus.TIMEOUT)

@@ -20,7 +20,7 @@ from holdfast.engine.children.parents import READY_PARENTS, lock_with_parents
 from holdfast.engine.interrupts.rows import RunEnd, update_interrupts
 from holdfast.engine.outbox import QUEUE_WEBHOOKS
 from holdfast.engine.outcome import END_RUNS, END_THREADS, RELEASE_RUNS, Ended, Released, RolledBack, Waiting
-from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SET_THREAD_STATUS
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import RunStatus
@@ -304,7 +304,7 @@ async def _write_outcomes(
             END_THREADS,
             {
                 "thread_ids": uuids([portion.thread_id for portion, _ in ended]),
-                "restings": texts([end.resting for _, end in ended]),
+                "statuses": texts([end.thread_status for _, end in ended]),
                 "values": texts([None if end.values is None else to_jsonb(end.values) for _, end in ended]),
                 "interrupts": texts(
                     [None if end.interrupts is None else to_jsonb(to_json(end.interrupts)) for _, end in ended]
@@ -336,7 +336,7 @@ async def _write_outcomes(
         return promoted
     promoted.append(await connection.execute(PROMOTE_NEXT, {"thread_ids": thread_ids}))
     if rolled_back:
-        await connection.execute(SETTLE_THREAD, {"thread_ids": [portion.thread_id for portion in rolled_back]})
+        await connection.execute(SET_THREAD_STATUS, {"thread_ids": [portion.thread_id for portion in rolled_back]})
     if parents := [parent for portion in outcomes if (parent := portion.parent_to_wake) is not None]:
         promoted.append(await connection.execute(READY_PARENTS, {"run_ids": parents}))
     return promoted
@@ -361,6 +361,6 @@ async def _write_waits(connection: AsyncConnection[DictRow], outcomes: list[Port
 
 
 def _run_end(portion: Portion, end: Ended) -> RunEnd:
-    waiting = None if end.resting is None else end.interrupts
+    waiting = None if end.thread_status is None else end.interrupts
     success = end.status == RunStatus.SUCCESS
     return RunEnd(portion.thread_id, portion.run_id, success, waiting, branches=portion.effects.branches)

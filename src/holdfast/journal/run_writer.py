@@ -138,8 +138,8 @@ class RunWriter:
         if self.failure is not None:
             raise self.failure
         match outcome:
-            case Ended(status=status, error=error, resting=resting):
-                paused = status == RunStatus.SUCCESS and resting == "interrupted"
+            case Ended(status=status, error=error, thread_status=thread_status):
+                paused = status == RunStatus.SUCCESS and thread_status == "interrupted"
                 end = {"status": str(status), "error": error, "paused": paused, "graph_id": graph_id}
                 self.add_event("end", to_json({**end, "waited": round(self._waited, 6)}))
             case RolledBack():

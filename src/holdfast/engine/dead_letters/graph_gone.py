@@ -17,7 +17,7 @@ from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.children.parents import lock_with_parents
 from holdfast.engine.interrupts.without_worker import update_interrupts_without_worker
 from holdfast.engine.outbox import queue_webhooks
-from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SETTLE_THREAD
+from holdfast.engine.queue import LOCK_THREADS, PROMOTE_NEXT, SET_THREAD_STATUS
 from holdfast.engine.reap import INSERT_END_EVENTS, MARK_POISONED_THREADS
 from holdfast.engine.rollback import erase_runs
 
@@ -111,5 +111,5 @@ async def _end(database: Database, doomed: Sequence[DictRow], *, after: float) -
             await update_interrupts_without_worker(connection, [row["thread_id"] for row in ended], run_ids)
             threads = {"thread_ids": sorted({row["thread_id"] for row in ended})}
             await connection.execute(PROMOTE_NEXT, threads)
-            await connection.execute(SETTLE_THREAD, threads)
+            await connection.execute(SET_THREAD_STATUS, threads)
     return ended
