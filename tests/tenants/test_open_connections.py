@@ -26,7 +26,7 @@ class Keys:
 def test_connections_are_ended_once_when_their_key_stops_working() -> None:
     keys = Keys()
     for name in ("first", "second"):
-        keys.connections.opened_by(None).tell(partial(keys.end, name))
+        keys.connections.opened_by(None).on_end(partial(keys.end, name))
     keys.connections.review()
     assert keys.ended == []
     keys.working = False
@@ -38,8 +38,8 @@ def test_connections_are_ended_once_when_their_key_stops_working() -> None:
 def test_connection_that_was_closed_is_not_ended() -> None:
     keys = Keys()
     connection = keys.connections.opened_by(None)
-    connection.tell(lambda: keys.end("closed"))
-    connection.tell(None)
+    connection.on_end(lambda: keys.end("closed"))
+    connection.on_end(None)
     keys.working = False
     keys.connections.review()
     assert keys.ended == []
@@ -49,5 +49,5 @@ def test_connection_of_a_key_that_stopped_before_it_opened_is_ended_at_once() ->
     """The key stopped working after the request was let in and before its stream began."""
     keys = Keys()
     keys.working = False
-    keys.connections.opened_by(None).tell(lambda: keys.end("late"))
+    keys.connections.opened_by(None).on_end(lambda: keys.end("late"))
     assert keys.ended == ["late"]

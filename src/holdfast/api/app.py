@@ -112,6 +112,7 @@ class Application:
         project = web.catalog.project
         section = http_section(project).under(web.settings)
         custom = load_app(project)
+        web.own_layers_only = custom is None
         inner = surround(custom, build_app(web, section, custom), web, section)
         if section.enable_custom_route_auth is None and (routes := own_routes(custom)):
             log.warning("app.routes_open", app=section.app, routes=routes)
@@ -120,8 +121,7 @@ class Application:
         self._app = traced(RequestContextLayer(layers, section))
         self._project = project
         self._spec = section.app
-        self.customised = custom is not None
-        """Whether a project's own layers may change what is sent."""
+        self._customised = custom is not None
         # Of another app than one of Starlette it is not known before it has tried.
         self._has_lifespan = isinstance(custom, Starlette)
         self.failure: ConfigError | None = None
@@ -160,7 +160,7 @@ class Application:
             if message["type"] == "lifespan.startup.complete" and self.background is not None:
                 self._running = asyncio.create_task(self.background(), name="background")
 
-        if not self.customised:
+        if not self._customised:
             await _without_lifespan(hear, say, begun=False)
             return
         try:

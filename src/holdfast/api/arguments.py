@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import orjson
 from fastapi import params
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
@@ -33,6 +34,7 @@ from holdfast.errors import InvalidRequest
 MAX_PROBLEMS = 5
 # In the place of a value that a request does not have, and of a default that a parameter does not have.
 ABSENT: Any = inspect.Parameter.empty
+NO_QUERY = QueryParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,8 @@ class Arguments:
         in_path: Mapping[str, str] = connection.scope["path_params"]
         for argument in self._path:
             argument.read(in_path[argument.name], values, problems)
+        query = connection.query_params if self.query and connection.scope["query_string"] else NO_QUERY
         for argument in self.query:
-            query = connection.query_params
             given = query.getlist(argument.alias) if argument.several else query.get(argument.alias)
             argument.read(given if argument.alias in query else ABSENT, values, problems)
         for argument in self._headers:
@@ -127,11 +129,11 @@ class Arguments:
 
 async def _json_of(request: Request) -> Any:
     """The value of a request's body; ABSENT when it is empty."""
-    if not await request.body():
-        return ABSENT
     try:
         return await request.json()
     except orjson.JSONDecodeError as error:
+        if not await request.body():
+            return ABSENT
         raise InvalidRequest(f"{error.pos}: JSON decode error") from None
 
 

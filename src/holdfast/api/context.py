@@ -17,7 +17,7 @@ from langgraph.store.base import BaseStore
 from starlette.requests import HTTPConnection
 
 from holdfast.api.abandoned import AbandonedRuns
-from holdfast.api.connections import WhileConnected
+from holdfast.api.disconnects import WhileOpen
 from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
 from holdfast.auth.known_keys import Roster
@@ -70,6 +70,8 @@ class WebContext:
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
     activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
     figures: FleetFigures = field(default_factory=FleetFigures)
+    # Whether nothing but our own layers passes on what is sent: a project's app may have others, such as compression.
+    own_layers_only: bool = False
     # Whether this process leads the upkeep.
     leads: Callable[[], bool] = lambda: False
     abandoned: AbandonedRuns = field(default_factory=AbandonedRuns)
@@ -109,7 +111,7 @@ class WebContext:
         """A block that ends when the caller's API key stops working: what every stream and WebSocket is served in."""
         if not isinstance(self.auth, KeyAuth):
             return nullcontext()
-        return WhileConnected(self.auth.connections.opened_by(self.caller.credential))
+        return WhileOpen(self.auth.connections.opened_by(self.caller.credential))
 
     def check_webhook(self, url: str | None) -> None:
         """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""

@@ -13,7 +13,6 @@ import uvicorn
 
 from holdfast.api.app import Application
 from holdfast.api.bounds import BoundedProtocol, Limits, UnsentBytes
-from holdfast.api.connections import LineProtocol
 from holdfast.api.context import WebContext
 from holdfast.api.listeners import cannot_listen, open_listeners
 from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
@@ -129,7 +128,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     server = _Server(
         uvicorn.Config(
             application,
-            http=partial(BoundedProtocol if application.customised else LineProtocol, limits=limits),  # type: ignore[arg-type]
+            http=partial(BoundedProtocol, limits=limits),  # type: ignore[arg-type]
             ws=partial(BoundedSocket, limits=limits),  # type: ignore[arg-type]
             ws_max_size=settings.max_body_bytes,
             # A small compressed message can be a large one.

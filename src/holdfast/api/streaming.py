@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -14,8 +15,8 @@ from psycopg_pool import PoolTimeout
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api.connections import WhileConnected, line_of
 from holdfast.api.context import WebContext
+from holdfast.api.disconnects import ClientConnection, WhileOpen
 from holdfast.engine.following import RunChain
 from holdfast.engine.runs import get_run
 from holdfast.engine.threads import get_thread
@@ -45,13 +46,12 @@ class Breakable(StreamingResponse):
         super().__init__(content, media_type=media_type, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = line_of(scope)
-        with self._web.while_admitted():
-            if line is None or self.background is not None:
-                await super().__call__(scope, receive, send)
-                return
-            with WhileConnected(line):
+        client = ClientConnection(receive)
+        try:
+            with self._web.while_admitted(), WhileOpen(client):
                 await self.stream_response(send)
+        finally:
+            await client.stopped()
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -78,7 +78,7 @@ class Awaited(Breakable):
 
 class EventStream(Breakable):
     """Server-Sent Events with regular heartbeats. `body` makes the frames, with a heartbeat among them every so many
-    seconds, or (None) without: then they are written to the connection itself, if the server gives a way to it."""
+    seconds, or (None) without."""
 
     def __init__(
         self, web: WebContext, body: Callable[[float | None], AsyncIterator[bytes]], headers: Mapping[str, str]
@@ -86,11 +86,25 @@ class EventStream(Breakable):
         self._body = body
         super().__init__(web, _nothing(), media_type="text/event-stream", headers=headers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = line_of(scope)
-        self.body_iterator = self._body(self._web.settings.stream_heartbeat if line is None else None)
-        with nullcontext() if line is None else self._web.hub.pulse.beating(line.beat):
-            await super().__call__(scope, receive, send)
+    async def stream_response(self, send: Send) -> None:
+        if not self._web.own_layers_only:
+            self.body_iterator = self._body(self._web.settings.stream_heartbeat)
+            await super().stream_response(send)
+            return
+        # One timer sends the heartbeats of all streams: to wake up each stream's task costs twice as much.
+        self.body_iterator = self._body(None)
+        with self._web.hub.pulse.beating(partial(_send_now, send)):
+            await super().stream_response(send)
+
+
+def _send_now(send: Send) -> None:
+    """Send a heartbeat, unless that would have to wait: then the client does not read what was sent before."""
+    sending = send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True}).__await__()
+    try:
+        next(sending)
+    except StopIteration:
+        return
+    sending.close()
 
 
 async def _nothing() -> AsyncIterator[bytes]:

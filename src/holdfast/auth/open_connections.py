@@ -60,7 +60,7 @@ class OpenConnection:
         self._credential = credential
         self._end: End | None = None
 
-    def tell(self, end: End | None) -> None:
+    def on_end(self, end: End | None) -> None:
         """Call `end` when the key stops working. None: the connection is closed."""
         if self._end is not None:
             self._connections.remove(self._credential, self._end)

@@ -3,61 +3,105 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 from uuid import uuid4
 
 import httpx
 import orjson
 import pytest
-from starlette.responses import StreamingResponse
+from starlette.types import Message
 
-from holdfast.api.connections import Line, WhileConnected
+from holdfast.api.disconnects import ClientConnection, WhileOpen
+from holdfast.api.streaming import _send_now
+from holdfast.streams.sse import HEARTBEAT
 from tests.support import waiting
 
 LENGTHY = "x" * 90_000
 
 
-class Reading:
-    """A flow that has been stopped, as a long body does."""
+class Source:
+    """Something that ends when a test says so."""
 
-    paused = True
+    def __init__(self) -> None:
+        self.callback: Callable[[], object] | None = None
 
-    def resume_reading(self) -> None:
-        self.paused = False
+    def on_end(self, callback: Callable[[], object] | None) -> None:
+        self.callback = callback
+
+    def end(self) -> None:
+        if self.callback is not None:
+            self.callback()
 
 
-def line_to(*, disconnected: bool = False) -> tuple[Line, Reading]:
-    flow = Reading()
-    cycle: Any = SimpleNamespace(flow=flow, disconnected=disconnected)
-    return Line(cycle), flow
-
-
-async def test_the_block_ends_when_the_client_has_gone() -> None:
-    line, flow = line_to()
-    asyncio.get_running_loop().call_soon(line.lose)
-    with WhileConnected(line):
-        assert not flow.paused
+async def test_block_ends_with_its_source() -> None:
+    source = Source()
+    asyncio.get_running_loop().call_soon(source.end)
+    with WhileOpen(source):
         await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    line.lose()  # Nobody is told any more.
+    assert source.callback is None
+
+
+async def test_block_ends_when_the_client_disconnects() -> None:
+    messages = asyncio.Queue[Message]()
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    async def gone() -> None:
+        messages.put_nowait({"type": "http.disconnect"})
+
+    client = ClientConnection(messages.get)
+    async with asyncio.TaskGroup() as tasks:
+        with WhileOpen(client):
+            tasks.create_task(gone())
+            await asyncio.Event().wait()
+        await client.stopped()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_block_that_ends_first_stops_listening() -> None:
+    stopped = asyncio.Event()
+
+    async def receive() -> Message:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        raise AssertionError
+
+    client = ClientConnection(receive)
+    with WhileOpen(client):
+        await asyncio.sleep(0)
+    await client.stopped()
+    assert stopped.is_set()
+
+
+async def test_heartbeat_is_not_sent_to_a_client_that_does_not_read() -> None:
+    sent: list[Message] = []
+    writable = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if not writable.is_set():
+            await writable.wait()
+        sent.append(message)
+
+    _send_now(send)
+    writable.set()
     await asyncio.sleep(0)
-
-
-async def test_a_client_that_has_gone_before() -> None:
-    line, _ = line_to(disconnected=True)
-    with WhileConnected(line):
-        await asyncio.Event().wait()
+    assert sent == []
+    _send_now(send)
+    assert [message["body"] for message in sent] == [HEARTBEAT]
 
 
 async def test_a_cancel_that_is_swallowed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WhileConnected, "AGAIN", 0.01)
-    line, _ = line_to()
-    asyncio.get_running_loop().call_soon(line.lose)
+    monkeypatch.setattr(WhileOpen, "CANCEL_INTERVAL_SECONDS", 0.01)
+    source = Source()
+    asyncio.get_running_loop().call_soon(source.end)
     swallowed = 0
-    with WhileConnected(line):
+    with WhileOpen(source):
         while swallowed < 2:
             try:
                 await asyncio.Event().wait()
@@ -70,11 +114,11 @@ async def test_a_cancel_that_is_swallowed_is_repeated(monkeypatch: pytest.Monkey
 
 
 async def test_what_others_cancel_stays_cancelled() -> None:
-    line, _ = line_to()
+    source = Source()
     entered = asyncio.Event()
 
     async def work() -> None:
-        with WhileConnected(line):
+        with WhileOpen(source):
             entered.set()
             await asyncio.Event().wait()
 
@@ -83,18 +127,18 @@ async def test_what_others_cancel_stays_cancelled() -> None:
         task = asyncio.create_task(work())
         await entered.wait()
         if goes:
-            line.lose()
+            source.end()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
 async def test_what_is_raised_is_raised() -> None:
-    line, _ = line_to()
-    asyncio.get_running_loop().call_soon(line.lose)
+    source = Source()
+    asyncio.get_running_loop().call_soon(source.end)
 
     async def work() -> None:
-        with WhileConnected(line):
+        with WhileOpen(source):
             try:
                 await asyncio.Event().wait()
             finally:
@@ -105,15 +149,9 @@ async def test_what_is_raised_is_raised() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wait", "stream"])
-async def test_a_run_is_cancelled_when_its_client_goes(
-    web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+async def test_a_run_is_cancelled_when_its_client_goes(web: httpx.AsyncClient, kind: str) -> None:
     """After a long body too, at which the server stops to read. Nobody works on the run: nothing is said of it."""
 
-    async def never(self: StreamingResponse, *_: Any) -> None:
-        raise AssertionError("a task has been made to listen")
-
-    monkeypatch.setattr(StreamingResponse, "__call__", never)
     thread_id = (await web.post("/threads", json={})).json()["thread_id"]
     runs = f"/threads/{thread_id}/runs"
     body = orjson.dumps({"assistant_id": "echo", "input": {"messages": LENGTHY}, "on_disconnect": "cancel"})
