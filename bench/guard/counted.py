@@ -49,7 +49,7 @@ StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]
 # Loops that sleep whether there is a run or not. How often one wakes up during a case is chance, and delays no run.
 LOOPS = frozenset(
     {
-        "holdfast.api.bounds.UnsentBytes.run",
+        "holdfast.api.unsent_bytes.UnsentBytes.run",
         "holdfast.auth.known_keys.Roster.run",
         "holdfast.telemetry.loop_delay.watch_loop",
         "holdfast.upkeep.duty.Duty.run",

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.api.turns import Turns
+from holdfast.api.body_turns import BodyTurns
 from tests.limits.target import MEGABYTE, Target, target
 from tests.support.json_body import JSON
 from tests.support.waiting import until
@@ -206,7 +206,7 @@ async def test_runs_of_a_large_assistant_are_made_a_few_at_a_time(web: Target, b
 
 
 def test_turns_come_in_order_and_one_alone_has_any_size() -> None:
-    turns, started = Turns(10), list[str]()
+    turns, started = BodyTurns(10), list[str]()
 
     def begin(name: str, size: int) -> bool:
         return turns.begin(name, size, lambda: started.append(name))

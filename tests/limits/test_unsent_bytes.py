@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.api.bounds import Limits, UnsentBytes
+from holdfast.api.connection_limits import ConnectionLimits
+from holdfast.api.unsent_bytes import UnsentBytes
 
 
 @dataclass(eq=False)
@@ -32,7 +33,7 @@ class Connection:
 def test_only_clients_that_take_nothing_are_closed_and_the_largest_first() -> None:
     reading, small, large, new = Connection(900), Connection(300), Connection(500), Connection(100)
     connections: set[Any] = {reading, small, large}
-    unsent = UnsentBytes(connections, Limits(1, 1.0, 1.0, buffered_bytes=1300))
+    unsent = UnsentBytes(connections, ConnectionLimits(1, 1.0, 1.0, buffered_bytes=1300))
     unsent.look()
     assert not any(one.transport.aborted for one in connections), "nothing is known of them yet"
     reading.transport.unsent = 899

@@ -1,4 +1,18 @@
-"""The web application: routers, error answers and the layers around them, put together."""
+"""The web application: the routes of the API, and the layers around them.
+
+Every request passes through these layers, from the outermost to the innermost:
+
+1. `Application` answers 503 when the process stops before the request is answered.
+2. `RequestSpans` (`api/traces.py`), when traces are on: a span.
+3. `RequestContextLayer` (`api/request_context.py`): the request's id, and the answer to an error that nothing else
+   answers.
+4. `CrossOriginLayer` (`api/cors.py`): which web pages may call.
+5. `MountPrefix` (`api/mount_prefix.py`): the path that everything is under.
+6. With a project's own app (`api/custom_app.py`): its middleware, then its routes.
+7. `Router` (`api/router.py`): the routes of the API.
+
+Below the first, in uvicorn, `api/http_limits.py` and `api/websocket_limits.py` limit what a client may send.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +47,12 @@ from holdfast.api import (
     webhooks,
 )
 from holdfast.api.context import WebContext
+from holdfast.api.cors import CrossOriginLayer
 from holdfast.api.custom_app import own_routes, surround
 from holdfast.api.errors import Json
 from holdfast.api.meta import meta_routes
+from holdfast.api.mount_prefix import MountPrefix
 from holdfast.api.openapi import Description, pages
-from holdfast.api.perimeter import MountPrefix, Perimeter
 from holdfast.api.request_context import RequestContextLayer
 from holdfast.api.response_models import refusals
 from holdfast.api.router import Router
@@ -102,8 +117,7 @@ def _switched_on(section: HttpSection) -> list[Route]:
 
 
 class Application:
-    """All that a web process serves. From the outside in: the request's context, the perimeter, the path's prefix, the
-    custom app's middleware, its routes, the API.
+    """All that a web process serves: the layers that the module names, and the lifespan of the project's own app.
 
     Raises ConfigError when langgraph.json asks for something that cannot be done, or names an app that cannot be used.
     """
@@ -117,7 +131,7 @@ class Application:
         if section.enable_custom_route_auth is None and (routes := own_routes(custom)):
             log.warning("app.routes_open", app=section.app, routes=routes)
         mounted = MountPrefix(inner, section.mount_prefix)
-        layers: ASGIApp = Perimeter(mounted, section.cors, web.settings, web.guarded)
+        layers: ASGIApp = CrossOriginLayer(mounted, section.cors, web.settings, web.guarded)
         self._app = traced(RequestContextLayer(layers, section))
         self._project = project
         self._spec = section.app

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.context import CALLER, WebContext, admitted
-from holdfast.api.perimeter import refuse
+from holdfast.api.errors import refuse
 from holdfast.api.request_body import JsonRequest
 from holdfast.api.router import Router as Api
 from holdfast.api.router import route_path

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from holdfast.errors import AlreadyAnswered, OverLimit, RequestError
 from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
@@ -53,7 +56,7 @@ def sentence_about(error: Exception) -> str:
 
 
 def answer_to(error: Exception) -> Json | None:
-    """The answer to a request that failed; None for an error that nobody has foreseen."""
+    """The answer to a request that failed; None for an unexpected error."""
     match error:
         case AlreadyAnswered():
             return Json({"detail": str(error), **error.details}, status_code=error.status)
@@ -73,5 +76,20 @@ def answer_to(error: Exception) -> Json | None:
 
 
 def unexpected() -> Json:
-    """The answer to a request that failed in a way that nobody has foreseen."""
+    """The answer to a request that failed with an unexpected error."""
     return _answer(500, FAILED)
+
+
+async def refuse(denied: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or the handshake of a WebSocket, that is refused before it reaches a route."""
+    if scope["type"] == "http":
+        answer = Json({"detail": str(denied)}, status_code=denied.status, headers=dict(denied.headers))
+        await answer(scope, receive, send)
+        return
+    # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "websocket.http.response.start", "status": denied.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": orjson.dumps({"detail": str(denied)})})
+    else:
+        await WebSocketClose()(scope, receive, send)

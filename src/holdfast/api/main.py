@@ -12,11 +12,13 @@ import structlog
 import uvicorn
 
 from holdfast.api.app import Application
-from holdfast.api.bounds import BoundedProtocol, Limits, UnsentBytes
+from holdfast.api.connection_limits import ConnectionLimits
 from holdfast.api.context import WebContext
+from holdfast.api.http_limits import LimitedHttpProtocol
 from holdfast.api.listeners import cannot_listen, open_listeners
 from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
-from holdfast.api.socket_bounds import BoundedSocket
+from holdfast.api.unsent_bytes import UnsentBytes
+from holdfast.api.websocket_limits import LimitedWebSocketProtocol
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
@@ -120,7 +122,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     upkeep = Upkeep(database, signals, sweep_interval, threads, webhooks)
     web.leads = lambda: upkeep.leading
     application = Application(web)
-    limits = Limits.of(settings)
+    limits = ConnectionLimits.of(settings)
     if webhooks.own_routes:
         routes = OwnRoutes(application, application.mount_prefix, settings.port, lambda: application.state)
         application.background = OwnWebhooks(database, signals, webhooks, routes).run
@@ -128,8 +130,8 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
     server = _Server(
         uvicorn.Config(
             application,
-            http=partial(BoundedProtocol, limits=limits),  # type: ignore[arg-type]
-            ws=partial(BoundedSocket, limits=limits),  # type: ignore[arg-type]
+            http=partial(LimitedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+            ws=partial(LimitedWebSocketProtocol, limits=limits),  # type: ignore[arg-type]
             ws_max_size=settings.max_body_bytes,
             # A small compressed message can be a large one.
             ws_per_message_deflate=False,

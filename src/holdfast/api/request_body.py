@@ -1,6 +1,6 @@
 """A request's body: within MAX_BODY_BYTES, declared as JSON, and valid JSON to the letter.
 
-`api/bounds.py` limits the time in which it must arrive, and what the bodies of all clients take together.
+`api/http_limits.py` limits the time in which it must arrive, and the bytes of all clients' bodies together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What surrounds every request: its id, the log lines it writes, and the headers that its runs are given.
 
 Runs are created deep inside of routes, commands and sockets. What they take from the request is kept in a context
-variable, set once for each request here, at the outermost place there is.
+variable, which `RequestContextLayer` sets once for each request.
 """
 
 from __future__ import annotations

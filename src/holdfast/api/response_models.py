@@ -1,9 +1,9 @@
-"""What the routes answer, for `/openapi.json` and whoever checks answers against it.
+"""What the routes answer, for `/openapi.json` and for tests that compare answers with it.
 
-Routes answer with JSON that is ready to send. These classes say what is in it; no answer passes through them, so they
-cost a request nothing.
+Endpoints return JSON that is ready to send. These classes only describe it: no answer is validated or serialized by
+them.
 
-@router.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
+    @routes.post("/threads/{thread_id}/copy", summary="Copy a thread", responses=answers(Thread, 409))
 """
 
 from __future__ import annotations

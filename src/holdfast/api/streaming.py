@@ -291,7 +291,7 @@ def _cancel_abandoned(web: WebContext, run: DictRow, chain: RunChain | None) -> 
 
 
 class _Heard:
-    """What a run has said about its result, to whoever has listened from its beginning."""
+    """What a run's events say about its result, if all of them are read from its beginning."""
 
     def __init__(self) -> None:
         self._output: bytes | None = None
@@ -314,7 +314,7 @@ class _Heard:
 
 def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> AsyncIterator[list[LogEvent]]:
     """A run's events, and an empty list when it is time to say that we are still there. Whether the run has ended is
-    asked of its row, as well: one that ended long ago, and left nothing in the log, tells nobody."""
+    read from its row, as well: one that ended long ago has no events in the log any more."""
     over = run["status"] not in ("pending", "running")
     return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, over=over)
 

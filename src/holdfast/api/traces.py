@@ -1,4 +1,4 @@
-"""The outermost layer of a web process whose traces are on: a span for each request."""
+"""A span for each request, when traces are on."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Authenticator(Protocol):
 
     @property
     def guarded(self) -> bool:
-        """Whether every request has to log in. When not, pages of other origins are kept out (api/perimeter.py)."""
+        """Whether every request has to log in. When not, pages of other origins are kept out (api/cors.py)."""
         ...
 
     @property

@@ -53,7 +53,7 @@ class Cors:
     """What pages of other origins may do."""
 
     allow_origins: tuple[str, ...] | None = None
-    """None: no origin is named, and `api/perimeter.py` decides by whether the server asks for a login."""
+    """None: no origin is named, and `api/cors.py` decides by whether the server asks for a login."""
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool | None = None

@@ -1,16 +1,16 @@
-"""What one client may make a web process hold: the bytes, the number and the time of what it sends, and the bytes of
-what it does not take.
+"""What one client may make a web process hold by HTTP: the bytes, the number and the time of what it sends.
 
-uvicorn bounds none of these. An unfinished header, body or WebSocket message would be kept for as long as its client
-likes, and so would an answer that the client does not read. The bounds are kept here, where bytes come in, because
-everything behind this point runs only once a request's headers are complete.
+uvicorn limits none of these, and keeps an unfinished header or body for as long as its client is connected. Middleware
+runs only once a request's headers are complete, so the limits are checked here, where the bytes come in.
+
+This module relies on private parts of uvicorn. docs/dependencies.md says why, and tests/test_private_parts.py fails
+when they change.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from websockets.http11 import MAX_LINE_LENGTH
 
-from holdfast.api.turns import Turns
-from holdfast.settings import Settings
+from holdfast.api.connection_limits import BufferShare, ConnectionLimits
 
 log = structlog.get_logger(__name__)
 
@@ -29,100 +28,12 @@ log = structlog.get_logger(__name__)
 MAX_HEADERS = 100
 # Requests that a client may send ahead on one connection before the first of them is answered.
 MAX_PIPELINED_REQUESTS = 32
-# Bytes of an unfinished body or message that are not counted against the process's budget. Of a client that is not
-# authenticated yet, less than this is received: its body is not read, and its WebSocket is paused until it is accepted.
-UNCOUNTED_BYTES = 512 * 1024
 # Bytes of a body or message that is handled without being counted.
 SMALL_BYTES = 16 * 1024
-# Of the bytes that the process may hold of bodies, the part that is handled at once.
-HANDLED_PART = 1 / 8
 # Seconds for which a complete body may wait until others are handled.
 TURN_SECONDS = 60.0
 # Seconds for which a refused client can still send, so that it reads the answer instead of a reset connection.
 LINGER_SECONDS = 2.0
-# Seconds between two looks at what clients have not taken.
-UNSENT_INTERVAL_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Limits:
-    """The bounds of one process, and what its connections hold together of `buffered_bytes`."""
-
-    header_bytes: int
-    header_seconds: float
-    body_seconds: float
-    buffered_bytes: int
-    held_bytes: int = 0
-    """Of bodies and messages that are not answered yet."""
-    handled_messages_bytes: int = 0
-    """Of WebSocket messages that are being handled."""
-    turns: Turns = field(init=False)
-    _complete: dict[RequestResponseCycle, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.turns = Turns(self.handled_bytes)
-
-    @property
-    def handled_bytes(self) -> int:
-        """Of bodies that are handled at once, and as many of messages."""
-        return int(self.buffered_bytes * HANDLED_PART)
-
-    @classmethod
-    def of(cls, settings: Settings) -> Limits:
-        # One body of the largest size can always be received.
-        buffered = max(settings.max_buffered_bytes, settings.max_body_bytes)
-        return cls(settings.max_header_bytes, settings.header_timeout, settings.body_timeout, buffered)
-
-    def completed(self, cycle: RequestResponseCycle, share: Share) -> None:
-        """Hold a complete body until its request is answered."""
-        self._complete[cycle] = share.hand_over()
-
-    def answered(self, cycle: RequestResponseCycle) -> None:
-        """The application has begun to answer a request, or it has ended: its body is not needed any more."""
-        if cycle in self._complete:
-            self.held_bytes -= self._complete.pop(cycle)
-            self.turns.end(cycle)
-
-
-class Share:
-    """What one connection holds of its process's budget for bodies and messages."""
-
-    __slots__ = ("_counted", "_limits", "_received")
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._received = 0
-        self._counted = 0
-
-    def add(self, size: int) -> bool:
-        """Count bytes that were received. False: the process holds too much."""
-        self._received += size
-        grown = max(0, self._received - UNCOUNTED_BYTES) - self._counted
-        if not grown:
-            return True
-        self._counted += grown
-        self._limits.held_bytes += grown
-        return self._limits.held_bytes <= self._limits.buffered_bytes
-
-    def replace(self, size: int) -> bool:
-        """Count what the connection holds now, in place of what was counted. False: the process holds too much."""
-        self.clear()
-        return self.add(size)
-
-    @property
-    def received(self) -> int:
-        """Bytes of the body or message."""
-        return self._received
-
-    def hand_over(self) -> int:
-        """The body is complete. Returns what was counted, which the caller counts from now on."""
-        counted, self._received, self._counted = self._counted, 0, 0
-        return counted
-
-    def clear(self) -> None:
-        """The message is complete, or the body or message is gone."""
-        self._limits.held_bytes -= self._counted
-        self._received = self._counted = 0
 
 
 def _may_be_large(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -137,15 +48,15 @@ class Refused(Exception):
     """Stops the parser. The answer is in `refusal` of the protocol."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with bounds. A client that exceeds one gets an answer where HTTP permits it, and its
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with limits. A client that exceeds one gets an answer where HTTP permits it, and its
     connection is closed."""
 
-    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.url = b""
         self._limits = limits
-        self._share = Share(limits)
+        self._share = BufferShare(limits)
         # Bytes received since the parser last completed a head, a message or a piece of a body. What is incomplete is
         # kept by the parser: a head, the trailers behind a body, a chunk's extensions.
         self._pending = 0
@@ -280,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
         finally:
             self._limits.answered(cycle)
 
-    # --- bounds -------------------------------------------------------------------------------------
+    # --- limits -------------------------------------------------------------------------------------
 
     def _check_incomplete(self) -> None:
         if self._done:
@@ -384,41 +295,3 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)
-
-
-class UnsentBytes:
-    """Closes connections whose clients take nothing, while the process holds more for its clients than it may.
-
-    A connection counts as stalled when its buffer has not shrunk since the last look, so a client that reads may be
-    among them if it has been sent as much meanwhile. Clients of streams resume where they were.
-    """
-
-    def __init__(self, connections: set[Any], limits: Limits) -> None:
-        self._connections = connections
-        self._limits = limits
-        self._seen: dict[Any, int] = {}
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(UNSENT_INTERVAL_SECONDS)
-            self.look()
-
-    def look(self) -> None:
-        """Abort stalled connections, the largest buffer first, until the total fits."""
-        held: dict[Any, int] = {}
-        for connection in self._connections:
-            transport = connection.transport
-            if transport is not None and (size := transport.get_write_buffer_size()):
-                held[connection] = size
-        total = sum(held.values())
-        stalled = sorted(
-            (connection for connection, size in held.items() if size >= self._seen.get(connection, size + 1)),
-            key=lambda connection: held[connection],
-        )
-        while total > self._limits.buffered_bytes and stalled:
-            connection = stalled.pop()
-            size = held.pop(connection)
-            total -= size
-            log.warning("connection.stalled", unsent_bytes=size)
-            connection.transport.abort()
-        self._seen = held

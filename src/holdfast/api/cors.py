@@ -1,4 +1,4 @@
-"""The layers between the server and the application: which web pages may call, and under which path."""
+"""Which web pages may call the server: CORS, and what CORS leaves open on a server that asks for no login."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any
 
-import orjson
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
-from holdfast.api.errors import Json
-from holdfast.errors import BadRequest, Denied, NotFound, RequestError
+from holdfast.api.errors import Json, refuse
+from holdfast.errors import BadRequest, Denied
 from holdfast.graphs.http import Cors
 from holdfast.settings import Settings
 from holdfast.settings.hosts import address_of, host_name, is_loopback
@@ -40,8 +38,8 @@ EMBEDDED = (
 TWO_ORIGINS = "The request has more than one Origin header. Send one."
 
 
-class Perimeter:
-    """Decides which web pages may call the server, for every route and every WebSocket, before anything else.
+class CrossOriginLayer:
+    """Decides which web pages may call the server, for every route and every WebSocket.
 
     A browser lets any page send requests to any address that it reaches, this machine included. On a server that asks
     for a login a page must hold a key, so every origin may call unless some are named. On one that does not, the
@@ -54,8 +52,8 @@ class Perimeter:
 
     A page may send cookies if its origin is named, or that of the server itself; those of other pages are dropped.
 
-    Requests without these headers come from programs. It is around everything that answers, so that a page that may
-    call can read errors too.
+    Requests without these headers come from programs. The layer is around everything that answers, so that a page that
+    may call can read errors too.
     """
 
     def __init__(self, app: ASGIApp, cors: Cors, settings: Settings, guarded: Callable[[], bool]) -> None:
@@ -66,9 +64,9 @@ class Perimeter:
         self._regex = None if cors.allow_origin_regex is None else re.compile(cors.allow_origin_regex)
         self._names_none = cors.allow_origins is None and self._regex is None
         self._hosts = AllowedHosts(settings)
-        self._every = _Answering(app, cors, allow_origins=("*",))
-        self._one = _Answering(app, cors, allow_origin_regex=ONE_ORIGIN)
-        self._with_credentials = _Answering(
+        self._every = _CorsHeaders(app, cors, allow_origins=("*",))
+        self._one = _CorsHeaders(app, cors, allow_origin_regex=ONE_ORIGIN)
+        self._with_credentials = _CorsHeaders(
             app, cors, allow_origin_regex=ONE_ORIGIN, allow_credentials=cors.credentials
         )
         self._reported: set[str] = set()
@@ -92,7 +90,7 @@ class Perimeter:
         elif not guarded and headers.get(b"sec-fetch-site") == b"cross-site" and not _is_link(headers):
             await refuse(Denied(403, EMBEDDED), scope, receive, send)
         else:
-            await self._app(scope, receive, _Varying(send) if scope["type"] == "http" else send)
+            await self._app(scope, receive, _VaryByOrigin(send) if scope["type"] == "http" else send)
 
     async def _answer_page(
         self, origin: bytes, headers: dict[bytes, bytes], guarded: bool, scope: Scope, receive: Receive, send: Send
@@ -175,7 +173,7 @@ def _is_same(origin: str, host: bytes) -> bool:
     return bool(host) and origin.partition("://")[2] == host.decode("latin-1").lower()
 
 
-class _Answering(CORSMiddleware):
+class _CorsHeaders(CORSMiddleware):
     """Starlette's CORS headers, for an origin that may call."""
 
     def __init__(self, app: ASGIApp, cors: Cors, **options: Any) -> None:
@@ -202,23 +200,8 @@ class _Answering(CORSMiddleware):
         return Json({"detail": detail}, status_code=answer.status_code, headers=headers)
 
 
-async def refuse(denied: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request, or the handshake of a WebSocket, that is refused before it reaches a route."""
-    if scope["type"] == "http":
-        answer = Json({"detail": str(denied)}, status_code=denied.status, headers=dict(denied.headers))
-        await answer(scope, receive, send)
-        return
-    # An HTTP answer in place of the upgrade, where the server can send one; WebSockets know no other status.
-    if "websocket.http.response" in scope.get("extensions", {}):
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "websocket.http.response.start", "status": denied.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": orjson.dumps({"detail": str(denied)})})
-    else:
-        await WebSocketClose()(scope, receive, send)
-
-
-class _Varying:
-    """Adds to an answer that it depends on the origin, as the layer itself would."""
+class _VaryByOrigin:
+    """No Origin header: not a request of a page. Only adds `Vary: Origin` to the answer."""
 
     __slots__ = ("_send",)
 
@@ -236,23 +219,3 @@ class _Varying:
                 headers.append((b"vary", b"Origin"))
             message["headers"] = headers
         return self._send(message)
-
-
-class MountPrefix:
-    """Serves the application under a path. `/ok` is there without it too, for probes that know of no prefix."""
-
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self._app = app
-        self._prefix = prefix
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._prefix or scope["path"] == "/ok":
-            await self._app(scope, receive, send)
-        elif f"{scope['path']}/".startswith(f"{self._prefix}/"):
-            path = f"{self._prefix}/" if scope["path"] == self._prefix else scope["path"]
-            await self._app({**scope, "path": path, "root_path": self._prefix}, receive, send)
-        elif scope["type"] == "websocket":
-            await WebSocketClose()(scope, receive, send)
-        else:
-            missing = NotFound("Path", scope["path"], hint=f"Everything on this server is under {self._prefix}.")
-            await Json({"detail": str(missing)}, status_code=missing.status)(scope, receive, send)

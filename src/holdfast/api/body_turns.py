@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Turns:
+class BodyTurns:
     """Turns of complete bodies, in the order in which they came. `key` is what a body belongs to."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,4 +1,8 @@
-"""What one WebSocket may make a web process hold: see `api/bounds.py`, which has the bounds of HTTP."""
+"""What one WebSocket may make a web process hold: the same as `api/http_limits.py`, for messages.
+
+This module relies on private parts of uvicorn. docs/dependencies.md says why, and tests/test_private_parts.py fails
+when they change.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from holdfast.api.bounds import LINGER_SECONDS, SMALL_BYTES, Limits, Share
+from holdfast.api.connection_limits import BufferShare, ConnectionLimits
+from holdfast.api.http_limits import LINGER_SECONDS, SMALL_BYTES
 
 # Frames that one WebSocket message may be cut into. An empty frame is kept too.
 MAX_FRAGMENTS = 1024
@@ -19,14 +24,14 @@ MAX_FRAGMENTS = 1024
 MAX_CLOSING_BYTES = 64 * 1024
 
 
-class BoundedSocket(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol with bounds. `ws_max_size` of uvicorn bounds one message."""
+class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol with limits. `ws_max_size` of uvicorn limits one message."""
 
-    def __init__(self, *args: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self.close_timeout = LINGER_SECONDS
         self._limits = limits
-        self._share = Share(limits)
+        self._share = BufferShare(limits)
         # Until the message or frame that has begun is complete.
         self._deadline: asyncio.TimerHandle | None = None
         # Whether all that arrives is dropped.
