@@ -11,7 +11,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
 from holdfast.db.answer_timeout import NoAnswer
-from holdfast.db.connect import RECONNECT_MAX_PAUSE_SECONDS, Database, open_blocking_session, open_session
+from holdfast.db.connect import Database, open_blocking_session, open_session
+from holdfast.db.reconnecting_pool import RECONNECT_MAX_PAUSE_SECONDS
 from holdfast.settings import Settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.waiting import until, until_true

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Self, TypeVar
@@ -16,7 +17,6 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.abc import PQGen
-from psycopg.errors import _WaitTimeout
 from psycopg.rows import DictRow
 
 Result = TypeVar("Result")
@@ -29,6 +29,12 @@ CANCEL_TIMEOUT_SECONDS = 1.0
 
 class NoAnswer(psycopg.OperationalError):
     """The server did not answer within the timeout. The connection is closed."""
+
+
+def has_timed_out(began: float, limit: float) -> bool:
+    """Whether a wait that failed had taken all the time that it may take. psycopg has no public error for that. Another
+    failure at the same moment is treated alike: the connection is of no use after it either."""
+    return time.monotonic() - began >= limit
 
 
 def _no_answer(seconds: float) -> NoAnswer:
@@ -65,9 +71,12 @@ class TimedAsyncConnection(AsyncConnection[DictRow]):
         limit = self.answer_timeout
         if timeout is not None or limit is None:
             return await super().wait(gen, interval, timeout)
+        began = time.monotonic()
         try:
             return await super().wait(gen, interval, limit)
-        except _WaitTimeout:
+        except psycopg.OperationalError:
+            if not has_timed_out(began, limit):
+                raise
             with suppress(Exception):
                 await self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
             self.pgconn.finish()
@@ -99,9 +108,12 @@ class TimedConnection(Connection[DictRow]):
         limit = self.answer_timeout
         if timeout is not None or limit is None:
             return super().wait(gen, interval, timeout)
+        began = time.monotonic()
         try:
             return super().wait(gen, interval, limit)
-        except _WaitTimeout:
+        except psycopg.OperationalError:
+            if not has_timed_out(began, limit):
+                raise
             with suppress(Exception):
                 self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
             self.pgconn.finish()

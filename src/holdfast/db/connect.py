@@ -28,7 +28,6 @@ from psycopg import AsyncConnection, Connection, ConnectionInfo, IsolationLevel
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
-from psycopg_pool.pool_async import AddConnection, MaintenanceTask
 
 from holdfast.db.adapters import ADAPTERS
 from holdfast.db.answer_timeout import TimedAsyncConnection, TimedConnection
@@ -36,9 +35,9 @@ from holdfast.db.buffered_pipeline import buffered_pipeline
 from holdfast.db.dead_connections import close_dead_connections
 from holdfast.db.dsn import check_dsn
 from holdfast.db.generic_plans import GENERIC_PLANS
+from holdfast.db.reconnecting_pool import RECONNECT_MAX_PAUSE_SECONDS, ReconnectingPool
 from holdfast.db.session_names import application_name
 from holdfast.db.session_options import BEGIN, session_statement, startup_options, transaction_options
-from holdfast.db.time_limit import paused_time_limit
 from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import cancel_all
@@ -61,8 +60,6 @@ CONNECT_TIMEOUT_SHARE = 0.4
 # because tasks have DATABASE_TIMEOUT as their own timeout, and cancelling a task that waits for a server that hangs
 # takes ten seconds more.
 ANSWER_TIMEOUT_SHARE = 0.8
-# The longest pause between two attempts of the pool to connect.
-RECONNECT_MAX_PAUSE_SECONDS = 1.0
 # The timeout of a pooled statement, in multiples of DATABASE_TIMEOUT: some statements delete many rows, or wait for a
 # lock.
 POOLED_STATEMENT_TIMEOUT_FACTOR = 3
@@ -200,29 +197,6 @@ async def _no_reset(_: AsyncConnection[Any]) -> None:
     a client that has disconnected, the connection is lost, and the pool stays one smaller for ever."""
 
 
-class _Pool(AsyncConnectionPool[TimedAsyncConnection]):
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        # When each waiting request began to wait for a connection, the longest wait first. Other threads read it, too.
-        self.waits_since: dict[object, float] = {}
-
-    async def schedule_task(self, task: MaintenanceTask, delay: float) -> None:
-        """Limit the pause between attempts to connect. psycopg doubles it after each failure, so after an outage of 40
-        seconds the pool could stay empty for another 40."""
-        if isinstance(task, AddConnection):
-            delay = min(delay, RECONNECT_MAX_PAUSE_SECONDS)
-        await super().schedule_task(task, delay)
-
-    async def getconn(self, timeout: float | None = None) -> TimedAsyncConnection:
-        request = object()
-        self.waits_since[request] = time.monotonic()
-        try:
-            with paused_time_limit():
-                return await super().getconn(timeout)
-        finally:
-            del self.waits_since[request]
-
-
 class Database:
     """The pool of one process."""
 
@@ -238,7 +212,7 @@ class Database:
         answer_timeout = POOLED_STATEMENT_TIMEOUT_FACTOR * settings.database_timeout
         if long_statements:
             answer_timeout = LONG_STATEMENT_TIMEOUT_SECONDS
-        pool = _Pool(
+        pool = ReconnectingPool(
             connection_parameters(settings, role),
             connection_class=TimedAsyncConnection,
             min_size=settings.pool_min,

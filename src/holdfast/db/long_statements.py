@@ -6,16 +6,23 @@ second connection asks at intervals whether the server is still executing the st
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import Connection
 from psycopg.abc import PQGen
-from psycopg.errors import ConnectionTimeout, _WaitTimeout
+from psycopg.errors import ConnectionTimeout
 from psycopg.rows import TupleRow
 
-from holdfast.db.answer_timeout import CANCEL_TIMEOUT_SECONDS, WAIT_INTERVAL_SECONDS, NoAnswer, TimedConnection
+from holdfast.db.answer_timeout import (
+    CANCEL_TIMEOUT_SECONDS,
+    WAIT_INTERVAL_SECONDS,
+    NoAnswer,
+    TimedConnection,
+    has_timed_out,
+)
 
 Result = TypeVar("Result")
 
@@ -63,9 +70,12 @@ class LongStatementConnection(Connection[TupleRow]):
             return super().wait(gen, interval, timeout)
         failed = False
         while True:
+            began = time.monotonic()
             try:
                 return super().wait(gen, interval, self.check_seconds)
-            except _WaitTimeout:
+            except psycopg.OperationalError:
+                if self.closed or not has_timed_out(began, self.check_seconds):
+                    raise
                 # One failed check is not enough: the answer may arrive during it.
                 failed_before, failed = failed, not self._is_at_work()
                 if failed and failed_before:

@@ -1,0 +1,71 @@
+"""Parts of libraries that Holdfast relies on although they are not documented. docs/dependencies.md lists them.
+
+When a test fails here after an update: read what changed, check the module of ours that is named, and put in the new
+digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import uvicorn
+from packaging.requirements import Requirement
+from psycopg_pool import AsyncConnectionPool
+from psycopg_pool.pool_async import AddConnection
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+ROOT = Path(__file__).parent.parent
+# By our module: what it relies on, and the digest of its source.
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "db/buffered_pipeline.py": [
+        (psycopg.AsyncPipeline._communicate_gen, "e1b241de73fce8e7"),
+        (psycopg.AsyncPipeline._enqueue_sync, "976a6bf02bf2dbe0"),
+        (psycopg.AsyncPipeline._exit_gen, "fd7793ca0482bd86"),
+        (psycopg.AsyncPipeline._fetch_gen, "c2bcdf56de27f102"),
+    ],
+    "db/reconnecting_pool.py": [
+        (AsyncConnectionPool.schedule_task, "ac81e34158d5c6e8"),
+        (AddConnection, "4eb3296445bb9f34"),
+    ],
+    "api/http_limits.py": [
+        (HttpToolsProtocol, "18fdf324b11bf160"),
+        (RequestResponseCycle, "e67d470d435dcc1c"),
+        (FlowControl, "126debcdaa894c83"),
+    ],
+    "api/websocket_limits.py": [
+        (WebSocketsSansIOProtocol, "0bbcec98938432f7"),
+    ],
+    "api/main.py": [
+        (uvicorn.Server.startup, "2aa1d70a244bfcf2"),
+        (uvicorn.Server.handle_exit, "553276efa26e09ea"),
+    ],
+}
+
+
+def digest(part: Any) -> str:
+    return hashlib.sha256(inspect.getsource(part).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("module", "part", "known"),
+    [(module, part, known) for module, parts in PARTS.items() for part, known in parts],
+    ids=[f"{module} {part.__qualname__}" for module, parts in PARTS.items() for part, _ in parts],
+)
+def test_private_part_is_as_it_was_read(module: str, part: Any, known: str) -> None:
+    assert (ROOT / "src" / "holdfast" / module).exists()
+    assert digest(part) == known, f"{part.__qualname__} has changed: check src/holdfast/{module}"
+
+
+def test_libraries_with_private_parts_have_an_upper_bound() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = {one.name: one for one in map(Requirement, project["dependencies"])}
+    for name in ("psycopg", "psycopg-pool", "uvicorn"):
+        assert any(specifier.operator == "<" for specifier in requirements[name].specifier), name
