@@ -1,5 +1,5 @@
-"""Budgets as they are given: by the fields of a request, by `metadata.budget` of the request (for clients that know no
-such fields), by that of the assistant, by the settings. The first that has a limit decides on it."""
+"""The budget of a requested run. Each limit is taken from the first of these that sets it: the fields of the request,
+its `metadata.budget` (for clients that do not know the fields), the assistant's `metadata.budget`, the settings."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from holdfast.settings import Settings
 def fill_budget(
     kwargs: dict[str, Any], metadata: Mapping[str, Any], assistant: Mapping[str, Any], settings: Settings
 ) -> None:
-    """Complete the budget in the kwargs of a run that a request with this metadata describes. Raises InvalidRequest for
-    something that is no limit."""
+    """Complete the budget in the kwargs of a run. `metadata` is the request's. Raises InvalidRequest for an invalid
+    limit."""
     where = f"assistant {assistant['assistant_id']}: metadata.budget"
-    standing = {**settings.default_budget, **_told(assistant["metadata"], where)}
-    keep_budget(kwargs, metadata, {"budget": standing})
+    default = {**settings.default_budget, **_budget_in(assistant["metadata"], where)}
+    keep_budget(kwargs, metadata, {"budget": default})
 
 
 def keep_budget(kwargs: dict[str, Any], metadata: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    """The same for something that is changed: what is not said anew stays as it was in the `old` kwargs."""
-    budget = {**as_object(old.get("budget")), **_told(metadata, "metadata.budget"), **(kwargs.get("budget") or {})}
+    """Complete the budget in a cron's new kwargs: limits that the request does not set stay as in the `old` ones."""
+    budget = {**as_object(old.get("budget")), **_budget_in(metadata, "metadata.budget"), **(kwargs.get("budget") or {})}
     if budget:
         kwargs["budget"] = budget
 
 
-def _told(metadata: Any, where: str) -> dict[str, Any]:
+def _budget_in(metadata: Any, where: str) -> dict[str, Any]:
     given = as_object(metadata).get("budget")
     if not isinstance(given, dict):
         return {}

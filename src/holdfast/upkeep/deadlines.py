@@ -1,4 +1,4 @@
-"""The duty that serves the deadlines of questions: a default answer, or an escalation."""
+"""The duty that serves the deadlines of interrupts: it resumes with the default, or escalates."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from holdfast.engine.submit import announce_run
 from holdfast.signals import Signals
 from holdfast.upkeep.duty import LOOK_INTERVAL
 
-# Seconds until a deadline is tried again that failed for no good reason.
-RETRY_INTERVAL = 60.0
-# Seconds until the next look when everything that is due is locked.
-LOCKED_INTERVAL = 1.0
-BATCH = 100
+# Until a deadline is tried again that could not be served.
+RETRY_SECONDS = 60.0
+# Until the next look when everything that is due is locked.
+LOCKED_RETRY_SECONDS = 1.0
+# Deadlines that one pass serves.
+MAX_DEADLINES_PER_PASS = 100
 
 log = structlog.get_logger(__name__)
 
 
 class Deadlines:
-    """Safe to run in any number of processes: a deadline is served by one of them. What passed while nobody was there
-    is served when somebody is."""
+    """May run in any number of processes: one of them serves a deadline. Deadlines that passed while no process led the
+    upkeep are served later."""
 
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("deadlines", "due_time", database.metrics, first_delay=RETRY_INTERVAL)
+        self._aside = RowsSetAside("deadlines", "due_time", database.metrics, first_delay=RETRY_SECONDS)
 
     async def run(self) -> float:
         """Serve what is due, at most one batch. Returns the seconds until the next look."""
@@ -39,23 +40,23 @@ class Deadlines:
             due_in = await next_deadline(connection, aside)
             if due_in is None or due_in > 0:
                 return LOOK_INTERVAL if due_in is None else min(LOOK_INTERVAL, due_in)
-            due = [one for one in await upcoming_deadlines(connection, BATCH, aside) if one["due_in"] <= 0]
-        dealt_with = [await self._serve(question) for question in due]
-        return 0.0 if any(dealt_with) else LOCKED_INTERVAL
+            upcoming = await upcoming_deadlines(connection, MAX_DEADLINES_PER_PASS, aside)
+        processed = [await self._serve(interrupt) for interrupt in upcoming if interrupt["due_in"] <= 0]
+        return 0.0 if any(processed) else LOCKED_RETRY_SECONDS
 
     async def _serve(self, due: DictRow) -> bool:
-        """Whether the deadline was dealt with: not if the question is locked, or if another process was first."""
+        """Whether the deadline was processed: not if the interrupt is locked, or another process was first."""
         about = {"interrupt_id": due["interrupt_id"], "thread_id": str(due["thread_id"])}
         try:
             served = await serve_deadline(self._database, due)
         except Exception as error:
             if is_outage(error) and not isinstance(error, TimeoutError):
                 raise
-            # One that cannot be served, or whose thread somebody has locked, must not keep the others from it.
+            # An interrupt that cannot be served, or whose thread is locked, must not keep the others from being served.
             log.exception("interrupt.deadline_failed", **about)
-            # Setting it aside does not depend on its row, which may be what cannot be written.
+            # Setting it aside in memory works even if its row cannot be written.
             async with ignore_failures(self._database):
-                await postpone_deadline(self._database, due, RETRY_INTERVAL)
+                await postpone_deadline(self._database, due, RETRY_SECONDS)
             self._aside.put(due, error)
             return True
         if served is None:
