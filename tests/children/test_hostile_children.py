@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.db.connect import Database
-from holdfast.execution.endings import LONGEST_CLASS_NAME_CHARACTERS, describe
+from holdfast.execution.conclusion import MAX_CLASS_NAME_CHARACTERS, describe
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, first, line
@@ -81,4 +81,4 @@ def test_name_of_an_error_is_a_short_text(name: Any) -> None:
         pass
 
     shown = describe(Error("a"))["error"]
-    assert shown == str(name).replace("\ud800", "\ufffd")[:LONGEST_CLASS_NAME_CHARACTERS]
+    assert shown == str(name).replace("\ud800", "\ufffd")[:MAX_CLASS_NAME_CHARACTERS]

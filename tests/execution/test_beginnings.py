@@ -89,7 +89,7 @@ async def test_attempt_that_cannot_begin_ends_its_run_alone(
                 raise ArithmeticError("no number")
             super().__init__(run, *more)
 
-    monkeypatch.setattr("holdfast.execution.executor.UsageMeter", Failing)
+    monkeypatch.setattr("holdfast.execution.attempt.UsageMeter", Failing)
     failing = await post_run(database, "failing", input=GO)
     usual = await post_run(database, "graph", input=GO)
     async with running_worker(settings, catalog_of(graph=line(work), failing=line(work))):
@@ -105,7 +105,7 @@ async def test_shared_budget_that_cannot_be_read_ends_its_run_alone(
     def fail(*_: object) -> None:
         raise ArithmeticError("no number")
 
-    monkeypatch.setattr(UsageMeter, "share", fail)
+    monkeypatch.setattr(UsageMeter, "update_shared", fail)
     sharing = await post_run(database, "graph", input=GO)
     await draw_on(database, sharing.run["run_id"], '{"max_tokens": 1000}')
     usual = await post_run(database, "graph", input=GO)

@@ -17,7 +17,9 @@ from typing_extensions import TypedDict
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.errors import Cancelled, Drained, LeaseLost, Retry, RunTimeout
-from holdfast.execution import executor
+from holdfast.execution import opening, stopping
+from holdfast.execution.attempt import Execution
+from holdfast.execution.environment import Environment
 from holdfast.execution.executor import Executor
 from holdfast.execution.transient import is_transient, pause_before_retry
 from holdfast.settings import Settings
@@ -238,7 +240,7 @@ async def test_a_defect_is_counted_and_comes_to_an_end(
     async def broken(*_: Any) -> Any:
         raise KeyError(SURROGATE)
 
-    monkeypatch.setattr(Executor, "_run_and_finish", broken)
+    monkeypatch.setattr(Executor, "_run_stages", broken)
     async with running_worker(settings, catalog_of(graph=raising(ValueError))):
         created = await post_run(database, "graph", input=GO)
         run = await run_ended(database, created.run["run_id"])
@@ -332,16 +334,16 @@ async def test_a_cleanup_that_fails_changes_nothing(
     async def work(state: Words) -> Words:
         return {"words": ["done"]}
 
-    original = Executor._begin
+    original = opening.begin
 
-    async def begin(self: Executor, attempt: Any, stack: Any) -> Any:
+    async def begin(execution: Execution, environment: Environment) -> None:
         def fail() -> None:
             raise ValueError("cannot close")
 
-        stack.callback(fail)
-        return await original(self, attempt, stack)
+        execution.resources.callback(fail)
+        await original(execution, environment)
 
-    monkeypatch.setattr(Executor, "_begin", begin)
+    monkeypatch.setattr("holdfast.execution.executor.begin", begin)
     async with running_worker(settings, catalog_of(graph=line(work))):
         created = await post_run(database, "graph", input=GO)
         run = await run_ended(database, created.run["run_id"])
@@ -370,7 +372,7 @@ async def test_a_factory_that_hangs(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its run can be stopped, and another one takes its slot."""
-    monkeypatch.setattr(executor, "STOP_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "STOP_TIMEOUT_SECONDS", 0.1)
     entered = asyncio.Event()
 
     async def hang(config: RunnableConfig) -> Any:
@@ -392,7 +394,7 @@ async def test_a_factory_that_hangs(
 async def test_a_factory_that_hangs_when_it_is_left(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "STOP_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "STOP_TIMEOUT_SECONDS", 0.1)
     graph = raising(ValueError)
 
     @asynccontextmanager

@@ -18,7 +18,8 @@ from holdfast.engine.outcome import Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import LeaseLost
-from holdfast.execution.executor import Attempt, Executor
+from holdfast.execution.attempt import Attempt
+from holdfast.execution.executor import Executor
 from holdfast.execution.graph_stream import Claimed
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.journal.entries import Entry

@@ -25,7 +25,7 @@ from structlog.testing import capture_logs
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.connect import Database
 from holdfast.errors import SettingsError
-from holdfast.execution.traces import trace_crash, trace_end
+from holdfast.execution.traces import AttemptTrace
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import tracing
 from holdfast.telemetry.otlp import CountedExporter, Losses, Outbox
@@ -244,7 +244,7 @@ def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collecto
             subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
         )
         # A worker that was only thought to be dead.
-        trace_end(begun, None)
+        AttemptTrace(begun).ended(None)
         tracing.recorder.lost_attempt(
             subject, {}, attempt=1, graph_name="line", claimed_at=datetime.now(UTC), poisoned=True
         )
@@ -382,7 +382,7 @@ def test_attempt_that_fails_with_a_hostile_error_is_traced(collector: Collector,
         begun = tracing.recorder.attempt(
             subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
         )
-        trace_crash(begun, error)
+        AttemptTrace(begun).crashed(error)
     [attempt] = collector.named("holdfast.attempt")
     assert attempt.attributes["holdfast.outcome"] == "crashed"
 

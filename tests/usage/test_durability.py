@@ -19,7 +19,7 @@ from holdfast.engine.states import RunStatus
 from holdfast.engine.submit import create_run
 from holdfast.engine.usage import Tally, usage_totals
 from holdfast.errors import LeaseLost
-from holdfast.execution.executor import Attempt
+from holdfast.execution.attempt import Attempt
 from holdfast.graphs.assistants import assistant_id
 from holdfast.journal.run_writer import RunWriter
 from holdfast.settings import Settings
@@ -49,7 +49,7 @@ async def station(settings: Settings, database: Database) -> AsyncIterator[Stati
 async def open_attempt(station: Station, thread_id: Any = None) -> Attempt:
     await post_run(station.database, "steps", thread_id=thread_id, input={})
     [attempt] = await station.claim()
-    attempt.open()
+    attempt.begin(station.database.metrics)
     return attempt
 
 

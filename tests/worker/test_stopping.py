@@ -17,7 +17,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended
 from holdfast.errors import Cancelled
-from holdfast.execution import executor
+from holdfast.execution import stopping
 from holdfast.settings import Settings
 from holdfast.worker import main
 from holdfast.worker.main import Worker
@@ -128,7 +128,7 @@ async def gone(database: Database, run_id: Any) -> bool:
 async def test_code_that_will_not_stop_is_left_behind(
     station_for: OpenStation, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "STOP_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(stopping, "STOP_TIMEOUT_SECONDS", 0.1)
     reached, let_go, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def stubborn(state: Words) -> dict[str, Any]:

@@ -55,8 +55,6 @@ class Claimed:
     # A worker died while it executed the run, which has made no progress since.
     suspect: bool = False
     worker_id: UUID | None = None
-    # The interrupts that the run found waiting. Looked up for a strict resume that is attempted again.
-    asked: frozenset[str] = frozenset()
     # The run whose child this one is.
     parent_run_id: UUID | None = None
     tenant_id: str = ""
@@ -127,9 +125,10 @@ def run_config(run: Claimed) -> RunnableConfig:
 
 
 async def stream_graph(
-    graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str]
+    graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str], asked: frozenset[str]
 ) -> AsyncIterator[tuple[str, str, Any]]:
-    """The graph's stream as (namespace, mode, chunk)."""
+    """The graph's stream as (namespace, mode, chunk). `asked`: the interrupts that waited before the run's first
+    attempt, for an attempt that repeats a resume."""
     kwargs = run.kwargs
     before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
     modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
@@ -149,7 +148,7 @@ async def stream_graph(
         stream = _events_of(graph, config, run)
     else:
         stream = cast(Any, graph.astream)
-    graph_input, strict = await starting_input(graph, config, kwargs, run.progress, run.attempt, run.asked)
+    graph_input, strict = await starting_input(graph, config, kwargs, run.progress, run.attempt, asked)
     if strict:
         config = {**config, "configurable": {**config["configurable"], STRICT_RESUME: True}}
     async for item in stream(

@@ -28,6 +28,7 @@ from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_step
 from holdfast.engine.usage import COST_DIGITS, COUNT_LIMIT, SHARED, SharedUsage, Tally, is_amount, storable_name
 from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
 from holdfast.execution.graph_stream import Claimed
+from holdfast.execution.observers import AttemptObserver
 from holdfast.execution.prices import count_tokens, find_model, price_of
 from holdfast.sdk.usage import METER
 from holdfast.telemetry.exceptions import kind_and_place
@@ -53,7 +54,7 @@ class SharedBudget:
         return None if limit is None else max(0.0, limit - self.earlier_seconds)
 
 
-class UsageMeter(BaseCallbackHandler):
+class UsageMeter(AttemptObserver, BaseCallbackHandler):
     """Counts for one attempt. Its events come from the loop and from the threads of sync nodes.
 
     `hand_in` is given the whole count after each change, and `stop` the signal when the budget is used up; both on the
@@ -103,15 +104,15 @@ class UsageMeter(BaseCallbackHandler):
             return run_timeout, RunTimeout(run_timeout)
         return limit, BudgetExceeded(out_of_time(limit))
 
-    def attach(self) -> None:
+    def graph_starts(self) -> None:
         """Be found by everything that the current task calls from here on."""
         METER.set(self)
 
-    def close(self) -> None:
+    def graph_stopped(self) -> None:
         """Hand in nothing more: code that was left behind may still be calling. `settle` has the last word."""
         self._closed = True
 
-    def settle(self) -> str | None:
+    def final_count(self) -> str | None:
         """The count, if this attempt has added anything; to be written with the attempt's end."""
         with self._lock:
             return self._tally.stored() if self._counted else None
@@ -280,7 +281,7 @@ class UsageMeter(BaseCallbackHandler):
         if self._closed:
             return
         try:
-            if (stored := self.settle()) is not None:
+            if (stored := self.final_count()) is not None:
                 self._hand_in(stored)
         except RunSignal as signal:
             self._stop(signal)

@@ -1,4 +1,4 @@
-"""The spans of attempts. Does nothing while traces are off."""
+"""The spans of attempts. None are made while traces are off."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
 from holdfast.execution.graph_stream import Claimed
+from holdfast.execution.observers import AttemptObserver
 from holdfast.graphs.client_config import stored_config
 from holdfast.telemetry import tracing
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from holdfast.telemetry.recorder import AttemptSpan
 
 
-def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
-    """The span of an attempt that begins; None when traces are off. Raises nothing: the claim loop calls it."""
+def trace_attempt(run: Claimed, claim_began: int) -> AttemptSpan | None:
+    """The span of an attempt that begins; None while traces are off. Raises nothing, because the claim loop calls it.
+    `claim_began`: nanoseconds since the epoch."""
     if tracing.recorder is None:
         return None
     subject = tracing.Subject(
@@ -34,34 +36,37 @@ def trace_attempt(run: Claimed, looked_at: int) -> AttemptSpan | None:
             worker_id=run.worker_id,
             graph_name=stored_config(run.kwargs.get("config")).get("run_name") or run.graph_id,
             given_back=run.untouched,
-            looked_at=looked_at,
+            looked_at=claim_began,
         )
     return span  # noqa: RET504 (None if that has failed)
 
 
-def trace_crash(span: AttemptSpan | None, error: BaseException) -> None:
-    """An attempt that broke off in a way it should not have."""
-    trace_failure(span, error)
-    if span is not None:
+class AttemptTrace(AttemptObserver):
+    """Records what happens to an attempt in its span."""
+
+    def __init__(self, span: AttemptSpan) -> None:
+        self._span = span
+
+    def began(self) -> None:
+        self._span.enter()
+
+    def will_retry(self, error: BaseException) -> None:
         with tracing.harmless():
-            span.end("crashed", {}, failed=True)
+            self._span.failed(error)
 
+    def ended(self, outcome: Outcome | None) -> None:
+        """An attempt without an outcome was lost. The process that takes the run over records its span."""
+        if outcome is not None:
+            with tracing.harmless():
+                _end(self._span, outcome)
 
-def trace_failure(span: AttemptSpan | None, error: BaseException) -> None:
-    """What an attempt failed of, when there will be another."""
-    if span is not None:
+    def crashed(self, error: BaseException) -> None:
+        self.will_retry(error)
         with tracing.harmless():
-            span.failed(error)
+            self._span.end("crashed", {}, failed=True)
 
 
-def trace_end(span: AttemptSpan | None, outcome: Outcome | None) -> None:
-    """The end of an attempt. One without an outcome was lost, and is told by whoever takes the run over."""
-    if span is not None and outcome is not None:
-        with tracing.harmless():
-            _trace_end(span, outcome)
-
-
-def _trace_end(span: AttemptSpan, outcome: Outcome) -> None:
+def _end(span: AttemptSpan, outcome: Outcome) -> None:
     match outcome:
         case Ended(status=status, error=error):
             about: dict[str, str | int | float | bool] = {}

@@ -31,10 +31,11 @@ from holdfast.engine.ready import ANONYMOUS_HINT, ReadyRun, announce_ready, anno
 from holdfast.engine.states import CANCEL_ACTIONS
 from holdfast.engine.upcoming import next_due
 from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
-from holdfast.execution.abandon import abandon
-from holdfast.execution.executor import Attempt, Executor
+from holdfast.execution.attempt import Attempt
+from holdfast.execution.executor import Executor
+from holdfast.execution.finishing import finish_crashed
 from holdfast.execution.graph_stream import Claimed
-from holdfast.execution.traces import trace_attempt, trace_crash, trace_end
+from holdfast.execution.traces import trace_attempt
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
 from holdfast.graphs.exits import contain_exits
@@ -96,7 +97,7 @@ class Worker:
         self._claiming = KeptConnection(self.database, others=2, generic_plans=True)
         self.journal = Journal(settings, self._announce, self._writer_failed, self.database.metrics)
         self.executor = Executor(settings, self.database, catalog)
-        self.executor.signals = self.signals
+        self.executor.environment.signals = self.signals
         project = catalog.project
         sections = store_section(project).sweep_interval, checkpointer_section(project), webhooks_section(project)
         self._upkeep = Upkeep(self.database, self.signals, *sections) if upkeep else None
@@ -203,7 +204,7 @@ class Worker:
         except BaseException:
             await self.database.close()
             raise
-        self.executor.store = store
+        self.executor.environment.store = store
         return store
 
     async def _drain(self) -> None:
@@ -317,8 +318,8 @@ class Worker:
     def _start(self, worker_id: UUID, run: Claimed) -> None:
         writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
         self._unexecuted.claimed(run.run_id)
-        attempt = Attempt(run, writer)
-        attempt.trace = writer.trace = trace_attempt(run, self._looked_at)
+        writer.trace = trace_attempt(run, self._looked_at)
+        attempt = Attempt(run, writer, writer.trace)
         if run.suspect:
             # From then on this worker may take another suspect.
             writer.on_progress = self._wake.set
@@ -342,18 +343,13 @@ class Worker:
         started = time.monotonic()
         outcome: Outcome | None = None
         try:
-            if attempt.trace is not None:
-                attempt.trace.enter()
             outcome = await self.executor.execute(attempt)
         except ESCAPING as error:
             log.exception("run.crashed")
-            trace_crash(attempt.trace, error)
             # Counted, so that it comes to an end.
-            outcome = await abandon(attempt, error, self._settings)
+            outcome = await finish_crashed(attempt, error, self._settings)
             if outcome is None and not isinstance(attempt.writer.failure, LeaseLost):
                 self._unexecuted.disown_soon(run.run_id)
-        else:
-            trace_end(attempt.trace, outcome)
         finally:
             if self._attempts.get(run.run_id) is attempt:
                 del self._attempts[run.run_id]
