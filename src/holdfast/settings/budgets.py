@@ -1,4 +1,4 @@
-"""Budgets: what a run may use when neither its request nor its assistant says"""
+"""Budgets: what a run may use without a limit in its request or its assistant."""
 
 from __future__ import annotations
 

@@ -21,6 +21,6 @@ class ChildSettings(Section):
         ge=0,
         le=100_000,
         validation_alias=only_ours("MAX_CHILDREN"),
-        description="How many children one run may have, all attempts together. The one after that is an error in the "
-        "run that asks for it.",
+        description="How many children one run may have, over all attempts. One more is an error in the run that "
+        "spawns it.",
     )

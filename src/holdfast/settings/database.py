@@ -1,4 +1,4 @@
-"""Postgres, and Redis beside it."""
+"""The database: Postgres, and optionally Redis."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class DatabaseSettings(Section):
         None,
         repr=False,
         validation_alias=names("DIRECT_DATABASE_URL"),
-        description="A connection past PgBouncer, for what needs a session (LISTEN, the heartbeat, leadership). "
-        "Unset: DATABASE_URL is used, or, with HOLDFAST_PGBOUNCER, waiting turns to polling and a lost worker is "
-        "noticed only when its lease expires.",
+        description="A URL that bypasses PgBouncer, for connections that need a session (LISTEN, the heartbeat, "
+        "leadership). Unset: DATABASE_URL is used; with HOLDFAST_PGBOUNCER, processes poll instead, and a lost worker "
+        "is noticed only when its lease expires.",
     )
     pgbouncer: bool = Field(
         False,
         validation_alias=only_ours("PGBOUNCER"),
-        description="DATABASE_URL leads through PgBouncer in transaction mode: nothing is prepared, no session "
+        description="DATABASE_URL leads through PgBouncer in transaction mode: no prepared statements, no session "
         "state outside a transaction. Costs some speed.",
     )
     db_schema: str = Field(
         "holdfast",
         validation_alias=names("DATABASE_SCHEMA"),
-        description="The Postgres schema all tables live in, LangGraph's checkpoint tables included. Name the "
+        description="The Postgres schema of all tables, including LangGraph's checkpoint tables. Name the "
         "schema of existing checkpoint tables (usually `public`) to keep using them.",
     )
     pool_min: int = Field(
@@ -50,9 +50,9 @@ class DatabaseSettings(Section):
         ge=1,
         le=1000,
         validation_alias=names("DATABASE_POOL_MAX"),
-        description="Connections a process may open in its pool; besides these a worker holds four of its own "
-        "(journal, heartbeat, signals, leadership) and a web process two. Too many for the server's "
-        "max_connections and processes fail to start.",
+        description="Connections a process may open in its pool. A worker opens four more (journal, heartbeat, "
+        "signals, leadership), a web process two. If the sum exceeds the server's max_connections, processes fail to "
+        "start.",
     )
     database_timeout: Seconds = Field(
         10.0,
@@ -62,7 +62,7 @@ class DatabaseSettings(Section):
         description="Seconds to wait for a connection, or for the answer to a statement of the heartbeat, of claiming, "
         "of signals or of the upkeep, before it counts as failed. A request's statement may take three times as long, "
         "one attempt to connect 0.4 of it. "
-        "Too short and a slow server looks like one that hangs; too long and a fail-over takes longer.",
+        "If it is too short, a slow server looks like one that hangs; if it is too long, a fail-over takes longer.",
     )
     data_dir: Path = Field(
         Path(".holdfast"),
@@ -73,9 +73,9 @@ class DatabaseSettings(Section):
         None,
         repr=False,
         validation_alias=names("REDIS_URL", "REDIS_URI"),
-        description="Redis 6 or later for signals: redis://host:6379/0, rediss:// for TLS, unix:///path, "
-        "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379. Unset: signals "
-        "travel over Postgres. Nothing is stored in it; while it is away processes poll.",
+        description="Redis 6 or later for hints: redis://host:6379/0, rediss:// for TLS, unix:///path, "
+        "redis+sentinel://host:26379,host:26379/master-name or redis+cluster://host:6379,host:6379. Unset: hints "
+        "travel over Postgres. Nothing is stored in Redis; while it is away processes poll.",
     )
 
     @field_validator("db_schema")

@@ -1,4 +1,4 @@
-"""Dead letters, and requests that are sent twice."""
+"""Dead letters and idempotency keys."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ class LetterSettings(Section):
         le=LONGEST,
         validation_alias=names("GRAPH_GONE_AFTER_SECONDS"),
         description="Seconds that a graph must be missing from every worker, while some worker is online, before the "
-        "runs that wait for it become dead letters. Shorter than a deploy takes, and a deploy puts runs aside. 0: they "
-        "wait for ever.",
+        "runs that wait for it become dead letters. It must be longer than a deploy takes. 0: they wait for ever.",
     )
     dead_letter_ttl: Seconds = Field(
         2_592_000.0,
         ge=1,
         le=LONGEST,
         validation_alias=names("DEAD_LETTER_TTL_SECONDS"),
-        description="Seconds a dead letter that nobody retries or discards is kept for that, with the thread of a "
-        "stateless run. After that it is a failed run like others.",
+        description="Seconds a dead letter is kept for a retry, with the thread of a stateless run. After that it is a "
+        "failed run like others.",
     )
     idempotency_ttl: Seconds = Field(
         86_400.0,

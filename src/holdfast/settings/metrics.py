@@ -1,4 +1,4 @@
-"""Metrics: what is counted, and how old a count may be."""
+"""Metrics: whether they are counted, and how old a count may be."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class MetricsSettings(Section):
     metrics: bool = Field(
         True,
         validation_alias=only_ours("METRICS"),
-        description="Whether the process counts what it does. Without, `/metrics` has only what is read at the moment "
-        "it is asked for: the queue, the workers, the pool.",
+        description="Whether the process counts what it does. If not, `/metrics` has only what is read at each scrape: "
+        "the queue, the workers, the pool.",
     )
     metrics_cache: Seconds = Field(
         5.0,
@@ -20,5 +20,5 @@ class MetricsSettings(Section):
         le=300,
         validation_alias=only_ours("METRICS_CACHE_SECONDS"),
         description="Seconds a web process keeps the figures of `/metrics` that it counts in the database; longer when "
-        "counting takes its time. Less than the scrape interval, or two scrapes see the same.",
+        "counting takes long. It should be less than the scrape interval; otherwise two scrapes see the same.",
     )

@@ -13,11 +13,12 @@ from holdfast.settings.fields import Section
 
 INTRODUCTION = """# Configuration
 
-Every setting is an environment variable; the common ones are flags as well (`holdfast dev --help`). Where several
-names are given they mean the same, and the first that is set wins: the later ones are those operators know from
-LangGraph and Aegra. A value out of range is refused at start, with the name, the value and the rule.
+Every setting is an environment variable. The common ones are flags as well (`holdfast dev --help`). Several names of
+one setting mean the same, and the first one that is set is used. The later names come from LangGraph and Aegra. A value
+out of range is refused at start, with the name, the value and the rule.
 
-The project itself (graphs, their dependencies and environment) is described by `langgraph.json`.
+`langgraph.json` describes the project itself: graphs, their dependencies and environment. See
+[migration](migration.md#langgraphjson).
 
 This page is generated from the settings (`make docs`).
 """

@@ -1,4 +1,4 @@
-"""How long what is finished is kept."""
+"""Retention: how long finished runs, events and past states are kept."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class RetentionSettings(Section):
         ge=60,
         le=LONGEST,
         validation_alias=names("CHECKPOINT_TTL_SECONDS"),
-        description="Seconds a thread's past states are kept. The latest is kept however old it is. Unset: all, as "
-        "long as the thread.",
+        description="Seconds a thread's past states are kept. The latest is kept however old it is. Unset: as long as "
+        "the thread.",
     )
     thread_ttl: Seconds | None = Field(
         None,
         ge=60,
         le=LONGEST,
         validation_alias=names("THREAD_TTL_SECONDS"),
-        description="Seconds without activity after which a thread is deleted with everything in it, unless it was "
-        "given a time to live of its own, by its creator or by langgraph.json. Threads that are there already are "
-        "no exception. Unset: kept.",
+        description="Seconds without activity after which a thread is deleted with everything in it, unless it has a "
+        "time to live of its own, from its creator or from langgraph.json. Existing threads are deleted too. Unset: "
+        "kept.",
     )

@@ -1,4 +1,4 @@
-"""What a process says about itself."""
+"""Logs."""
 
 from __future__ import annotations
 

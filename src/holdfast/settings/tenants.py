@@ -1,4 +1,4 @@
-"""Tenants: what each may use unless it is said otherwise, and how soon a change is noticed."""
+"""Tenants: the default limits, and how soon a change takes effect."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class TenantSettings(Section):
         le=2**31 - 1,
         validation_alias=names("TENANT_MAX_QUEUED"),
         description="Runs a tenant may have queued, scheduled ones included; another is refused with 429. Unset: any "
-        "number. `holdfast tenants set` says otherwise for one tenant.",
+        "number. `holdfast tenants set` overrides it for one tenant.",
     )
     tenant_max_running: int | None = Field(
         None,
         ge=0,
         le=2**31 - 1,
         validation_alias=names("TENANT_MAX_RUNNING"),
-        description="Runs of a tenant that are executed at once, in the whole fleet; the others stay queued. The same "
-        "for all workers, or the largest counts. Unset: any number.",
+        description="Runs of a tenant that are executed at once, in the whole fleet; the others stay queued. Set it "
+        "alike for all workers; otherwise the largest applies. Unset: any number.",
     )
     tenant_requests_per_second: float | None = Field(
         None,
@@ -45,5 +45,6 @@ class TenantSettings(Section):
         le=60,
         validation_alias=names("KEY_REFRESH_SECONDS"),
         description="Seconds until a web process notices that a key was revoked, the first key was made, or a limit "
-        "was changed. Streams and WebSockets of a revoked key end then. One small statement of each process each time.",
+        "was changed. Streams and WebSockets of a revoked key end then. Each refresh is one small statement of each "
+        "process.",
     )

@@ -1,4 +1,4 @@
-"""Traces: the story of a run as OpenTelemetry spans, sent by OTLP."""
+"""Traces: a run as OpenTelemetry spans, sent by OTLP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TraceSettings(Section):
         None,
         validation_alias=only_ours("TRACES"),
         description="Whether traces are sent; needs `holdfast[traces]`. Unset: when an endpoint is named below. "
-        "`false` turns them off whatever the other variables say. See [traces](traces.md).",
+        "`false` turns them off and overrides the other variables. See [traces](traces.md).",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -40,7 +40,7 @@ class TraceSettings(Section):
         None,
         repr=False,
         validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
-        description="The same for traces alone, and as it is: with its path.",
+        description="The same for traces only, with the complete path.",
     )
     otlp_headers: str | None = Field(
         None,
@@ -53,24 +53,23 @@ class TraceSettings(Section):
         None,
         repr=False,
         validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
-        description="The same for traces alone.",
+        description="The same for traces only.",
     )
     otlp_protocol: str | None = Field(
         None,
         validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-        description="`http/protobuf` is what Holdfast speaks.",
+        description="Holdfast uses `http/protobuf`.",
     )
     otel_service_name: str | None = Field(
         None,
         validation_alias=names("OTEL_SERVICE_NAME"),
-        description="What the service is called in traces: `holdfast` unless this or `OTEL_RESOURCE_ATTRIBUTES` says "
-        "otherwise.",
+        description="The name of the service in traces. Without this and `OTEL_RESOURCE_ATTRIBUTES`: `holdfast`.",
     )
     otel_sampler: str | None = Field(
         None,
         validation_alias=names("OTEL_TRACES_SAMPLER"),
-        description=f"Which traces are kept: one of {', '.join(f'`{name}`' for name in SAMPLERS)}. Unset: what the "
-        "client's `traceparent` says, and all others.",
+        description=f"Which traces are kept: one of {', '.join(f'`{name}`' for name in SAMPLERS)}. Unset: the client's "
+        "`traceparent` decides; runs without one are all kept.",
     )
     otel_sampler_arg: str | None = Field(
         None,

@@ -43,9 +43,9 @@ class WebSettings(Section):
     studio_auth: bool = Field(
         False,
         validation_alias=only_ours("STUDIO_AUTH"),
-        description="With custom auth: let requests with the header `x-auth-scheme: langsmith` in as a Studio user, "
-        "without asking the project's authenticator. `holdfast dev` switches it on; `auth.disable_studio_auth` in "
-        "langgraph.json switches it off for good. Not for servers that others can reach.",
+        description="With custom auth: accept requests with the header `x-auth-scheme: langsmith` as a Studio user, "
+        "without calling the project's authenticator. `holdfast dev` switches it on; `auth.disable_studio_auth` in "
+        "langgraph.json overrides it. Not for servers that others can reach.",
     )
     host: str = Field(
         "127.0.0.1",
@@ -57,16 +57,17 @@ class WebSettings(Section):
         False,
         validation_alias=names("ALLOW_KEYLESS"),
         description="Whether a server without API keys and without custom auth may listen on an address that other "
-        "machines reach. Everybody who reaches it may then do everything: set it only where something else keeps "
-        "strangers out. When it is off, such a server does not start, and one whose last key is deleted stays closed.",
+        "machines reach. Every client that reaches it may then do everything: set it only where only trusted clients "
+        "reach the server. When it is off, such a server does not start, and a server whose last key is deleted "
+        "refuses all requests.",
     )
     allowed_hosts: str | None = Field(
         None,
         validation_alias=only_ours("ALLOWED_HOSTS"),
         description="Host names, separated by commas, that a server without keys answers to besides `localhost`, IP "
         "addresses and `HOLDFAST_HOST`; `*.example.com` is every name below example.com, `*` every name. A request for "
-        "another host is answered 403, for a web page could have pointed its own name at this machine. Name the host "
-        "here that a proxy, a tunnel or a container network calls the server by.",
+        "another host is answered 403, because a web page can point its own name at this machine. Name the host that a "
+        "proxy, a tunnel or a container network uses for the server.",
     )
     port: int = Field(
         8123, ge=0, le=65535, validation_alias=names("PORT"), description="The port the web process listens on."
@@ -76,16 +77,16 @@ class WebSettings(Section):
         ge=0.05,
         le=15,
         validation_alias=names("STREAM_HEARTBEAT_SECONDS"),
-        description="Seconds between the comments that keep an idle stream open. Clients time out on streams that "
-        "stay silent for about three of these.",
+        description="Seconds between the comments that keep an idle stream open. Clients time out on streams that are "
+        "silent for about three times this.",
     )
     stream_stall: Seconds = Field(
         60.0,
         ge=1,
         le=3600,
         validation_alias=names("STREAM_STALL_SECONDS"),
-        description="Seconds a client may take nothing of what it is sent before its connection is closed; it can "
-        "resume where it was. Needs Linux. Shorter frees the memory of dead clients sooner, and drops those on a bad "
+        description="Seconds a client may read nothing before its connection is closed; it can resume where it was. "
+        "Needs Linux. A shorter time frees the memory of dead clients sooner, and disconnects clients on a bad "
         "network.",
     )
     max_body_bytes: int = Field(
@@ -109,7 +110,7 @@ class WebSettings(Section):
         le=3600,
         validation_alias=names("HEADER_TIMEOUT_SECONDS"),
         description="Seconds a client may take to send a request's headers, from when it connects or begins a request; "
-        "then it is answered 408. Longer lets more half-sent requests stay open.",
+        "then it is answered 408. A longer time lets more half-sent requests stay open.",
     )
     body_timeout: Seconds = Field(
         120.0,
@@ -117,50 +118,51 @@ class WebSettings(Section):
         le=24 * 3600,
         validation_alias=names("BODY_TIMEOUT_SECONDS"),
         description="Seconds a client may take to send a request's body, or a WebSocket message; then it is answered "
-        "408, or the WebSocket is closed with 1008. A slow network needs longer for a body of MAX_BODY_BYTES. Longer "
-        "lets more unfinished bodies be held.",
+        "408, or the WebSocket is closed with 1008. A slow network needs longer for a body of MAX_BODY_BYTES. A longer "
+        "time lets more unfinished bodies stay in memory.",
     )
     max_buffered_bytes: int = Field(
         256 * 1024**2,
         ge=1024**2,
         validation_alias=names("MAX_BUFFERED_BYTES"),
-        description="The bytes of request bodies that a web process holds at most until they are answered, and as many "
-        "of answers that clients have not taken. Above it, further large bodies are answered 503, and clients that "
-        "take nothing are disconnected. An eighth of it is parsed and handled at once. It is never less than "
+        description="The bytes of unanswered request bodies that a web process holds at most, and as many bytes of "
+        "answers that clients have not read. Above it, further large bodies are answered 503, and clients that read "
+        "nothing are disconnected. An eighth of it is parsed and handled at once. It is never less than "
         "MAX_BODY_BYTES. More takes more memory under attack.",
     )
     max_page_bytes: int = Field(
         8 * 1024**2,
         ge=64 * 1024,
         validation_alias=names("MAX_PAGE_BYTES"),
-        description="The bytes after which a page of a list ends, though its limit is not reached; it always has one "
-        "item. `X-Pagination-Next` says where the next begins. More makes fewer pages, and takes several times as much "
+        description="The bytes after which a page of a list ends before its limit; it always has one item. "
+        "`X-Pagination-Next` has the start of the next page. More makes fewer pages, and needs several times as much "
         "memory for each request.",
     )
     mount_prefix: str | None = Field(
         None,
         validation_alias=names("MOUNT_PREFIX"),
-        description="A path that all routes are under, such as `/api`; `/ok` answers without it too. Comes before "
-        "`http.mount_prefix` of langgraph.json. Clients name it in their URL.",
+        description="A prefix of the path of all routes, such as `/api`; `/ok` answers without it too. Takes "
+        "precedence over `http.mount_prefix` of langgraph.json. Clients have it in their URL.",
     )
     cors_allow_origins: str | None = Field(
         None,
         validation_alias=names("CORS_ALLOW_ORIGINS"),
         description="Origins whose pages may call the server (`https://app.example.com`), separated by commas; `*` is "
-        "all. Comes before `http.cors.allow_origins` of langgraph.json. When neither is set: every origin on a server "
+        "all. Takes precedence over `http.cors.allow_origins` of langgraph.json. When neither is set: every origin on "
+        "a server "
         "with API keys or custom auth, otherwise only pages of this machine (`localhost` and loopback addresses, any "
         "port).",
     )
     event_streaming: bool = Field(
         True,
         validation_alias=names("FF_V2_EVENT_STREAMING"),
-        description="Whether the routes of the thread-centric protocol are there; off is the same as "
+        description="Whether the server has the routes of the thread-centric protocol; off is the same as "
         "`http.disable_event_streaming` in langgraph.json.",
     )
     crons: bool = Field(
         True,
         validation_alias=names("FF_CRONS_ENABLED"),
-        description="Whether there are crons: off, their routes are gone and none fires. Say so to every process, or "
+        description="Whether there are crons. Off: their routes are gone and none fires. Set it for every process, or "
         "another one fires them.",
     )
 

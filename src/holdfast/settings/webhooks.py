@@ -1,4 +1,4 @@
-"""Webhooks: signing, sending, and where they may lead."""
+"""Webhooks: signing, sending, and allowed addresses."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ class WebhookSettings(Section):
         repr=False,
         validation_alias=names("WEBHOOK_SECRETS"),
         description="Secrets that webhooks are signed with (Standard Webhooks), separated by commas: `whsec_` and 24 "
-        "to 64 bytes in base64. Each signs, so that receivers can change from one to the next. Tenants have secrets "
-        "that are computed from these: `holdfast webhooks secret TENANT`. Unset: not signed.",
+        "to 64 bytes in base64. All of them sign, so receivers can change from one to the next. The secrets of tenants "
+        "are computed from these: `holdfast webhooks secret TENANT`. Unset: not signed.",
     )
     webhook_allow_private: bool = Field(
         False,
         validation_alias=names("WEBHOOK_ALLOW_PRIVATE"),
-        description="Whether webhooks may lead to addresses that are not public. For development: elsewhere it lets "
-        "everybody who may create a run call what is behind the firewall.",
+        description="Whether webhooks may lead to addresses that are not public. For development only: it lets every "
+        "caller who may create a run call servers behind the firewall.",
     )
     webhook_timeout: Seconds = Field(
         10.0,
         ge=0.1,
         le=120,
         validation_alias=names("WEBHOOK_TIMEOUT_SECONDS"),
-        description="Seconds a webhook's receiver has to answer, redirects included. A delivery whose sender is gone "
-        "is sent again this long, and 5 seconds more, after it was begun.",
+        description="Seconds a webhook's receiver has to answer, redirects included. A delivery whose sender has died "
+        "is sent again after this time and 5 seconds more.",
     )
     webhook_retry_base: Seconds = Field(
         5.0,
         ge=0.01,
         le=3600,
         validation_alias=names("WEBHOOK_RETRY_BASE_SECONDS"),
-        description="Seconds before the first retry of a webhook. The pauses after it are 6, 24, 120, 720 and 2160 "
-        "times that, the last again and again; with jitter.",
+        description="Seconds before the first retry of a webhook. The next pauses are 6, 24, 120, 720 and 2160 times "
+        "that, the last one repeatedly; with jitter.",
     )
     webhook_retry_for: Seconds = Field(
         86_400.0,
         ge=1,
         le=2_592_000,
         validation_alias=names("WEBHOOK_RETRY_FOR_SECONDS"),
-        description="Seconds after which a webhook that nobody has taken is given up.",
+        description="Seconds after which a webhook that was not accepted is given up.",
     )
     webhook_ttl: Seconds = Field(
         604_800.0,

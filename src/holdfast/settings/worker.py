@@ -1,4 +1,4 @@
-"""The worker: how much it does at once, its lease, retries and limits."""
+"""The worker: its slots, lease, retries and limits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class WorkerSettings(Section):
         ge=1,
         le=10_000,
         validation_alias=names("N_JOBS_PER_WORKER"),
-        description="Runs a worker process executes at once. Higher suits graphs that wait for models, lower those "
-        "that compute.",
+        description="Runs a worker process executes at once. Use a high number for graphs that wait for models, a low "
+        "one for graphs that compute.",
     )
     health_port: int | None = Field(
         None,
         ge=0,
         le=65535,
         validation_alias=only_ours("HEALTH_PORT"),
-        description="Where a worker answers /live, /ready and /metrics; under `dev` and `serve`, the supervisor, for "
-        "all its workers. Unset: nowhere. 0: any free port, which is logged. Processes of `holdfast worker` on one "
-        "machine need different ones.",
+        description="The port where a worker answers /live, /ready and /metrics; under `dev` and `serve`, the "
+        "supervisor for all its workers. Unset: none. 0: any free port, which is logged. Several `holdfast worker` on "
+        "one machine need different ports.",
     )
     health_host: str = Field(
         "127.0.0.1",
@@ -63,15 +63,15 @@ class WorkerSettings(Section):
         le=1000,
         validation_alias=only_ours("MAX_CRASHES"),
         description="How many workers may die while they execute a run that makes no progress in between, before it "
-        "is put with the dead letters. One more if other runs were on the last of them.",
+        "becomes a dead letter. One more if the last of them was executing other runs as well.",
     )
     lease: Seconds = Field(
         30.0,
         ge=1,
         le=3600,
         validation_alias=names("LEASE_DURATION_SECONDS"),
-        description="Seconds a worker may go without renewing before it counts as lost. Shorter notices a lost "
-        "machine sooner, and takes runs from one that was merely slow.",
+        description="Seconds after its last renewal until a worker counts as lost. If it is short, a lost machine is "
+        "noticed sooner, but a slow worker may lose its runs.",
     )
     heartbeat: Seconds = Field(
         5.0,
@@ -93,39 +93,39 @@ class WorkerSettings(Section):
         ge=0.1,
         le=60,
         validation_alias=names("REAPER_INTERVAL_SECONDS"),
-        description="Seconds between two looks for lost workers; a tenth of it while runs are being executed. Longer "
-        "delays take-over, shorter costs the database a statement each time.",
+        description="Seconds between two looks for lost workers; a tenth of it while runs are being executed. Each "
+        "look is a statement; a longer interval delays take-over.",
     )
     poll_interval: Seconds = Field(
         5.0,
         ge=0.1,
         le=60,
         validation_alias=names("POSTGRES_POLL_INTERVAL_SECONDS"),
-        description="Seconds between the slow polls behind every signal. A lost signal costs at most this much "
-        "latency.",
+        description="Seconds between the slow polls behind every hint. A lost hint costs at most this much latency.",
     )
     degraded_poll: Seconds = Field(
         0.5,
         ge=0.05,
         le=60,
         validation_alias=names("DEGRADED_POLL_SECONDS"),
-        description="Seconds between two polls while signals do not come through. Shorter is closer to live, and costs "
-        "every process a few statements each time.",
+        description="Seconds between two polls while hints do not arrive. Each poll costs every process a few "
+        "statements; a longer interval makes streams later.",
     )
     signal_ping: Seconds | None = Field(
         None,
         ge=0.1,
         le=300,
         validation_alias=names("SIGNAL_PING_SECONDS"),
-        description="Seconds between a process's pings to itself, whose missing echo shows that signals do not come "
-        "through. Unset: 15 over Postgres, where each is a statement, and 5 over Redis.",
+        description="Seconds between a process's pings to itself. A missing echo shows that hints do not arrive. "
+        "Unset: 15 over Postgres, where each is a statement, and 5 over Redis.",
     )
     drain_timeout: float = Field(
         25.0,
         ge=0,
         le=86_400,
         validation_alias=names("WORKER_DRAIN_TIMEOUT"),
-        description="Seconds a stopping worker lets its runs go on before it hands them back. Keep it below the "
+        description="Seconds a stopping worker lets its runs continue before it returns them to the queue. Keep it "
+        "below the "
         "orchestrator's kill delay (30 s under Kubernetes).",
     )
     journal_buffer_bytes: int = Field(
@@ -133,7 +133,7 @@ class WorkerSettings(Section):
         ge=64 * 1024,
         le=1024**3,
         validation_alias=names("JOURNAL_BUFFER_BYTES"),
-        description="Bytes one run may have waiting for the database before it has to wait itself.",
+        description="Bytes of one run that may wait for a commit; above it the run waits.",
     )
     max_entry_bytes: int = Field(
         64 * 1024 * 1024,
@@ -147,16 +147,16 @@ class WorkerSettings(Section):
         ge=0.05,
         le=600,
         validation_alias=names("BLOCKED_LOOP_SECONDS"),
-        description="Seconds graph code may block the worker's event loop before that is reported, with line and run.",
+        description="Seconds graph code may block the worker's event loop before this is logged, with line and run.",
     )
     blocked_loop_limit: float = Field(
         60.0,
         ge=0,
         le=86_400,
         validation_alias=names("BLOCKED_LOOP_LIMIT_SECONDS"),
-        description="Seconds graph code may block the worker's event loop before the worker hands its runs over and "
-        "ends. The run that blocks gets a crash (HOLDFAST_MAX_CRASHES), the others lose nothing. Too short and runs "
-        "that compute long are stopped; 0: never, and one run can hold up all others for as long as it likes.",
+        description="Seconds graph code may block the worker's event loop before the worker returns its runs and ends. "
+        "The run that blocks gets a crash (HOLDFAST_MAX_CRASHES), the others do not. If it is too short, runs that "
+        "compute for long are stopped. 0: never; then one run can delay all others without limit.",
     )
 
     @field_validator("health_host")

@@ -55,13 +55,13 @@ def _declare(
 # --- the fleet, as the database knows it ------------------------------------------------------------
 
 DATABASE_UP = _declare(
-    "gauge", "database_up", "Whether the database answered when it was last asked for the figures of the fleet", WEB
+    "gauge", "database_up", "Whether the database answered the last query for the figures of the fleet", WEB
 )
 RUNS = _declare(
     "gauge", "runs", "Runs that are not finished, by status: pending or running", WEB, ("status",), fleet=True
 )
 QUEUE_READY = _declare("gauge", "queue_ready", "Runs that a worker could claim now", WEB, fleet=True)
-QUEUE_SCHEDULED = _declare("gauge", "queue_scheduled", "Runs whose time has not come", WEB, fleet=True)
+QUEUE_SCHEDULED = _declare("gauge", "queue_scheduled", "Runs that are not due yet", WEB, fleet=True)
 QUEUE_WAITING = _declare(
     "gauge",
     "queue_waiting",
@@ -77,21 +77,28 @@ CLAIMS_PER_SECOND = _declare(
     "gauge", "claims_per_second", "Claims of all workers, over the last minute", WEB, fleet=True
 )
 WORKERS_ONLINE = _declare("gauge", "workers_online", "Workers that claim runs", WEB, fleet=True)
-WORKERS_DRAINING = _declare("gauge", "workers_draining", "Workers that finish what they hold", WEB, fleet=True)
+WORKERS_DRAINING = _declare(
+    "gauge", "workers_draining", "Workers that claim no more runs and finish theirs", WEB, fleet=True
+)
 WORKERS_CAPACITY = _declare(
     "gauge", "workers_capacity", "Runs that all online workers can execute at once", WEB, fleet=True
 )
 WORKERS_LEASE_LEFT = _declare(
     "gauge",
     "workers_lease_left_seconds",
-    "What is left of the lease that ends first, of workers that are online or draining; below 0 it has expired",
+    "Seconds until the first lease of an online or draining worker expires; below 0 it has expired",
     WEB,
     fleet=True,
 )
 DEAD_LETTERS_OPEN = _declare(
-    "gauge", "dead_letters_open", "Runs that were given up and not dealt with yet", WEB, ("reason",), fleet=True
+    "gauge",
+    "dead_letters_open",
+    "Runs that were given up, and neither retried nor discarded",
+    WEB,
+    ("reason",),
+    fleet=True,
 )
-WEBHOOKS_PENDING = _declare("gauge", "webhooks_pending", "Webhooks that are still to be delivered", WEB, fleet=True)
+WEBHOOKS_PENDING = _declare("gauge", "webhooks_pending", "Webhooks in the outbox", WEB, fleet=True)
 WEBHOOKS_OLDEST = _declare(
     "gauge", "webhooks_oldest_seconds", "How long the oldest of them has been waiting", WEB, fleet=True
 )
@@ -130,7 +137,7 @@ DEAD_LETTERS = _declare(
 ROWS_SET_ASIDE = _declare(
     "counter",
     "upkeep_rows_set_aside_total",
-    "Rows that the upkeep cannot process, or a worker cannot claim, and passes over for a while",
+    "Rows that the upkeep cannot process, or a worker cannot claim, and that are set aside for a while",
     BOTH,
 )
 QUEUE_WAIT = _declare(
@@ -139,14 +146,14 @@ QUEUE_WAIT = _declare(
 CLAIM_TO_START = _declare(
     "histogram",
     "claim_to_start_seconds",
-    "From the claim to the moment the graph begins to run: opening it and reading what it goes on from",
+    "From the claim to the start of the graph: opening it and reading its state",
     WORKER,
     buckets=SHORT,
 )
 START_TO_FIRST_EVENT = _declare(
     "histogram",
     "start_to_first_event_seconds",
-    "From that moment to the first event of the graph's own",
+    "From the start of the graph to its first event",
     WORKER,
     ("graph",),
     buckets=LASTING,
@@ -178,7 +185,7 @@ EVENTS_DELIVERED = _declare(
 EVENT_LAG = _declare(
     "histogram",
     "event_lag_seconds",
-    "From an event's commit to the moment it is sent to a watcher who waits for it; the first of those sent together. "
+    "From an event's commit until it is sent to a watcher that waits for it; the first of events sent together. "
     "By the database's clock, as far as its offset is known",
     WEB,
     buckets=SHORT,
@@ -190,7 +197,7 @@ STREAM_THREADS = _declare("gauge", "stream_threads", "Threads that this process 
 
 WORKER_ACTIVE = _declare("gauge", "worker_active", "Runs that this worker executes", WORKER)
 WORKER_CAPACITY = _declare("gauge", "worker_capacity", "Runs that it can execute at once", WORKER)
-WORKER_READY = _declare("gauge", "worker_ready", "Whether it takes runs: it holds a lease and is not draining", WORKER)
+WORKER_READY = _declare("gauge", "worker_ready", "Whether it claims runs: it holds a lease and is not draining", WORKER)
 WORKER_LEASE_AGE = _declare(
     "gauge", "worker_lease_age_seconds", "Seconds since the lease was renewed; 0 without one", WORKER
 )
@@ -198,7 +205,7 @@ WORKER_LEASE_LEFT = _declare(
     "gauge", "worker_lease_left_seconds", "Seconds until the lease ends if it is not renewed", WORKER
 )
 LEASES_LOST = _declare(
-    "counter", "leases_lost_total", "Times this process lost its lease and began anew as another worker", WORKER
+    "counter", "leases_lost_total", "Times this process lost its lease and registered as a new worker", WORKER
 )
 LOOP_BLOCKED = _declare("counter", "loop_blocked_total", "Times graph code has blocked the event loop", WORKER)
 LOOP_BLOCKED_SECONDS = _declare("counter", "loop_blocked_seconds_total", "Seconds it was blocked for", WORKER)
@@ -217,7 +224,7 @@ WEBHOOK_DELIVERIES = _declare(
 SIGNALS_MODE = _declare(
     "gauge",
     "signals_mode",
-    "1 for how hints travel now: postgres, redis, or polling because they do not",
+    "1 for the current carrier of hints: postgres, redis, or polling while hints do not arrive",
     BOTH,
     ("mode",),
 )
@@ -225,13 +232,13 @@ POOL_SIZE = _declare("gauge", "pool_size", "Connections of the pool that are ope
 POOL_LIMIT = _declare("gauge", "pool_limit", "Connections that the pool may open", BOTH)
 POOL_USED = _declare("gauge", "pool_used", "Connections of the pool that are in use", BOTH)
 POOL_WAITING = _declare("gauge", "pool_waiting", "Parts of the process that wait for a connection now", BOTH)
-POOL_REQUESTS = _declare("counter", "pool_requests_total", "Connections that were asked for", BOTH)
+POOL_REQUESTS = _declare("counter", "pool_requests_total", "Requests for a connection of the pool", BOTH)
 POOL_WAITED = _declare("counter", "pool_wait_seconds_total", "Seconds that were spent waiting for a connection", BOTH)
-POOL_TIMEOUTS = _declare("counter", "pool_timeouts_total", "Times nobody gave a connection back in time", BOTH)
+POOL_TIMEOUTS = _declare("counter", "pool_timeouts_total", "Requests for a connection that timed out", BOTH)
 LOOP_DELAY = _declare(
     "histogram",
     "loop_delay_seconds",
-    "How late the event loop is for something that was due, looked at twice a second",
+    "How late a timer of the event loop fires, measured twice a second",
     BOTH,
     buckets=SHORT,
 )

@@ -8,9 +8,9 @@ from holdfast.telemetry.metrics import DECLARED, MODES, OUTCOMES, REASONS, RESUL
 INTRODUCTION = """# Metrics
 
 Every web process answers `GET /metrics`, and so does every worker with `HOLDFAST_HEALTH_PORT`; under `dev` and `serve`
-the supervisor answers there for all its workers, and each sample has the label `worker` besides its own. The answer is
-Prometheus' text; with `?format=json` or `Accept: application/json` it is JSON, where `metrics` has every sample with
-its labels and its value, and the web process also says in short what `queue`, `workers` and `api` do.
+the supervisor answers for all its workers, and each sample has the label `worker` besides its own. The answer is
+Prometheus' text. With `?format=json` or `Accept: application/json` it is JSON. Its `metrics` has every sample with its
+labels and its value, and a web process adds summaries: `queue`, `workers` and `api`.
 
     curl -s http://127.0.0.1:8123/metrics
     curl -s http://127.0.0.1:8123/metrics?format=json
@@ -18,23 +18,23 @@ its labels and its value, and the web process also says in short what `queue`, `
 [Operations](operations.md#metrics) has the configuration of a scraper, `deploy/grafana/holdfast.json` is a dashboard,
 and `deploy/prometheus/alerts.yml` has alert rules.
 
-- **What a process has done** is counted in that process, from its start on, and dies with it: `sum(rate(…))` over all
-  of them is what the fleet does. Nothing is counted twice: what the upkeep does, whoever leads counts.
-- **What the fleet is** is counted in the database, and every web process says the same: take `max`, not `sum`. It is
-  counted at most every `HOLDFAST_METRICS_CACHE_SECONDS` (5) in each web process, and where counting takes long for at
-  most a twentieth of the time. Workers do not serve it: there are many, and they would all count the same.
-- **A scrape does not fail** because the database is away. The metrics of the fleet are missing then, and
+- **The work of a process** is counted in that process, from its start on. `sum(rate(…))` over all processes is the work
+  of the fleet. Nothing is counted twice: the leader counts the work of the upkeep.
+- **The state of the fleet** is counted in the database, and every web process returns the same: use `max`, not `sum`.
+  It is counted at most every `HOLDFAST_METRICS_CACHE_SECONDS` (5) in each web process. When counting takes long, it
+  takes at most a twentieth of the time. Workers do not serve it, because all of them would count the same.
+- **A scrape does not fail** when the database is away. The metrics of the fleet are missing then, and
   `holdfast_database_up` is 0.
-- **Labels have few values**: graphs, outcomes, reasons. Never the id of a run or a thread, and no tenants.
-- A run that is cancelled before a worker had it is in no `holdfast_attempts_ended_total`: there was no attempt.
-- `HOLDFAST_METRICS=false` turns the counting off; what is read at the moment of asking (gauges, the pool) stays.
+- **Labels have few values**: graphs, outcomes, reasons. They never have the id of a run, a thread or a tenant.
+- A run that is cancelled before a claim has no attempt, so `holdfast_attempts_ended_total` does not count it.
+- `HOLDFAST_METRICS=false` turns the counting off. Values that are read at each scrape (gauges, the pool) stay.
 
-`tests/metrics/` asks a fleet of real processes for every metric on this page, after runs, a retry, a worker killed with
-SIGKILL, a dead letter, watched streams and a webhook that nobody takes, and compares the counts.
+`tests/metrics/` scrapes a fleet of real processes for every metric on this page, after runs, a retry, a worker killed
+with SIGKILL, a dead letter, watched streams and a webhook that is not accepted, and compares the counts.
 
-`examples/autoscale.py` decides by the JSON form how many workers there should be.
+`examples/autoscale.py` uses the JSON form to decide how many workers there should be.
 
-What it costs is in [performance](performance.md#logs-and-metrics).
+[Performance](performance.md#logs-and-metrics) has the cost of metrics.
 
 This page is generated from the declarations (`make docs`).
 """

@@ -11,9 +11,9 @@ ENTRIES = (
         MESSAGE,
         "any",
         "A line that Holdfast did not write: of graph code, of the project's own application or of a library, at the "
-        "level and with the fields that its author gave it. On a terminal its text stands where the event would be.",
+        "level and with the fields that its author gave it. On a terminal its text is in the place of the event.",
         open=True,
-        message="Its text. A field of its own that is called `message` is shown as `message_field`.",
+        message="Its text. A field that is named `message` is shown as `message_field`.",
         logger="The logger, if it was written by Python's own `logging`.",
     ),
 )

@@ -6,23 +6,23 @@ from holdfast.telemetry.catalogue import TOPICS
 from holdfast.telemetry.catalogue.entry import Entry
 from holdfast.telemetry.run_context import RUN_FIELDS
 
-INTRODUCTION = """# Events
+INTRODUCTION = """# Log events
 
-Every log line in JSON is an event with a name and fields; there is no prose to parse. Names stay; a field may be
-added to an event, and one that is there keeps its meaning. How lines are formatted, and which of them are shown, is in
-[operations](operations.md#logs). `holdfast events` prints this list in a terminal.
+Every log line in JSON is an event with a name and fields. No prose has to be parsed. Names of events do not change. An
+event may get new fields, and existing fields keep their meaning. [Operations](operations.md#logs) describes the format
+of lines and the levels. `holdfast events` prints this list in a terminal.
 
-Beside its own fields, a line has
+Beside its own fields, a line has these:
 
 | where | fields |
 | --- | --- |
 | everywhere | `timestamp`, `level`, `event`, `role` (`web`, `worker`, `supervisor` or `guard`), `pid` |
-| inside of a run, graph code included | {run} |
-| inside of a request | `request_id`, `method`, `path` |
-| about an exception | `exception`, with `type`, `message` and `traceback` |
-| of graph code or a library | `event` is `log.message`, `message` is its text, `logger` if it came by `logging` |
+| inside a run, including graph code | {run} |
+| inside a request | `request_id`, `method`, `path` |
+| for an exception | `exception`, with `type`, `message` and `traceback` |
+| from graph code or a library | `event` is `log.message`, `message` is its text, `logger` if it used `logging` |
 
-This page is generated from the catalogue (`make docs`), and a test holds the catalogue against every log call there is.
+This page is generated from the catalogue (`make docs`). A test compares the catalogue with every log call.
 """
 
 

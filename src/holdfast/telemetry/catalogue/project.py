@@ -8,7 +8,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "config.unknown_key",
         "warning",
-        "langgraph.json holds something that is not known here, and not used.",
+        "langgraph.json has a key that Holdfast does not know and does not use.",
         key="Which.",
         source="The file.",
     ),
@@ -22,28 +22,28 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "graph.not_built",
         "warning",
-        "A graph's factory cannot build it for a request that looks at an assistant or a thread; `exception` says why.",
+        "A graph's factory cannot build it for a request about an assistant or a thread; `exception` has the reason.",
         "graph_id",
     ),
     entry(
         "graph.not_introspected",
         "warning",
-        "A graph cannot be drawn or its schemas be told; `exception` says why.",
+        "A graph cannot be drawn, or has no readable schemas; `exception` has the reason.",
         "graph_id",
     ),
     entry("graph.schema_failed", "debug", "A type of a graph has no JSON Schema; another way is tried.", "error"),
     entry(
         "graph.teardown_failed",
         "warning",
-        "What a graph's factory does at the end has failed, after the run was stopped or a request had its answer.",
+        "The clean-up of a graph's factory has failed, after the run was stopped or the request was answered.",
         "error",
-        while_handling="What the run was stopped by, or the request failed with.",
+        while_handling="The exception that stopped the run, or that the request failed with.",
     ),
     entry(
         "app.routes_open",
         "warning",
-        "The routes of the project's own application need no login, whatever the API asks for. "
-        "`http.enable_custom_route_auth` in langgraph.json decides; false, written there, ends this line.",
+        "The routes of the project's own application need no login, even if the API does. "
+        "`http.enable_custom_route_auth` in langgraph.json decides. An explicit false ends this warning.",
         "app",
         routes="Their paths, the first ten.",
     ),

@@ -22,7 +22,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.finished",
         "info",
-        "The attempt is over, and what came of it is durable.",
+        "The attempt has ended, and its outcome is durable.",
         "seconds",
         outcome="How the run ended; or `retry`, `handed back`, `rolled back`, `waiting for its children`.",
     ),
@@ -30,7 +30,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.retrying",
         "warning",
-        "A transient failure: the run goes on from its last checkpoint after a pause.",
+        "A transient failure: the run continues from its last checkpoint after a pause.",
         "error after",
         retry="Which retry it will be, from 1 on.",
     ),
@@ -43,7 +43,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.dead_letter",
         "warning",
-        "The run was put with the dead letters: `holdfast dead-letters list`.",
+        "The run became a dead letter: `holdfast dead-letters list`.",
         "run_id thread_id graph_id attempt",
         reason="`retries_exhausted`, `poison` (it took down its workers, or could not be ended) or `graph_gone`.",
     ),
@@ -56,21 +56,21 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.cancel_requested",
         "info",
-        "The run is to stop; its worker is told.",
+        "A cancel of the run was stored; its worker gets a hint.",
         "run_id action",
     ),
-    entry("run.cancelled", "info", "The run was cancelled before a worker had it.", "run_id action"),
-    entry("run.lost", "info", "This worker was told that the run is not its own any more. Another has it.", "fence"),
+    entry("run.cancelled", "info", "The run was cancelled before a worker claimed it.", "run_id action"),
+    entry("run.lost", "info", "This worker no longer owns the run. Another worker does.", "fence"),
     entry(
         "run.unstoppable",
         "error",
-        "Graph code does not stop although it was cancelled. It is left behind and can write nothing more.",
+        "Graph code ignores its cancellation. The worker abandons it, and it can write nothing more.",
         seconds="How long it was waited for.",
     ),
     entry(
         "run.crashed",
         "error",
-        "A defect in Holdfast ended the attempt; `exception` says which. The run is retried, and ends as `error` "
+        "A defect in Holdfast ended the attempt; `exception` has it. The run is retried, and ends as `error` "
         "when it has no retries left.",
     ),
     entry(
@@ -85,12 +85,12 @@ ENTRIES: tuple[Entry, ...] = (
         "error",
         "The run has ended as `error`, but the database refuses what goes with the end. It was left out.",
         webhook="Whether the run had a webhook: it is not sent.",
-        questions="Whether the run answered a question, or found one: it stays as it was.",
+        questions="Whether the run answered an interrupt, or stopped at one: it stays as it was.",
     ),
     entry(
         "graph.cleanup_failed",
         "warning",
-        "A graph's factory failed after the end of a run was written, when it was to clean up.",
+        "A graph's factory failed in its clean-up, after the end of a run was written.",
         "error",
     ),
     entry(
@@ -102,7 +102,8 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "loop.blocked",
         "warning",
-        "Code blocks the worker's event loop: no other run of the worker goes on meanwhile. The line is the innermost "
+        "Code blocks the worker's event loop: no other run of the worker continues meanwhile. The line is the "
+        "innermost "
         "of the project's own; the run, where one is known, is the one that it belongs to.",
         "seconds file line function source stack remedy",
         open=True,
@@ -110,14 +111,15 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "loop.unblocked",
         "info",
-        "The event loop goes on; `seconds` is the whole time that `loop.blocked` began to tell of.",
+        "The event loop runs again; `seconds` is the whole time for which it was blocked.",
         "seconds file line function source",
         open=True,
     ),
     entry(
         "loop.look_failed",
         "error",
-        "What blocks the worker's event loop could not be found out. That is a defect; the loop is watched further.",
+        "The code that blocks the worker's event loop could not be determined. That is a defect; the watchdog "
+        "continues.",
     ),
     entry(
         "usage.unpriced",
@@ -129,18 +131,18 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "usage.unreadable",
         "warning",
-        "What a call of a model has used cannot be told. It is not counted; where it is only the cost, the price list "
-        "decides.",
+        "The usage of a call of a model cannot be read. It is not counted. If only the cost cannot be read, the price "
+        "list is used.",
         "model error",
     ),
     entry(
         "usage.not_written",
         "warning",
-        "What a run has used cannot be written. The run ends as `error`; its calls since the last count that was "
-        "written are in no budget.",
+        "The usage of a run cannot be written. The run ends as `error`. Its calls since the last written count are in "
+        "no budget.",
         "error",
     ),
-    entry("usage.late", "info", "A thread that was left behind has called a model. It is not counted."),
+    entry("usage.late", "info", "An abandoned thread has called a model. It is not counted."),
     entry(
         "children.cancelled",
         "info",
@@ -151,19 +153,19 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "run.not_cancelled",
         "warning",
-        "A run whose client has gone, and had asked for a cancel then, is not cancelled: it goes on.",
+        "A run with cancel on disconnect, whose client has disconnected, could not be cancelled: it continues.",
         "run_id error",
     ),
     entry(
         "children.not_cancelled",
         "warning",
-        "Children of cancelled runs could not be cancelled; upkeep will.",
+        "Children of cancelled runs could not be cancelled; upkeep does it later.",
         "parents error",
     ),
     entry(
         "children.waited_too_long",
         "info",
-        "Parents that have waited for too long for their children are queued again.",
+        "Parents that have waited too long for their children are queued again.",
         "run_ids",
     ),
 )

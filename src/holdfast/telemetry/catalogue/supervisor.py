@@ -8,7 +8,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "fleet.ready",
         "info",
-        "The web process answers, and every worker takes runs.",
+        "The web process answers, and every worker claims runs.",
         url="Where the web process answers.",
         workers="How many workers there are.",
         database="The directory of the embedded Postgres, or `DATABASE_URL`.",
@@ -28,11 +28,11 @@ ENTRIES: tuple[Entry, ...] = (
         workers="How many workers are started.",
         cores="How many cores the process may use, by its affinity and its control group.",
     ),
-    entry("fleet.stopping", "info", "A signal has come: children are stopped. A second signal stops them at once."),
+    entry("fleet.stopping", "info", "A signal was received: children are stopped. A second signal stops them at once."),
     entry(
         "child.ended",
         "warning",
-        "A child has ended although nobody asked it to. Another one is started.",
+        "A child has ended by itself. Another one is started.",
         "after",
         child="`web` or `worker`.",
         child_pid="Its process.",
@@ -48,8 +48,8 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "child.silent",
         "error",
-        "A child has answered nothing for longer than `BLOCKED_LOOP_LIMIT_SECONDS` and its lease, and is killed. Code "
-        "that holds Python's global lock may be why, or somebody has stopped the process. Another one is started.",
+        "A child has not answered for longer than `BLOCKED_LOOP_LIMIT_SECONDS` and its lease, and is killed. Possible "
+        "reasons are code that holds Python's global lock, and a stopped process. Another one is started.",
         "seconds",
         child="`web` or `worker`.",
         child_pid="Its process.",
@@ -57,7 +57,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "child.refused",
         "error",
-        "A child refuses to start with what was edited; its own `process.refused` says why. It is started again after "
+        "A child refuses to start after an edit; its own `process.refused` has the reason. It is started again after "
         "the next change.",
         child="Which.",
         child_pid="Its process.",
@@ -65,7 +65,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "fleet.refused",
         "error",
-        "A child refuses to start; its own `process.refused` says what to change. Everything stops, for the next "
+        "A child refuses to start; its own `process.refused` says what to change. Everything stops, because the next "
         "process would refuse as well.",
         child="Which.",
         child_pid="Its process.",
@@ -75,7 +75,7 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "child.end_not_reported",
         "warning",
-        "The database was not told that a child died. Others take its runs over a little later.",
+        "The death of a child could not be reported to the database. Its runs are taken over a little later.",
         "error",
     ),
     entry(
@@ -92,12 +92,12 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "project.broken",
         "warning",
-        "Code has changed and does not load. The worker goes on with the code that it has.",
+        "Code has changed and does not load. The worker continues with the code that it has.",
         "error",
         files="Which files.",
     ),
     entry("project.unwatched", "warning", "Changes of code cannot be watched: restart after one.", "error"),
-    entry("config.warning", "warning", "Something in langgraph.json has no effect.", "reason"),
+    entry("config.warning", "warning", "A key of langgraph.json has no effect.", "reason"),
     entry("schema.migrated", "info", "The database's schema was brought up to date.", migrations="Which were applied."),
     entry(
         "migration.waiting",
@@ -108,7 +108,7 @@ ENTRIES: tuple[Entry, ...] = (
         "reason",
         migration="Which; `All` while another process migrates.",
     ),
-    entry("postgres.notice", "info", "The embedded Postgres takes its time to start or to stop.", "reason"),
+    entry("postgres.notice", "info", "The embedded Postgres takes long to start or to stop.", "reason"),
     entry("postgres.guard_replaced", "warning", "The guard of the embedded Postgres had died. Both run again."),
     entry("postgres.gone", "error", "The embedded Postgres cannot be started again. Holdfast stops.", "error"),
     entry("postgres.restarting", "warning", "The embedded Postgres has ended, and is started again.", "reason"),
@@ -118,11 +118,11 @@ ENTRIES: tuple[Entry, ...] = (
         "The process cannot start as it is configured. `error` says what to change.",
         error="The setting or file, its value and the rule.",
     ),
-    entry("process.failed", "error", "A defect in Holdfast has ended the process; `exception` says which."),
+    entry("process.failed", "error", "A defect in Holdfast has ended the process; `exception` has it."),
     entry(
         "process.threads_left",
         "warning",
-        "The process ends although threads that code of the project has started still run.",
+        "The process ends although threads that code of the project has started are still running.",
         threads="Their names.",
     ),
     entry("exception.ignored", "error", "Python could not raise an exception anywhere; `exception` has it.", "source"),

@@ -22,10 +22,10 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "upkeep.swept",
         "debug",
-        "Rows were removed that have outlived their use: a field for each kind, with how many.",
+        "Expired rows were removed: a field for each kind, with their number.",
         open=True,
     ),
-    entry("upkeep.items_swept", "debug", "Items of the store were removed whose time was over.", items="How many."),
+    entry("upkeep.items_swept", "debug", "Expired items of the store were removed.", items="How many."),
     entry("upkeep.not_pruned", "info", "An expired thread was left alone.", "thread_id reason"),
     entry(
         "upkeep.not_traced",
@@ -39,40 +39,40 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "interrupt.escalated",
         "info",
-        "Nobody answered a question in time, and it was escalated.",
+        "An interrupt was not answered in time, and was escalated.",
         "interrupt_id thread_id",
     ),
     entry(
         "interrupt.defaulted",
         "info",
-        "Nobody answered a question in time, and its default was given.",
+        "An interrupt was not answered in time, and its default was given.",
         "interrupt_id thread_id run_id",
     ),
     entry(
         "interrupt.deadline_skipped",
         "warning",
-        "Nobody answered a question in time, and its default could not be given.",
+        "An interrupt was not answered in time, and its default could not be given.",
         "interrupt_id thread_id reason",
     ),
     entry(
         "interrupt.deadline_failed",
         "error",
-        "The deadline of a question cannot be served; it is tried again in a minute.",
+        "The deadline of an interrupt cannot be served; it is tried again in a minute.",
         "interrupt_id thread_id",
     ),
-    _delivery("webhook.delivered", "info", "A webhook was taken."),
-    _delivery("webhook.postponed", "info", "A webhook was not taken, and is tried again later."),
+    _delivery("webhook.delivered", "info", "A webhook was accepted."),
+    _delivery("webhook.postponed", "info", "A webhook was not accepted, and is tried again later."),
     _delivery("webhook.failed", "warning", "A webhook is given up: `holdfast webhooks list`."),
     entry(
         "webhook.not_noted",
         "warning",
-        "What came of a webhook cannot be written down; it is sent again.",
+        "The result of a webhook cannot be written; it is sent again.",
         "delivery_id run_id error",
     ),
     entry(
         "webhook.crashed",
         "error",
-        "A webhook cannot be sent for a reason that nobody foresaw; it is tried again later.",
+        "A webhook cannot be sent because of a defect; it is tried again later.",
         "delivery_id run_id",
     ),
     entry(
@@ -84,31 +84,31 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "webhooks.crashed",
         "error",
-        "The sending of webhooks has ended for a reason that nobody foresaw, and begins anew.",
+        "The sending of webhooks has ended because of a defect, and starts again.",
     ),
     entry(
         "upkeep.duty_failing",
         "warning",
-        "A duty of the upkeep fails. The others go on. It is tried again until it works, and said once.",
+        "A duty of the upkeep fails. The others continue. It is tried again until it works, and logged once.",
         "duty error",
     ),
     entry(
         "upkeep.duty_recovered",
         "info",
-        "What `upkeep.duty_failing` said of this duty is over.",
+        "The duty of an earlier `upkeep.duty_failing` works again.",
         "duty seconds failures",
     ),
     entry(
         "upkeep.duty_crashed",
         "error",
-        "A duty of the upkeep fails for a reason that nobody foresaw. It is tried again until it works.",
+        "A duty of the upkeep fails because of a defect. It is tried again until it works.",
         "duty",
     ),
     entry(
         "upkeep.clock_jumped",
         "warning",
-        "The clock of the database server has moved on by more than the time that has passed: the machine was "
-        "suspended, or somebody has set the clock. Leases that have expired so cost no worker its runs.",
+        "The clock of the database server has jumped ahead: the machine was suspended, or the clock was set. Leases "
+        "that expired because of this do not make a worker lost.",
         "seconds",
     ),
     entry(
@@ -117,9 +117,9 @@ ENTRIES: tuple[Entry, ...] = (
         "A duty of the upkeep cannot process a row, or a worker cannot claim a run. The other rows are processed; this "
         "one is tried again later.",
         "duty run_id thread_id delivery_id cron_id interrupt_id error",
-        row="What the duty knows the row by: its id, or where there is none its place in the table (`ctid`).",
+        row="The id of the row, or without one its place in the table (`ctid`).",
         seconds="Seconds until it is tried again.",
     ),
     *outage("upkeep", "The database cannot be reached for the upkeep."),
-    *outage("webhooks", "The database cannot be asked for webhooks that are due."),
+    *outage("webhooks", "Due webhooks cannot be read from the database."),
 )

@@ -6,7 +6,7 @@ from holdfast.telemetry.catalogue.entry import Entry, entry, outage
 
 ENTRIES: tuple[Entry, ...] = (
     entry("web.listening", "info", "The web process answers requests.", "host port"),
-    entry("web.stopped", "info", "The web process has ended in good order."),
+    entry("web.stopped", "info", "The web process has ended gracefully."),
     entry(
         "http.request",
         "info",
@@ -14,7 +14,7 @@ ENTRIES: tuple[Entry, ...] = (
         "method path",
         status="The HTTP status of the answer.",
         milliseconds="How long it took.",
-        headers="The headers that are to be logged; credentials never are.",
+        headers="The configured headers, without credentials.",
     ),
     entry(
         "http.failed", "error", "A request was answered with 500: a defect, or the project's own routes.", "method path"
@@ -42,11 +42,11 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "connection.stalled",
         "warning",
-        "A client took nothing of what it was sent while the process held more than MAX_BUFFERED_BYTES for all of its "
-        "clients. The connection was closed.",
-        unsent_bytes="Bytes that the client had not taken.",
+        "A client read nothing while the process held more than MAX_BUFFERED_BYTES for all of its clients. The "
+        "connection was closed.",
+        unsent_bytes="Bytes that the client had not read.",
     ),
-    entry("quota.refused", "info", "A tenant has used up what it may use, and was answered 429.", "reason"),
+    entry("quota.refused", "info", "A tenant has reached a limit, and was answered 429.", "reason"),
     entry("keys.required", "info", "There are API keys: from now on requests need one."),
     entry("keys.not_required", "info", "There are no API keys: requests need none."),
     entry(
@@ -60,14 +60,14 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "auth.failed",
         "warning",
-        "The project's own authentication raised something; the request was answered 403.",
+        "The project's own authentication raised an exception; the request was answered 403.",
         "path error",
     ),
     entry(
         "auth.bad_answer",
         "error",
-        "The project's own authentication returned something that is no user; the request was answered 403.",
-        answer="What it returned: its class.",
+        "The project's own authentication returned a value that is no user; the request was answered 403.",
+        answer="The class of the value.",
         problem="What is wrong with it.",
     ),
     entry(
@@ -81,12 +81,12 @@ ENTRIES: tuple[Entry, ...] = (
     entry(
         "thread.checkpoints_not_adopted",
         "warning",
-        "Somebody asked for a thread under the id of LangGraph checkpoints that no thread has, and was refused. "
-        "`holdfast tenants adopt-checkpoints` gives them away.",
+        "A request for a thread under the id of LangGraph checkpoints without a thread was refused. `holdfast tenants "
+        "adopt-checkpoints` assigns them.",
         "thread_id",
     ),
-    *outage("abandoned", "Runs whose clients have gone cannot be cancelled."),
-    *outage("keys", "API keys cannot be read; those that are known go on working."),
+    *outage("abandoned", "Runs whose clients have disconnected cannot be cancelled."),
+    *outage("keys", "API keys cannot be read; those that were read last apply."),
     *outage("hub", "The changes of threads cannot be read; streams wait."),
     *outage("stream", "Events of a thread cannot be read; its streams wait."),
 )
