@@ -102,6 +102,9 @@ def test_every_page_is_reachable_from_the_index() -> None:
 def test_paths_of_files_exist(document: Path) -> None:
     for path in re.findall(r"`((?:src|tests|docs|bench|examples|deploy)/[\w./-]*)`", document.read_text()):
         assert (ROOT / path).exists(), path
+    for path in re.findall(r"`([a-z_]+/[\w/]+\.py)`", document.read_text()):
+        roots = (ROOT, ROOT / "src" / "holdfast")
+        assert any((root / path).exists() for root in roots), path
 
 
 def test_every_dependency_is_explained() -> None:
