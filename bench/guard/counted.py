@@ -230,7 +230,7 @@ def main() -> None:
     with (
         patch("uvloop.run", run_counted),
         patch("time.sleep", SLEEPS.sleep),
-        patch("holdfast.worker.main.BEGUN_PATIENCE", NEVER),
+        patch("holdfast.worker.main.BEGUN_HINT_MAX_DELAY_SECONDS", NEVER),
         patch("holdfast.streams.pulse.WIDTH", NEVER),
     ):
         if wanted := os.environ.get(SLOW_FRAMES):

@@ -251,7 +251,7 @@ def delays() -> dict[str, float]:
     calls are counted, so they are kept as they are."""
     return {
         "first write of a run (FIRST_WRITE_DELAY_SECONDS)": 1000 * run_writer.FIRST_WRITE_DELAY_SECONDS,
-        "announcing that a run has begun (BEGUN_PATIENCE)": 1000 * worker.BEGUN_PATIENCE,
+        "announcing that a run has begun (BEGUN_HINT_MAX_DELAY_SECONDS)": 1000 * worker.BEGUN_HINT_MAX_DELAY_SECONDS,
         "between commits of several runs (MAX_GROUP_DELAY_SECONDS)": 1000 * journal.MAX_GROUP_DELAY_SECONDS,
     }
 

@@ -15,7 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.ready import ANONYMOUS_HINT, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.worker.main import TAKEN_PATIENCE
+from holdfast.worker.main import TAKEN_HINT_MAX_DELAY_SECONDS
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
@@ -60,7 +60,7 @@ class Idler:
             taken, self._fleet.queue = self._fleet.queue, []
             answered = self.timing.claim_finished(hints, emptied=True)
             announce_taken(
-                self.signals, taken + [name for name in answered if name.startswith(ANONYMOUS_HINT)], patience=0.001
+                self.signals, taken + [name for name in answered if name.startswith(ANONYMOUS_HINT)], max_delay=0.001
             )
             self._fleet.taken += taken
 
@@ -230,7 +230,7 @@ async def test_taken_runs_are_published_only_if_other_workers_may_wait(
 
 
 def test_taken_runs_are_published_before_next_group_claims() -> None:
-    assert 2 * TAKEN_PATIENCE < STEP_SECONDS
+    assert 2 * TAKEN_HINT_MAX_DELAY_SECONDS < STEP_SECONDS
 
 
 async def test_workers_claim_in_groups_of_two_two_four_and_eight() -> None:
@@ -255,7 +255,7 @@ async def test_taken_run_is_not_claimed_for() -> None:
     taken, kept = alone.patient_name(), uuid4()
     alone.hear(ReadyRun(taken, "graph"))
     assert alone.woken == 0
-    announce_taken(alone, [str(taken)], patience=0)  # type: ignore[arg-type]
+    announce_taken(alone, [str(taken)], max_delay=0)  # type: ignore[arg-type]
     assert str(taken) not in alone.timing.claim_started()
     alone.hear(ReadyRun(kept, "graph", after=0.01))
     await until_true(lambda: alone.woken == 1, "the other one is, when it is due")

@@ -93,7 +93,7 @@ def test_uncaught_exception_of_a_server_is_a_line_of_json(project: Path, server_
     # A defect: the graph module ends the interpreter's own machinery under the worker, after the project was checked.
     (project / "graph.py").write_text(
         GRAPH + "\nimport sys\nif 'holdfast.worker.process' in sys.modules:\n"
-        "    import holdfast.worker.process as process\n    process.collect_seldom = lambda: 1 / 0\n"
+        "    import holdfast.worker.process as process\n    process.collect_garbage_rarely = lambda: 1 / 0\n"
     )
     with own_database(server_url) as database_url:
         environ = {"DATABASE_URL": database_url, "HOLDFAST_LOG_FORMAT": "json"}

@@ -15,7 +15,7 @@ from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waitin
 from holdfast.engine.states import RunStatus
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
-from holdfast.signals.choose import mode_of
+from holdfast.signals.choose import signals_mode
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import metrics as declared
 from holdfast.telemetry.loop_delay import watch_loop
@@ -158,4 +158,4 @@ async def test_who_waits_for_a_connection_is_seen(database: Database) -> None:
 )
 def test_how_hints_travel(degraded: bool, changed: dict[str, object], mode: str) -> None:
     settings = load_settings({}, database_url="postgresql://elsewhere/holdfast")
-    assert mode_of(Mock(degraded=degraded), settings.model_copy(update=changed)) == mode
+    assert signals_mode(Mock(degraded=degraded), settings.model_copy(update=changed)) == mode

@@ -1,4 +1,4 @@
-"""Signals of several processes, in one; and a network between them and their carrier."""
+"""The signals of several processes, run in the process of the test."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from holdfast.signals import Signals, Topic
 from holdfast.signals.choose import signals_for
 from tests.support.waiting import until_true
 
-# Seconds an echo may take: pings are frequent here, and yet a carrier that is busy is not one that is away.
-PATIENCE = 5.0
+# The timeout of an echo. Pings are frequent in these tests, and a carrier that is only busy must not count as
+# unavailable.
+ECHO_TIMEOUT_SECONDS = 5.0
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events")
 
 
 class Process:
-    """The signals of one process, and what it has heard."""
+    """The signals of one process, and the hints that it has received."""
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
-        self.heard: dict[Topic, list[str | None]] = {topic: [] for topic in TOPICS}
+        self.received: dict[Topic, list[str | None]] = {topic: [] for topic in TOPICS}
         for topic in TOPICS:
-            signals.listen(topic, self.heard[topic].append)
+            signals.listen(topic, self.received[topic].append)
 
     def hints(self, topic: Topic) -> list[str]:
-        """What it was told, without anybody's probes."""
-        return [payload for payload in self.heard[topic] if payload is not None and not payload.startswith("probe")]
+        """The received hints, without the probes of `wait_until_connected`."""
+        return [payload for payload in self.received[topic] if payload is not None and not payload.startswith("probe")]
 
     @property
     def missed(self) -> int:
-        """How often it was told that hints may have been missed."""
-        return self.heard["work"].count(None)
+        """How many times a listener was called with None: hints may have been lost."""
+        return self.received["work"].count(None)
 
 
 def signal_settings(database_url: str, **settings: Any) -> Settings:
@@ -44,17 +45,17 @@ def signal_settings(database_url: str, **settings: Any) -> Settings:
 
 
 @asynccontextmanager
-async def process(settings: Settings, *, joined: bool = True) -> AsyncIterator[Process]:
-    """A process whose signals run for the length of the block; `joined`: and come through when it begins."""
+async def process(settings: Settings, *, wait: bool = True) -> AsyncIterator[Process]:
+    """Run the signals of a process during the block. `wait`: first wait until hints arrive."""
     database = Database(settings, "test")
     await database.open()
     running: asyncio.Task[None] | None = None
     try:
         one = Process(signals_for(database))
-        one.signals._patience = PATIENCE  # type: ignore[attr-defined]
+        one.signals._echo_timeout = ECHO_TIMEOUT_SECONDS  # type: ignore[attr-defined]
         running = asyncio.create_task(one.signals.run(), name="signals")
-        if joined:
-            await hears_itself(one)
+        if wait:
+            await wait_until_connected(one)
         yield one
     finally:
         if running is not None:
@@ -64,18 +65,18 @@ async def process(settings: Settings, *, joined: bool = True) -> AsyncIterator[P
     assert running.cancelled(), running.exception()
 
 
-async def hears_itself(one: Process) -> None:
-    """Wait until hints come through."""
+async def wait_until_connected(one: Process) -> None:
+    """Wait until the process receives hints."""
     count, mine = 0, f"probe {uuid4()}"
 
-    def heard() -> bool:
+    def probe_received() -> bool:
         nonlocal count
         count += 1
         one.signals.publish("cancel", f"{mine} {count}")
-        return any(hint is not None and hint.startswith(mine) for hint in one.heard["cancel"])
+        return any(hint is not None and hint.startswith(mine) for hint in one.received["cancel"])
 
-    one.heard["cancel"].clear()
-    await until_true(heard, "hints come through")
-    await until_true(lambda: not one.signals.degraded, "the process knows that they do")
-    for hints in one.heard.values():
+    one.received["cancel"].clear()
+    await until_true(probe_received, "hints arrive")
+    await until_true(lambda: not one.signals.degraded, "the process knows that hints arrive")
+    for hints in one.received.values():
         hints.clear()

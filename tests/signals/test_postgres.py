@@ -1,4 +1,4 @@
-"""What is particular to LISTEN/NOTIFY."""
+"""Signals over LISTEN/NOTIFY: behaviour that Redis does not share."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ WHERE datname = current_database() AND application_name ~ '^holdfast signals'
 """
 
 
-async def test_a_terminated_session_is_replaced(database: Database, database_url: str) -> None:
+async def test_terminated_listen_session_is_replaced(database: Database, database_url: str) -> None:
     with capture_logs() as logs:
         async with process(signal_settings(database_url)) as one:
             assert len(await query(database, TERMINATE)) == 1
-            await until_true(lambda: one.missed >= 1, "it is told to look for itself")
+            await until_true(lambda: one.missed >= 1, "listeners are told that hints may be lost")
             await until_true(lambda: not one.signals.degraded, "it is back")
             one.signals.publish("work", "after")
             await until_true(lambda: one.hints("work") == ["after"], "hints come again")
-    told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
-    assert told == ["signals.degraded", "signals.restored"]
+    events = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
+    assert events == ["signals.degraded", "signals.restored"]
 
 
 class ClosingSession:
-    """Does what libpq does when the server is gone: closes its socket, then raises.
+    """Does what libpq does when the server closes the connection: closes its socket, then raises.
 
-    At once the number of its descriptor belongs to a connection of the same event loop, as that of an HTTP client.
+    A new connection of the same event loop, such as that of an HTTP client, gets the number of its descriptor at once.
     """
 
     def __init__(self) -> None:
@@ -65,15 +65,15 @@ class ClosingSession:
         self._server.close()
 
 
-def test_descriptor_that_another_connection_got_does_not_end_the_process(database_url: str) -> None:
+def test_listener_survives_reuse_of_its_descriptor(database_url: str) -> None:
     async def listen() -> None:
         signals = PostgresSignals(Database(signal_settings(database_url), "test"))
         session = ClosingSession()
-        hearing = asyncio.ensure_future(signals._hear(cast(Any, SimpleNamespace(pgconn=session)), {}))
+        reading = asyncio.ensure_future(signals._read_notifications(cast(Any, SimpleNamespace(pgconn=session)), {}))
         await asyncio.sleep(0)
         session.shut_down()
         with pytest.raises(psycopg.OperationalError):
-            await hearing
+            await reading
         assert session.successor is not None
         transport, _ = await session.successor
         transport.close()
@@ -88,37 +88,37 @@ WHERE datname = current_database() AND application_name ~ '^holdfast test' AND q
 """
 
 
-async def test_hints_are_sent_by_a_connection_that_is_kept_and_replaced(database: Database, database_url: str) -> None:
+async def test_sender_keeps_its_connection_and_replaces_a_broken_one(database: Database, database_url: str) -> None:
     async with process(signal_settings(database_url)) as one:
         [kept] = await query(database, KEPT)
         for number in range(20):
             one.signals.publish("work", f"{number}")
             await until_true(lambda: one.hints("work")[-1:] == [f"{number}"], "it arrives")  # noqa: B023
         assert [row["pid"] for row in await query(database, KEPT)] == [kept["pid"]]
-        # Of the two that its pool may have one is left for the others.
+        # The pool has two connections. One is kept, the other is free.
         pool = one.signals._database.pool  # type: ignore[attr-defined]
         async with pool.connection():
             with pytest.raises(PoolTimeout):
                 await pool.getconn(timeout=0.2)
         await query(database, f"SELECT pg_terminate_backend({kept['pid']})")
 
-        def comes_again() -> bool:
+        def received_again() -> bool:
             one.signals.publish("work", f"{len(one.hints('work'))}")
             return len(one.hints("work")) > 20
 
-        await until_true(comes_again, "hints come again")
+        await until_true(received_again, "hints come again")
 
 
-async def test_the_only_connection_of_a_pool_is_not_kept(database_url: str) -> None:
+async def test_sender_does_not_keep_the_only_connection_of_pool(database_url: str) -> None:
     async with process(signal_settings(database_url, pool_max=1)) as one:
-        one.signals.publish("work", "heard")
-        await until_true(lambda: one.hints("work") == ["heard"], "it arrives")
+        one.signals.publish("work", "hint")
+        await until_true(lambda: one.hints("work") == ["hint"], "it arrives")
         pool = one.signals._database  # type: ignore[attr-defined]
         async with pool.connection() as connection:
             await connection.execute("SELECT 1")
 
 
-async def test_a_process_listens_with_one_session_and_to_its_own_schema(database: Database, database_url: str) -> None:
+async def test_process_listens_with_one_session_to_its_own_schema(database: Database, database_url: str) -> None:
     async with (
         process(signal_settings(database_url)) as one,
         process(signal_settings(database_url, db_schema="other")) as other,
@@ -135,26 +135,26 @@ async def test_a_process_listens_with_one_session_and_to_its_own_schema(database
         await until_true(lambda: other.hints("work") == ["other"], "and only that")
 
 
-async def test_without_a_session_to_listen_with_it_recovers_when_it_can_send(database_url: str) -> None:
-    """Behind PgBouncer nobody listens, so there is no echo to wait for."""
+async def test_process_without_listen_recovers_when_it_can_send(database_url: str) -> None:
+    """Behind PgBouncer alone, LISTEN is not possible, so no echo can arrive."""
     async with PostgresProxy(database_url) as network:
         settings = signal_settings(network.url, pgbouncer=True, database_timeout=5)
-        async with process(settings, joined=False) as one:
+        async with process(settings, wait=False) as one:
 
-            def tells(degraded: bool) -> bool:
+            def is_degraded(degraded: bool) -> bool:
                 one.signals.publish("work", "hint")
                 return one.signals.degraded is degraded
 
             network.cut()
-            await until_true(lambda: tells(True), "sending fails")
+            await until_true(lambda: is_degraded(True), "sending fails")
             network.restore()
-            await until_true(lambda: tells(False), "sending works")
+            await until_true(lambda: is_degraded(False), "sending works")
             assert one.hints("work") == []
 
 
-async def test_a_hint_that_comes_with_the_answer_to_a_statement_is_heard(database_url: str) -> None:
-    """As one does that is sent while a process is about to listen to its second channel."""
+async def test_hint_that_arrives_with_answer_to_statement_is_received(database_url: str) -> None:
+    """This happens with a hint that is sent while the process executes LISTEN for its second channel."""
     async with process(signal_settings(database_url)) as one:
         session = one.signals._session  # type: ignore[attr-defined]
-        await session.execute("SELECT pg_notify(%s, 'heard')", (one.signals._channel("work"),))  # type: ignore[attr-defined]
-        await until_true(lambda: one.hints("work") == ["heard"], "it arrives")
+        await session.execute("SELECT pg_notify(%s, 'hint')", (one.signals._channel("work"),))  # type: ignore[attr-defined]
+        await until_true(lambda: one.hints("work") == ["hint"], "it arrives")

@@ -1,4 +1,4 @@
-"""What is particular to Redis: its addresses, its ways to go away, and how little it is asked for."""
+"""Signals over Redis: URLs, outages, subscriptions, Sentinel and Cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.db.connect import Database
 from holdfast.errors import SettingsError
 from holdfast.signals.choose import signals_for
 from holdfast.signals.redis_url import parse_redis_url
-from tests.signals.rig import Process, hears_itself, process, signal_settings
+from tests.signals.rig import Process, process, signal_settings, wait_until_connected
 from tests.support.redis_server import RedisCluster, RedisSentinel, RedisServer, newer_redis
 from tests.support.servers import free_port
 from tests.support.waiting import until_true
@@ -27,15 +27,13 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-async def comes_through(sender: Process, receiver: Process, hint: str) -> None:
+async def wait_for_hint(sender: Process, receiver: Process, hint: str) -> None:
     sender.signals.publish("work", hint)
     await until_true(lambda: hint in receiver.hints("work"), f"{hint} comes through")
 
 
 @pytest.mark.parametrize("how", ["kill", "pause", "flush"])
-async def test_a_redis_that_is_hurt_costs_latency_and_two_log_lines(
-    redis: RedisServer, database_url: str, how: str
-) -> None:
+async def test_signals_recover_from_redis_outage(redis: RedisServer, database_url: str, how: str) -> None:
     settings = signal_settings(database_url, redis_url=redis.url)
     thread = uuid4()
     with capture_logs() as logs:
@@ -48,27 +46,27 @@ async def test_a_redis_that_is_hurt_costs_latency_and_two_log_lines(
                 await until_true(lambda: one.signals.degraded and other.signals.degraded, "both notice")
                 redis.start() if how == "kill" else redis.go_on()
                 await until_true(lambda: not one.signals.degraded and not other.signals.degraded, "both recover")
-            await comes_through(one, other, "after")
+            await wait_for_hint(one, other, "after")
             one.signals.publish("events", "still followed", thread_id=thread)
             await until_true(lambda: "still followed" in other.hints("events"), "subscriptions have survived")
-    told = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
-    assert sorted(told) == ([] if how == "flush" else ["signals.degraded"] * 2 + ["signals.restored"] * 2)
+    events = [entry["event"] for entry in logs if entry["event"].startswith("signals.")]
+    assert sorted(events) == ([] if how == "flush" else ["signals.degraded"] * 2 + ["signals.restored"] * 2)
 
 
-async def test_a_redis_that_is_not_there_yet_is_waited_for(database_url: str) -> None:
+async def test_signals_wait_for_redis_to_start(database_url: str) -> None:
     server = RedisServer()
     with capture_logs() as logs:
-        async with process(signal_settings(database_url, redis_url=server.url), joined=False) as one:
+        async with process(signal_settings(database_url, redis_url=server.url), wait=False) as one:
             await until_true(lambda: one.signals.degraded, "it is missed")
             with server:
                 await until_true(lambda: not one.signals.degraded, "it is found")
-                await comes_through(one, one, "now")
+                await wait_for_hint(one, one, "now")
     degraded, *_ = [entry for entry in logs if entry["event"] == "signals.degraded"]
     assert degraded["redis"] == server.url
     assert [entry["event"] for entry in logs].count("signals.restored") == 1
 
 
-async def test_two_connections_and_a_channel_per_thread_whatever_is_watched(
+async def test_process_uses_two_connections_and_one_channel_for_each_thread(
     redis: RedisServer, database_url: str
 ) -> None:
     async with process(signal_settings(database_url, redis_url=redis.url)) as one:
@@ -85,9 +83,7 @@ async def test_two_connections_and_a_channel_per_thread_whatever_is_watched(
     await until_true(lambda: redis.connections() == 0, "the connections are closed")
 
 
-async def test_installations_that_share_a_redis_do_not_hear_each_other(
-    redis: RedisServer, database_url: str, server_url: str
-) -> None:
+async def test_installations_on_one_redis_are_separate(redis: RedisServer, database_url: str, server_url: str) -> None:
     here = signal_settings(database_url, redis_url=redis.url)
     there = signal_settings(server_url, redis_url=redis.url)
     elsewhere = signal_settings(database_url, redis_url=redis.url, db_schema="other")
@@ -98,13 +94,13 @@ async def test_installations_that_share_a_redis_do_not_hear_each_other(
             lambda: all("mine" in receiver.hints("work") for receiver in (one, two, three)), "each has its own"
         )
         one.signals.publish("work", "not yours")
-        await comes_through(one, one, "last")
+        await wait_for_hint(one, one, "last")
         for receiver in (two, three):
-            await comes_through(receiver, receiver, "own last")
+            await wait_for_hint(receiver, receiver, "own last")
             assert "not yours" not in receiver.hints("work")
 
 
-async def test_a_sentinels_master_is_found_and_followed_when_it_fails_over(database_url: str) -> None:
+async def test_signals_follow_master_of_sentinel_after_fail_over(database_url: str) -> None:
     with ExitStack() as servers:
         master = servers.enter_context(RedisServer())
         replica = servers.enter_context(RedisServer("--replicaof", "127.0.0.1", str(master.port)))
@@ -112,32 +108,32 @@ async def test_a_sentinels_master_is_found_and_followed_when_it_fails_over(datab
         await until_true(
             lambda: len(sentinel.command("SENTINEL", "REPLICAS", "fleet")) == 1, "the sentinel knows the replica"
         )
-        nobody = free_port()
-        url = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{sentinel.port}/fleet/0"
+        unused = free_port()
+        url = f"redis+sentinel://127.0.0.1:{unused},127.0.0.1:{sentinel.port}/fleet/0"
         async with process(signal_settings(database_url, redis_url=url)) as one:
             assert master.connections() >= 2
             master.kill()
             await until_true(lambda: one.signals.degraded, "the master is missed")
-            # A sentinel that the machine held up does nothing for half a minute.
+            # After a pause of the machine, a sentinel does nothing for half a minute.
             await until_true(lambda: not one.signals.degraded, "the new one is found", patience=150)
-            await comes_through(one, one, "on the replica that was")
+            await wait_for_hint(one, one, "on the replica that was")
             assert replica.command("ROLE")[0] in (b"master", "master")
 
 
-async def test_a_cluster_before_redis_7(database_url: str) -> None:
+async def test_signals_over_cluster_before_redis_7(database_url: str) -> None:
     with RedisCluster() as cluster:
         settings = signal_settings(database_url, redis_url=cluster.url)
         async with process(settings) as one, process(settings) as other:
-            await comes_through(one, other, "hint")
+            await wait_for_hint(one, other, "hint")
 
 
-async def test_a_clusters_shard_is_followed_when_its_slot_moves(database_url: str) -> None:
+async def test_signals_follow_slot_to_another_shard(database_url: str) -> None:
     with RedisCluster(newer_redis(7)) as cluster:
         settings = signal_settings(database_url, redis_url=cluster.url)
         async with process(settings) as one, process(settings) as other:
             thread = uuid4()
             other.signals.follow(thread, lambda: None)
-            await comes_through(one, other, "hint")
+            await wait_for_hint(one, other, "hint")
             sharded = {node: node.command("PUBSUB", "SHARDCHANNELS") for node in cluster.nodes}
             [owner] = [node for node, channels in sharded.items() if channels]
             assert not any(node.command("PUBSUB", "CHANNELS", "*holdfast*") for node in cluster.nodes)
@@ -147,9 +143,9 @@ async def test_a_clusters_shard_is_followed_when_its_slot_moves(database_url: st
             for node in cluster.nodes:
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", identity)
             await until_true(lambda: bool(target.command("PUBSUB", "SHARDCHANNELS")), "the channels have moved")
-            await hears_itself(one)
-            await hears_itself(other)
-            await comes_through(one, other, "on the other shard")
+            await wait_until_connected(one)
+            await wait_until_connected(other)
+            await wait_for_hint(one, other, "on the other shard")
             one.signals.publish("events", "still followed", thread_id=thread)
             await until_true(lambda: "still followed" in other.hints("events"), "the thread has moved along")
 
@@ -172,18 +168,18 @@ async def test_a_clusters_shard_is_followed_when_its_slot_moves(database_url: st
         ("redis+sentinel://host?sentinel_password=secret", "the name of the master is missing"),
     ],
 )
-async def test_a_url_that_cannot_be_used_is_refused_at_start(url: str, complaint: str) -> None:
+async def test_invalid_redis_url_is_refused(url: str, complaint: str) -> None:
     database = Database(signal_settings("postgresql://host/database", redis_url=url), "test")
     with pytest.raises(SettingsError) as refused:
         signals_for(database)
-    told = str(refused.value)
-    assert told.startswith("REDIS_URL=")
-    assert complaint in told
-    assert "redis+sentinel://host:26379" in told, "the rule"
-    assert "cret" not in told, "a password is not for the log"
+    message = str(refused.value)
+    assert message.startswith("REDIS_URL=")
+    assert complaint in message
+    assert "redis+sentinel://host:26379" in message, "the rule"
+    assert "cret" not in message, "passwords are not logged"
 
 
-def test_every_part_of_a_url_is_understood() -> None:
+def test_parse_redis_url_reads_all_parts() -> None:
     place = parse_redis_url("rediss+sentinel://me:p%40ss@a,[::1]:7000/fleet/3?sentinel_password=x&ssl_ca_certs=/ca.pem")
     assert (place.mode, place.tls, place.master, place.database) == ("sentinel", True, "fleet", 3)
     assert place.addresses == (("a", 26379), ("::1", 7000))
@@ -195,32 +191,32 @@ def test_every_part_of_a_url_is_understood() -> None:
     assert parse_redis_url("redis+cluster://a,b:7001").addresses == (("a", 6379), ("b", 7001))
 
 
-@pytest.mark.parametrize("whose", ["sender", "everybody"])
-async def test_connections_closed_by_the_server_lose_no_hint(redis: RedisServer, database_url: str, whose: str) -> None:
-    """A sender that finds its connection closed sends again on a new one, and that is no outage. A receiver may have
-    missed something, and is told so."""
-    # No ping in between: the sender finds out by the hint itself.
+@pytest.mark.parametrize("closed", ["sender", "all"])
+async def test_hint_is_sent_again_on_closed_connection(redis: RedisServer, database_url: str, closed: str) -> None:
+    """A sender that finds its connection closed sends again on a new one, without an outage. A receiver whose
+    connection was closed reports that hints may be lost."""
+    # No ping is sent in between: the sender detects the closed connection when it sends the hint.
     settings = signal_settings(database_url, redis_url=redis.url, signal_ping=300.0)
     with capture_logs() as logs:
         async with process(settings) as one, process(settings) as other:
-            await comes_through(one, other, "before")
+            await wait_for_hint(one, other, "before")
             for receiver in (one, other):
-                receiver.heard["work"].clear()
+                receiver.received["work"].clear()
             redis.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            if whose == "everybody":
+            if closed == "all":
                 redis.command("CLIENT", "KILL", "TYPE", "pubsub")
-                await until_true(lambda: bool(one.missed and other.missed), "both are told that they may have missed")
+                await until_true(lambda: bool(one.missed and other.missed), "both report that hints may be lost")
                 await until_true(lambda: not one.signals.degraded and not other.signals.degraded, "both recover")
             one.signals.publish("work", "after")
-            await until_true(lambda: "after" in other.hints("work"), "it comes through, though it was sent once")
+            await until_true(lambda: "after" in other.hints("work"), "it arrives")
             assert other.hints("work") == ["after"]
-    told = Counter(entry["event"] for entry in logs if entry["event"].startswith("signals."))
+    events = Counter(entry["event"] for entry in logs if entry["event"].startswith("signals."))
     once = {"signals.degraded": 2, "signals.restored": 2}
-    assert told == ({} if whose == "sender" else once), "each of the two says so once"
+    assert events == ({} if closed == "sender" else once), "each process logs each event once"
 
 
-async def test_bytes_that_are_no_text_are_lost_and_no_hint_after_them(redis: RedisServer, database_url: str) -> None:
-    """Anybody who can reach the Redis can publish anything."""
+async def test_invalid_utf8_payload_is_dropped(redis: RedisServer, database_url: str) -> None:
+    """Everyone who can reach the Redis server can publish any bytes."""
     async with process(signal_settings(database_url, redis_url=redis.url)) as one:
         for channel in redis.command("PUBSUB", "CHANNELS"):
             redis.command("PUBLISH", channel, b"\xff\xfe")

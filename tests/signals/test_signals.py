@@ -1,4 +1,4 @@
-"""What both carriers of hints promise."""
+"""Behaviour of signals on both carriers, Postgres and Redis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.db.connect import Database
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
-from tests.signals.rig import Process, hears_itself, process, signal_settings
+from tests.signals.rig import Process, process, signal_settings, wait_until_connected
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisProxy, RedisServer
@@ -31,7 +31,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(params=CARRIERS)
 async def network(request: pytest.FixtureRequest, database_url: str, redis: RedisServer) -> AsyncIterator[Proxy]:
-    """What is between the processes and the carrier."""
+    """A proxy between the processes and the carrier's server."""
     chosen = PostgresProxy(database_url) if request.param == "postgres" else RedisProxy(redis)
     async with chosen as proxy:
         yield proxy
@@ -44,11 +44,11 @@ def settings(network: Proxy, database_url: str) -> Settings:
     return signal_settings(database_url, redis_url=network.url)
 
 
-def said(logs: list[Any], event: str) -> int:
+def count_events(logs: list[Any], event: str) -> int:
     return sum(entry["event"] == event for entry in logs)
 
 
-async def test_a_hint_reaches_every_process(settings: Settings) -> None:
+async def test_hint_reaches_all_processes(settings: Settings) -> None:
     async with process(settings) as one, process(settings) as other:
         one.signals.publish("work", "something to do")
         other.signals.publish("cancel", "stop")
@@ -61,24 +61,24 @@ async def test_a_hint_reaches_every_process(settings: Settings) -> None:
         assert one.hints("events") == other.hints("events") == []
 
 
-async def test_hint_that_a_listener_cannot_use_is_lost_and_no_other(settings: Settings) -> None:
+async def test_failing_listener_loses_only_that_hint(settings: Settings) -> None:
     def refuse(payload: str | None) -> None:
         if payload == "strange":
             raise ArithmeticError
 
     database = Database(settings, "test")
     signals = signals_for(database)
-    heard: list[str | None] = []
+    received_hints: list[str | None] = []
     signals.listen("work", refuse)
-    signals.listen("work", heard.append)
+    signals.listen("work", received_hints.append)
     async with process(settings) as other:
         await database.open()
         running = asyncio.create_task(signals.run())
         try:
-            await until_true(lambda: None in heard, "the process has joined")
+            await until_true(lambda: None in received_hints, "the process has joined")
             for hint in ("strange", "usual"):
                 other.signals.publish("work", hint)
-            await until_true(lambda: "usual" in heard, "the next hint is there")
+            await until_true(lambda: "usual" in received_hints, "the next hint is there")
             assert not signals.degraded
             assert not running.done()
         finally:
@@ -86,13 +86,13 @@ async def test_hint_that_a_listener_cannot_use_is_lost_and_no_other(settings: Se
             await database.close()
 
 
-async def test_whoever_follows_a_thread_has_its_hints(settings: Settings) -> None:
+async def test_follower_receives_hints_of_thread(settings: Settings) -> None:
     thread, other_thread = uuid4(), uuid4()
     async with process(settings) as one, process(settings) as other:
         joined: list[str] = []
         one.signals.follow(thread, lambda: joined.append("thread"))
         if settings.redis_url is not None:
-            await until_true(lambda: joined == ["thread"], "it is told from when on hints come")
+            await until_true(lambda: joined == ["thread"], "the callback reports the subscription")
         other.signals.publish("events", "here", thread_id=thread)
         other.signals.publish("events", "elsewhere", thread_id=other_thread)
         other.signals.publish("events", "for all")
@@ -104,31 +104,31 @@ async def test_whoever_follows_a_thread_has_its_hints(settings: Settings) -> Non
         one.signals.unfollow(thread)
         one.signals.follow(other_thread, lambda: joined.append("other"))
         if settings.redis_url is not None:
-            await until_true(lambda: "other" in joined, "it is told from when on hints of the other come")
+            await until_true(lambda: "other" in joined, "the callback reports the subscription to the other thread")
         other.signals.publish("events", "now here", thread_id=other_thread)
         await until_true(lambda: "now here" in one.hints("events"), "they come")
 
 
-async def test_hints_from_before_a_connection_are_announced_as_missed(settings: Settings, network: Proxy) -> None:
+async def test_listeners_learn_of_hints_lost_during_outage(settings: Settings, network: Proxy) -> None:
     with capture_logs() as logs:
         async with process(settings) as one, process(settings) as other:
             network.cut()
             await until_true(lambda: one.signals.degraded and other.signals.degraded, "both notice")
-            assert one.missed >= 1, "it is told to look for itself"
+            assert one.missed >= 1, "listeners are told that hints may be lost"
             one.signals.publish("work", "lost")
             missed = one.missed
             network.restore()
             await until_true(lambda: not one.signals.degraded and not other.signals.degraded, "both recover")
             assert one.missed > missed
-            await hears_itself(one)
+            await wait_until_connected(one)
             one.signals.publish("work", "found")
             await until_true(lambda: other.hints("work")[-1:] == ["found"], "hints come again")
-    assert (said(logs, "signals.degraded"), said(logs, "signals.restored")) == (2, 2), "each says it once"
+    assert (count_events(logs, "signals.degraded"), count_events(logs, "signals.restored")) == (2, 2), (
+        "each process logs each event once"
+    )
 
 
-async def test_a_connection_that_falls_silent_is_noticed_by_the_missing_echo(
-    settings: Settings, network: Proxy
-) -> None:
+async def test_missing_echo_reveals_silent_connection(settings: Settings, network: Proxy) -> None:
     with capture_logs() as logs:
         async with process(settings) as one:
             network.fall_silent()
@@ -139,10 +139,10 @@ async def test_a_connection_that_falls_silent_is_noticed_by_the_missing_echo(
             assert one.missed > missed
             one.signals.publish("work", "after")
             await until_true(lambda: one.hints("work")[-1:] == ["after"], "hints come again")
-    assert (said(logs, "signals.degraded"), said(logs, "signals.restored")) == (1, 1)
+    assert (count_events(logs, "signals.degraded"), count_events(logs, "signals.restored")) == (1, 1)
 
 
-async def test_nothing_is_said_while_all_is_well(settings: Settings) -> None:
+async def test_healthy_signals_log_nothing(settings: Settings) -> None:
     with capture_logs() as logs:
         async with process(settings) as one:
             echoes = 0
@@ -159,7 +159,7 @@ async def test_nothing_is_said_while_all_is_well(settings: Settings) -> None:
     assert not [entry for entry in logs if entry["event"].startswith("signals.")]
 
 
-async def test_the_largest_hint_arrives_and_a_larger_one_is_lost(settings: Settings) -> None:
+async def test_hint_of_max_payload_arrives_and_larger_one_is_dropped(settings: Settings) -> None:
     async with process(settings) as one:
         largest = "é" * (one.signals.max_payload // 2)
         one.signals.publish("work", largest + "é")
@@ -170,8 +170,8 @@ async def test_the_largest_hint_arrives_and_a_larger_one_is_lost(settings: Setti
         assert not one.signals.degraded
 
 
-async def test_many_hints_at_once_all_arrive(settings: Settings) -> None:
-    """In whatever order: none is promised."""
+async def test_many_hints_at_once_arrive(settings: Settings) -> None:
+    """The order is not guaranteed."""
     async with process(settings) as one, process(settings) as other:
         sent = {f"hint {number}" for number in range(3000)}
         for hint in sent:
@@ -179,16 +179,16 @@ async def test_many_hints_at_once_all_arrive(settings: Settings) -> None:
         await until_true(lambda: set(other.hints("events")) == sent, "all are there")
 
 
-async def test_a_patient_hint_is_sent_with_the_next_one_or_by_itself(settings: Settings) -> None:
+async def test_delayed_hint_is_sent_with_next_one_or_after_delay(settings: Settings) -> None:
     async with process(settings) as one:
-        one.signals.publish("work", "patient", patience=0.05)
-        await until_true(lambda: one.hints("work") == ["patient"], "it does not wait for ever")
-        one.signals.publish("work", "more patient", patience=3600)
+        one.signals.publish("work", "delayed", max_delay=0.05)
+        await until_true(lambda: one.hints("work") == ["delayed"], "it is sent after its delay")
+        one.signals.publish("work", "more delayed", max_delay=3600)
         one.signals.publish("work", "urgent")
-        await until_true(lambda: sorted(one.hints("work")[1:]) == ["more patient", "urgent"], "it went along")
+        await until_true(lambda: sorted(one.hints("work")[1:]) == ["more delayed", "urgent"], "it went along")
 
 
-async def test_more_hints_than_can_wait_do_not_keep_it_from_recovering(settings: Settings, network: Proxy) -> None:
+async def test_signals_recover_with_full_queue_of_hints(settings: Settings, network: Proxy) -> None:
     async with process(settings) as one:
         network.cut()
         await until_true(lambda: one.signals.degraded, "it notices")

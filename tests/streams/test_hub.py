@@ -41,13 +41,13 @@ class SilentSignals:
     def listen(self, topic: Topic, listener: Listener) -> None:
         self.listeners.append(listener)
 
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None:
         self.followed[thread_id] += 1
 
     def unfollow(self, thread_id: UUID) -> None:
         self.followed[thread_id] -= 1
 
-    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, max_delay: float = 0.0) -> None:
         raise AssertionError("the hub tells nobody anything")
 
     async def run(self) -> None:

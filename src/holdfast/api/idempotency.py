@@ -29,7 +29,7 @@ from holdfast.db.visibility import EVERYTHING, Table, is_visible
 from holdfast.engine.runs import get_run, present_run
 from holdfast.errors import Gone, InvalidRequest, NotFound
 from holdfast.resources.idempotency import Answer, Asked, Kind, first_answer, keep_answer
-from holdfast.signals.held import HeldSignals
+from holdfast.signals.deferred import DeferredSignals
 
 HEADER = "idempotency-key"
 KEY_HEADER = HEADER.encode()
@@ -85,7 +85,7 @@ async def answer_once(
     body = await request.body()
     asked = Asked(scope_of(web), given_key(request), fingerprint(request, body))
     response: Response | None = None
-    signals = HeldSignals(web.signals)
+    signals = DeferredSignals(web.signals)
     async with web.database.transaction() as connection:
         first = await first_answer(connection, asked, ttl=web.settings.idempotency_ttl)
         if first is None:

@@ -34,7 +34,7 @@ from holdfast.graphs.store import store_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.lifecycle.event_loop import run_in_event_loop
-from holdfast.lifecycle.garbage_collection import collect_seldom
+from holdfast.lifecycle.garbage_collection import collect_garbage_rarely
 from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
@@ -194,7 +194,7 @@ def run_web(settings: Settings, project: ProjectConfig) -> int:
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="web", pid=os.getpid())
     configure_tracing(settings, "web")
-    collect_seldom()
+    collect_garbage_rarely()
     try:
         run_in_event_loop(serve(settings, catalog))
     except* OperatorError as group:

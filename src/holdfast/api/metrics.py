@@ -14,7 +14,7 @@ from holdfast.api.response_models import refusals
 from holdfast.api.routes import Routes
 from holdfast.auth.keys import KeyAuth
 from holdfast.db.pool_readings import pool_readings
-from holdfast.signals.choose import mode_of
+from holdfast.signals.choose import signals_mode
 from holdfast.telemetry import metrics as declared
 from holdfast.telemetry.exposition import CONTENT_TYPE, as_json, as_text, wanted_format
 
@@ -49,7 +49,7 @@ async def metrics(web: Web, request: Request, format: Literal["prometheus", "jso
 
 def _own(web: WebContext) -> declared.Readings:
     """What there is to see of this process without asking anybody."""
-    mode = mode_of(web.signals, web.settings)
+    mode = signals_mode(web.signals, web.settings)
     return {
         declared.STREAM_WATCHERS: web.hub.watchers,
         declared.STREAM_THREADS: web.hub.threads,

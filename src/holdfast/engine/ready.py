@@ -49,11 +49,11 @@ def announce_perhaps_ready(signals: Signals) -> None:
     signals.publish("work", orjson.dumps({"ready": [(f"{ANONYMOUS_HINT}{uuid4()}", None, 0)]}).decode())
 
 
-def announce_taken(signals: Signals, names: Sequence[str], *, patience: float) -> None:
+def announce_taken(signals: Signals, names: Sequence[str], *, max_delay: float) -> None:
     """Publish that no worker needs to claim for the hints with these names."""
     for start in range(0, len(names), RUNS_PER_HINT):
         payload = orjson.dumps({"taken": names[start : start + RUNS_PER_HINT]}).decode()
-        signals.publish("work", payload, patience=patience)
+        signals.publish("work", payload, max_delay=max_delay)
 
 
 def parse_work_hint(payload: str) -> tuple[list[ReadyHint], list[str]]:

@@ -126,7 +126,7 @@ class GroupWriter:
                 error = postponed
         # One run that waits for a lock is no outage. Only isolated runs pause; the others are written meanwhile.
         if error is not None and self.commits == commits and (failed > 1 or not is_lock_timeout(error)):
-            self._backoff.note(error)
+            self._backoff.record_failure(error)
 
     async def _write_held(self, group: Group, *, repeat: bool, lock_limit: bool = False) -> None:
         """Write the runs that are held. The others fail."""

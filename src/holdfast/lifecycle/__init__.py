@@ -1,1 +1,1 @@
-"""Starting, stopping and outliving failures: event loop, back-off, cancelling tasks, waiting for descriptors."""
+"""Starting, stopping and recovering: event loop, back-off, cancelling tasks, waiting for descriptors."""

@@ -1,5 +1,4 @@
-"""What every loop does when the thing it depends on is away: wait with jitter, say so once, say once that it is
-back."""
+"""Back-off for loops: wait with jitter after a failure, log the start of an outage once, and log its end once."""
 
 from __future__ import annotations
 
@@ -16,8 +15,11 @@ log = structlog.get_logger(__name__)
 
 
 class Backoff:
-    """An outage's memory. `failed` sleeps; `succeeded` ends the outage. Without names somebody else says so. `about`:
-    fields of both log lines."""
+    """The state of an outage. `failed` records a failure and sleeps; `succeeded` ends the outage.
+
+    `outage` and `recovered` are the names of the log events; None: the caller logs. `about`: fields of both log lines.
+    `base` is half of the first pause in seconds, `cap` the longest pause.
+    """
 
     def __init__(
         self,
@@ -38,11 +40,11 @@ class Backoff:
 
     @property
     def failing(self) -> bool:
-        """Whether the last try failed."""
+        """Whether the last attempt failed."""
         return self._failures > 0
 
-    def note(self, error: BaseException) -> float:
-        """Record a failure, log the first, and return how long to wait."""
+    def record_failure(self, error: BaseException) -> float:
+        """Record a failure, log the first one, and return the seconds to wait."""
         if self._failures == 0:
             self._since = time.monotonic()
             if self._outage is not None:
@@ -53,15 +55,16 @@ class Backoff:
 
     async def failed(self, error: BaseException, *, at_most: float | None = None) -> None:
         """Record a failure and wait, no longer than `at_most` seconds. Raises CancelledError if the task is being
-        cancelled: a connection that breaks at that moment raises its own error in the cancellation's place, and the
-        loop would go on for ever."""
+        cancelled: a connection that breaks at that moment raises its own error instead of CancelledError, and the loop
+        would continue for ever."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
-        pause = self.note(error)
+        pause = self.record_failure(error)
         await asyncio.sleep(pause if at_most is None else min(pause, at_most))
 
     def succeeded(self) -> None:
+        """End the outage, if there is one."""
         if self._failures:
             if self._recovered is not None:
                 seconds = round(time.monotonic() - self._since, 3)

@@ -1,4 +1,4 @@
-"""Ending tasks for certain."""
+"""Cancels tasks and waits until they have ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel until it holds. Python 3.11's `wait_for` swallows a cancel that meets the end of what it waited for, and
-    every wait for a pooled connection is one. Whoever cancels us meanwhile is heard when that is done."""
+    """Cancel tasks repeatedly until all have ended. In Python 3.11, `wait_for` loses a cancel that arrives when its
+    awaited task has just ended, and every wait for a pooled connection uses it.
+
+    If the caller is cancelled meanwhile, this raises CancelledError after all tasks have ended.
+    """
     pending = set(tasks)
     cancelled = False
     while pending:
@@ -25,9 +28,9 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def run_together(**work: Coroutine[Any, Any, None]) -> None:
-    """Do several things until one of them ends or we are cancelled, then end the others; raises what ended it. Unlike a
-    TaskGroup, which cancels once, this does so until it holds."""
-    tasks = [asyncio.create_task(doing, name=name) for name, doing in work.items()]
+    """Run coroutines as tasks until one of them ends or the caller is cancelled, then cancel the others. Raises the
+    error of a task that failed. Unlike a TaskGroup, which cancels a task once, this uses `cancel_all`."""
+    tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

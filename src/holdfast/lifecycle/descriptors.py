@@ -1,7 +1,7 @@
-"""Waiting for file descriptors in plain threads.
+"""Waits for file descriptors in plain threads.
 
-`select` refuses descriptors from 1024 on, and a process with many connections has such. `epoll` needs a descriptor
-itself, and there may be none left.
+It uses `poll`. `select` refuses descriptors from 1024 on, which a process with many connections has. `epoll` needs a
+descriptor itself, and the process may have reached its limit of open files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Waitable(Protocol):
 
 
 def readable(sources: Iterable[int | Waitable], seconds: float | None) -> list[int | Waitable]:
-    """Those that can be read, or have ended, within some seconds. None: wait for as long as it takes."""
+    """Wait until a source can be read or is closed. Returns these sources; none after `seconds`. None: no limit."""
     with selectors.PollSelector() as selector:
         for source in sources:
             selector.register(source, selectors.EVENT_READ)

@@ -1,6 +1,6 @@
-"""Signals are hints: a lost one costs latency, never a run or an event.
+"""Signals carry hints between processes. A lost hint costs latency, never a run or an event.
 
-Every waiter has a slow poll behind it, every reader of events a cursor.
+Everything that waits for a hint also polls slowly, and every reader of events has a cursor.
 """
 
 from __future__ import annotations
@@ -10,49 +10,49 @@ from typing import Literal, Protocol
 from uuid import UUID
 
 Topic = Literal["work", "cancel", "events", "webhooks"]
-# The payload of a hint, or None: hints may have been missed, so look for yourself.
+# Called with the payload of a hint, or with None: hints may have been lost, so check the database.
 Listener = Callable[[str | None], None]
 
 
 class Signals(Protocol):
-    """One small interface, whatever carries the hints. They may be lost, come twice and overtake each other."""
+    """The interface of all carriers of hints. Hints may be lost, arrive twice and overtake each other."""
 
     @property
     def max_payload(self) -> int:
-        """The bytes a hint may have. A larger one is lost."""
+        """The maximum size of a payload in bytes. A larger hint is dropped."""
         ...
 
     @property
     def degraded(self) -> bool:
-        """Hints do not come through: whoever waits for one should look often. Listeners are called with None when
-        this begins, and when it ends."""
+        """Whether hints do not arrive at present. Then everything that waits for hints should poll often. Listeners are
+        called with None when this state begins and when it ends."""
         ...
 
     def listen(self, topic: Topic, listener: Listener) -> None:
-        """Call `listener` for each hint on a topic. To be called before `run`.
+        """Call `listener` for each hint on a topic. Must be called before `run`.
 
-        Of the hints about a thread (see `publish`) only those of threads that are followed are sure to come.
+        Hints about a thread (see `publish`) are certain to arrive only if the thread is followed.
         """
         ...
 
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
-        """Have the hints about a thread, too. `joined` is called if hints before that moment did not come."""
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None:
+        """Receive hints about a thread. `on_subscribed` is called if hints before that moment may be lost."""
         ...
 
     def unfollow(self, thread_id: UUID) -> None:
-        """The end of one `follow`; the thread must have been followed, once."""
+        """End `follow`. The thread must be followed, and only once."""
         ...
 
-    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
-        """Send a hint soon. Never blocks, never raises; may lose it.
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, max_delay: float = 0.0) -> None:
+        """Send a hint soon. Never blocks and never raises; the hint may be lost.
 
-        `thread_id`: the hint is only for those who follow the thread. `patience`: seconds it may wait for others to
-        be sent with.
+        `thread_id`: only processes that follow the thread need the hint. `max_delay`: seconds that the hint may wait,
+        so that it is sent together with others.
         """
         ...
 
     async def run(self) -> None:
-        """Carry hints until cancelled."""
+        """Send and receive hints until cancelled."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""What every carrier of hints has in common: who listens, what waits to be sent, and whether hints come through.
+"""The base of all carriers of hints: listeners, the queue of unsent hints, and the check that hints arrive.
 
-A process pings a channel of its own. While the echo comes, hints do; when it stops, the process says so once, polls,
-and connects anew until the echo is back. A connection that is broken without anybody being told is noticed by that,
-too.
+Each process regularly publishes a ping on its own channel and waits for the echo. While the echo arrives, other hints
+do, too. When it is missing, the process logs this once, polls, and reconnects until the echo is back. This also detects
+a broken connection that neither side has closed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from holdfast.telemetry.exceptions import in_words, kind_and_place
 
 log = structlog.get_logger(__name__)
 
-# What may wait to be sent while the carrier is away. Old hints are worth nothing: there are polls for what they say.
-MAX_WAITING = 10_000
-# Seconds an echo may take.
-ECHO_PATIENCE = 5.0
-# Something may have blocked the event loop meanwhile, and the echo be waiting to be read.
-LOOP_PATIENCE = 0.2
+# The unsent hints that are kept while the carrier is unavailable. Old hints have no value, because processes poll.
+MAX_UNSENT_HINTS = 10_000
+# How long the echo of a ping may take.
+ECHO_TIMEOUT_SECONDS = 5.0
+# Further time, in case something has blocked the event loop and the echo has arrived but is not read.
+LATE_ECHO_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`topic` None is the process's ping to itself."""
+    """A hint to be sent. `topic` None: the ping of the process."""
 
     topic: Topic | None
     payload: str
@@ -48,24 +48,24 @@ PING = Hint(None, "")
 
 
 class Carrier(ABC):
-    """The part of `Signals` that does not depend on what carries the hints."""
+    """The part of `Signals` that is common to all carriers."""
 
     max_payload: int
 
     def __init__(self, settings: Settings, ping_interval: float) -> None:
         self._settings = settings
         self._ping_interval = ping_interval
-        self._patience = min(ECHO_PATIENCE, ping_interval)
+        self._echo_timeout = min(ECHO_TIMEOUT_SECONDS, ping_interval)
         self._listeners: dict[Topic, list[Listener]] = defaultdict(list)
         self._name = uuid4().hex[:16]
-        self._waiting: list[Hint] = []
-        self._wake = asyncio.Event()
-        self._echo = asyncio.Event()
-        self._joining = asyncio.Event()
-        self._stirred = asyncio.Event()
-        # Something has happened after which the next ping must not wait for its time.
-        self._ping_early = asyncio.Event()
-        # Not among those that wait: it must not be dropped with them.
+        self._unsent: list[Hint] = []
+        self._send_requested = asyncio.Event()
+        self._echo_received = asyncio.Event()
+        self._reconnected = asyncio.Event()
+        self._echo_or_reconnect = asyncio.Event()
+        # Set when the next ping must be sent without waiting for the interval.
+        self._ping_now = asyncio.Event()
+        # The ping is not in the queue of unsent hints, because it must not be dropped with them.
         self._ping_due = False
         self._ping_sent = asyncio.Event()
         self._degraded_since: float | None = None
@@ -80,22 +80,22 @@ class Carrier(ABC):
         self._listeners[topic].append(listener)
 
     @abstractmethod
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None: ...
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None: ...
 
     @abstractmethod
     def unfollow(self, thread_id: UUID) -> None: ...
 
-    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, max_delay: float = 0.0) -> None:
         hint = Hint(topic, payload, thread_id)
-        if len(payload) > self.max_payload or len(payload.encode()) > self.max_payload or hint in self._waiting[-8:]:
+        if len(payload) > self.max_payload or len(payload.encode()) > self.max_payload or hint in self._unsent[-8:]:
             return
-        if len(self._waiting) >= MAX_WAITING:
-            del self._waiting[: MAX_WAITING // 2]
-        self._waiting.append(hint)
-        if patience:
-            asyncio.get_running_loop().call_later(patience, self._wake.set)
+        if len(self._unsent) >= MAX_UNSENT_HINTS:
+            del self._unsent[: MAX_UNSENT_HINTS // 2]
+        self._unsent.append(hint)
+        if max_delay:
+            asyncio.get_running_loop().call_later(max_delay, self._send_requested.set)
         else:
-            self._wake.set()
+            self._send_requested.set()
 
     async def run(self) -> None:
         receiving = bool(self._listeners) and self._can_receive
@@ -104,58 +104,58 @@ class Carrier(ABC):
             work |= {"signals.receive": self._receive_all(), "signals.ping": self._ping()}
         await run_together(**work)
 
-    # --- what a carrier does ----------------------------------------------------------------------
+    # --- what each carrier implements -------------------------------------------------------------
 
     @property
     def _can_receive(self) -> bool:
         return True
 
     @property
-    def _send_patience(self) -> float:
-        """Seconds that sending may take."""
-        return self._patience
+    def _send_timeout(self) -> float:
+        """The seconds that sending may take."""
+        return self._echo_timeout
 
     @abstractmethod
     async def _send(self, hints: list[Hint]) -> None:
-        """Send them. Raises when that failed, or took too long."""
+        """Send the hints. Raises one of `_transport_errors` if that fails or takes too long."""
 
     @abstractmethod
     async def _receive(self) -> None:
-        """Connect, call `_joined`, and `_received` for whatever comes. Raises when the connection is at its end."""
+        """Connect, call `_connected`, then `_received` for each hint. Raises when the connection ends."""
 
     @abstractmethod
-    def _hang_up(self) -> None:
-        """Make `_receive` end. The connection does not answer, so nothing may be waited for."""
+    def _end_connection(self) -> None:
+        """Make `_receive` end. The connection does not answer, so this must not wait for an answer."""
 
     @property
     @abstractmethod
-    def _failures(self) -> tuple[type[BaseException], ...]:
-        """What a carrier that is away raises, TimeoutError included."""
+    def _transport_errors(self) -> tuple[type[BaseException], ...]:
+        """The errors that an unavailable carrier raises, TimeoutError included."""
 
-    def _joined(self) -> None:
-        """Everything published from now on will be received. What was published before was not, perhaps."""
-        self._missed()
-        self._joining.set()
-        self._stirred.set()
-        self._ping_early.set()
+    def _connected(self) -> None:
+        """Called by `_receive` when all hints from now on will be received. Earlier hints may be lost."""
+        self._report_missed_hints()
+        self._reconnected.set()
+        self._echo_or_reconnect.set()
+        self._ping_now.set()
 
     def _received(self, topic: Topic | None, payload: str | bytes) -> None:
-        """Pass a hint on. Anybody who can reach the carrier can send anything. What a listener cannot use is lost, as
-        any hint may be, and the connection goes on."""
+        """Pass a hint to its listeners. Everyone who can reach the carrier can send any payload. A payload that makes a
+        listener fail is dropped, as any hint may be, and the connection stays open."""
         if topic is None:
-            self._echo.set()
-            self._stirred.set()
+            self._echo_received.set()
+            self._echo_or_reconnect.set()
             return
         try:
             hint = payload.decode() if isinstance(payload, bytes) else payload
             for listener in self._listeners[topic]:
                 listener(hint)
         except Exception as error:
-            log.debug("signals.not_understood", topic=topic, error=kind_and_place(error), **self._place)
+            log.debug("signals.not_understood", topic=topic, error=kind_and_place(error), **self._log_fields)
 
     # --- the loops --------------------------------------------------------------------------------
 
-    def _missed(self) -> None:
+    def _report_missed_hints(self) -> None:
         for listeners in self._listeners.values():
             for listener in listeners:
                 listener(None)
@@ -163,23 +163,23 @@ class Carrier(ABC):
     async def _send_all(self, *, receiving: bool) -> None:
         backoff = Backoff(None, None)
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._send_requested.wait()
+            self._send_requested.clear()
             ping, self._ping_due = self._ping_due, False
-            waiting, self._waiting = self._waiting + [PING] * ping, []
+            waiting, self._unsent = self._unsent + [PING] * ping, []
             if not waiting:
                 continue
             try:
-                async with asyncio.timeout(self._send_patience):
+                async with asyncio.timeout(self._send_timeout):
                     await self._send(waiting)
-            except self._failures as error:
-                # The hints are lost, which they may be. What they announced is found by polling.
-                self._degrade(error)
+            except self._transport_errors as error:
+                # The hints are lost. Processes find what they announced by polling.
+                self._set_degraded(error)
                 await backoff.failed(error)
             else:
                 backoff.succeeded()
                 if not receiving:
-                    self._restore()  # There will be no echo to tell.
+                    self._clear_degraded()  # No echo will arrive to restore it.
             if ping:
                 self._ping_sent.set()
 
@@ -190,58 +190,59 @@ class Carrier(ABC):
             try:
                 await self._receive()
                 error: BaseException = ConnectionError("the connection has ended")
-            except self._failures as failure:
+            except self._transport_errors as failure:
                 error = failure
-            self._degrade(error)
+            self._set_degraded(error)
             if time.monotonic() - started > self._ping_interval:
-                backoff.succeeded()  # It was well for a while: a connection that breaks is replaced at once.
+                backoff.succeeded()  # It worked for a while, so the next attempt follows at once.
             await backoff.failed(error)
 
     async def _ping(self) -> None:
         while True:
-            self._joining.clear()
-            self._echo.clear()
-            self._stirred.clear()
+            self._reconnected.clear()
+            self._echo_received.clear()
+            self._echo_or_reconnect.clear()
             self._ping_sent.clear()
-            self._ping_early.clear()
+            self._ping_now.clear()
             self._ping_due = True
-            self._wake.set()
+            self._send_requested.set()
             await self._ping_sent.wait()
-            if await self._echoed():
-                self._restore()
+            if await self._wait_for_echo():
+                self._clear_degraded()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._ping_interval):
-                        await self._ping_early.wait()
-            elif not self._joining.is_set():
-                self._degrade(TimeoutError("no echo of the process's own ping"))
-                self._hang_up()
+                        await self._ping_now.wait()
+            elif not self._reconnected.is_set():
+                self._set_degraded(TimeoutError("no echo of the process's own ping"))
+                self._end_connection()
 
-    async def _echoed(self) -> bool:
-        """Whether the echo came. Ends early when a new connection has been made: that one needs its own ping."""
-        for pause in (self._patience, LOOP_PATIENCE):
+    async def _wait_for_echo(self) -> bool:
+        """Wait for the echo of the ping; whether it arrived. Ends early after a reconnect: the new connection needs a
+        new ping."""
+        for pause in (self._echo_timeout, LATE_ECHO_SECONDS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._stirred.wait()
-            self._stirred.clear()
-            if self._echo.is_set() or self._joining.is_set():
+                    await self._echo_or_reconnect.wait()
+            self._echo_or_reconnect.clear()
+            if self._echo_received.is_set() or self._reconnected.is_set():
                 break
-        return self._echo.is_set()
+        return self._echo_received.is_set()
 
-    def _degrade(self, error: BaseException) -> None:
+    def _set_degraded(self, error: BaseException) -> None:
         if self._degraded_since is None:
             self._degraded_since = time.monotonic()
-            # A connection that fails is seldom alone. The receiving one would wait for the next ping to notice.
-            self._ping_early.set()
-            log.warning("signals.degraded", error=in_words(error), remedy="polling", **self._place)
-            self._missed()
+            # When one connection fails, the other usually does, too. Ping at once, to detect it early.
+            self._ping_now.set()
+            log.warning("signals.degraded", error=in_words(error), remedy="polling", **self._log_fields)
+            self._report_missed_hints()
 
-    def _restore(self) -> None:
+    def _clear_degraded(self) -> None:
         if self._degraded_since is not None:
-            log.info("signals.restored", seconds=round(time.monotonic() - self._degraded_since, 3), **self._place)
+            log.info("signals.restored", seconds=round(time.monotonic() - self._degraded_since, 3), **self._log_fields)
             self._degraded_since = None
-            self._missed()
+            self._report_missed_hints()
 
     @property
-    def _place(self) -> dict[str, Any]:
-        """What a log line says of where the hints travel."""
+    def _log_fields(self) -> dict[str, Any]:
+        """The fields of log lines that identify the carrier's server."""
         return {}

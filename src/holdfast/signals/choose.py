@@ -1,4 +1,4 @@
-"""Which carrier a process uses for its hints."""
+"""Chooses the carrier that a process uses for its hints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from holdfast.signals.redis_url import parse_redis_url
 
 
 def signals_for(database: Database) -> Signals:
-    """Redis if REDIS_URL is set, else Postgres. Raises SettingsError for a URL that cannot be used."""
+    """Use Redis if REDIS_URL is set, else Postgres. Raises SettingsError for a URL that cannot be used."""
     if database.settings.redis_url is None:
         return PostgresSignals(database)
     return RedisSignals(database, parse_redis_url(database.settings.redis_url))
 
 
-def mode_of(signals: Signals, settings: Settings) -> Literal["postgres", "redis", "polling"]:
-    """How hints travel at this moment. May be asked from any thread."""
+def signals_mode(signals: Signals, settings: Settings) -> Literal["postgres", "redis", "polling"]:
+    """The way in which processes learn of changes at this moment. May be called from any thread."""
     if signals.degraded:
         return "polling"
     if settings.redis_url is not None:
         return "redis"
-    # Behind PgBouncer alone nobody can listen.
+    # Behind PgBouncer alone, LISTEN is not possible.
     return "polling" if settings.session_url is None else "postgres"

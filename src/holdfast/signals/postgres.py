@@ -1,7 +1,7 @@
 """Signals over LISTEN/NOTIFY.
 
-Hints are sent apart from the transactions they announce: a NOTIFY inside a transaction makes every commit of the
-whole server queue behind one lock. One statement sends all that wait.
+Hints are not sent in the transactions that they announce: a NOTIFY in a transaction makes all such commits of the
+server queue behind one lock. One separate statement sends all unsent hints.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 
 
 class PostgresSignals(Carrier):
-    """One listening session and one sending task per process. Every process has every hint."""
+    """One listening session and one sending task for each process. Every process receives all hints."""
 
-    # What NOTIFY takes, less a little.
+    # A little less than the maximum of NOTIFY, 7999 bytes.
     max_payload = 7900
 
     def __init__(self, database: Database) -> None:
-        # A ping is a statement, and an idle process sends few.
+        # A ping is a statement on the database, so idle processes should send few.
         super().__init__(database.settings, database.settings.signal_ping or 15.0)
         self._database = database
         self._session: AsyncConnection[DictRow] | None = None
@@ -49,29 +49,29 @@ class PostgresSignals(Carrier):
     def _channel(self, topic: Topic | None) -> str:
         return f"{self._settings.db_schema}_{topic or self._name}"
 
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
-        """All hints come anyway."""
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None:
+        """Does nothing: every process receives all hints."""
 
     def unfollow(self, thread_id: UUID) -> None:
-        """See `follow`."""
+        """Does nothing, see `follow`."""
 
     @property
     def _can_receive(self) -> bool:
         return self._settings.session_url is not None
 
     @property
-    def _failures(self) -> tuple[type[BaseException], ...]:
-        return (psycopg.Error, OSError)  # Which TimeoutError is one of.
+    def _transport_errors(self) -> tuple[type[BaseException], ...]:
+        return (psycopg.Error, OSError)  # OSError includes TimeoutError.
 
     @property
-    def _send_patience(self) -> float:
-        # There may be a queue for the pool's connections.
+    def _send_timeout(self) -> float:
+        # Other tasks may be waiting for the pool's connections.
         return self._settings.database_timeout
 
     async def _send(self, hints: list[Hint]) -> None:
-        told = texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints])
+        parameters = texts([self._channel(hint.topic) for hint in hints]), texts([hint.payload for hint in hints])
         async with self._sender.connection() as connection:
-            await connection.execute(NOTIFY, told)
+            await connection.execute(NOTIFY, parameters)
 
     async def _receive(self) -> None:
         topics: dict[str, Topic | None] = {
@@ -79,27 +79,27 @@ class PostgresSignals(Carrier):
         }
         async with await self._database.session("signals") as connection:
             self._session = connection
-            # What comes together with the answer to a statement.
+            # Handles notifications that arrive together with the answer to a statement.
             connection.add_notify_handler(lambda notify: self._received(topics[notify.channel], notify.payload))
             try:
                 for channel in topics:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                self._joined()
-                await self._hear(connection, topics)
+                self._connected()
+                await self._read_notifications(connection, topics)
             finally:
                 self._session = None
 
-    async def _hear(self, connection: AsyncConnection[DictRow], topics: dict[str, Topic | None]) -> None:
-        """Take in what comes until the connection breaks.
+    async def _read_notifications(self, connection: AsyncConnection[DictRow], topics: dict[str, Topic | None]) -> None:
+        """Read notifications until the connection breaks.
 
-        The connection is watched all the time. psycopg's `notifies` begins to watch it for each hint and ends it
-        afterwards, which costs several times as much as the hint, and looks ten times a second whether it should go on.
+        This keeps one reader on the socket. psycopg's `notifies` adds and removes a reader for each notification, which
+        costs several times as much as the notification itself, and wakes up ten times a second.
         """
         received = connection.pgconn
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
-        def take_in() -> None:
+        def read_available() -> None:
             if over.done():
                 return
             try:
@@ -109,18 +109,18 @@ class PostgresSignals(Carrier):
             except Exception as error:
                 over.set_exception(error)
 
-        # libpq closes its descriptor as soon as the server is gone, and the process may give the number to another
-        # socket before this task runs again. The duplicate is closed here alone.
+        # libpq closes its descriptor as soon as the server closes the connection. The process may reuse its number for
+        # another socket before this task runs again. The duplicate is closed only here.
         descriptor = os.dup(received.socket)
-        loop.add_reader(descriptor, take_in)
+        loop.add_reader(descriptor, read_available)
         try:
             await over
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
 
-    def _hang_up(self) -> None:
-        # Cancelling would ask the server first, and it does not answer. This is as if it had hung up.
+    def _end_connection(self) -> None:
+        # A cancel would send a request to the server, which does not answer. Shutting down the socket does not.
         if self._session is not None:
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._session.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)

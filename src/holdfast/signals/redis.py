@@ -1,8 +1,8 @@
-"""Signals over Redis pub/sub: one connection to receive and one to send, whatever the number of watchers.
+"""Signals over Redis pub/sub. A process has one connection to receive and one to send, for any number of watchers.
 
-Hints about a thread go on a channel of the thread, so that a web process receives what it watches and nothing else.
-On a Cluster all channels of an installation are in one slot. That keeps a process at one connection, and with sharded
-pub/sub (Redis 7) its hints within one shard; before Redis 7 the nodes pass every hint to each other.
+Each thread has a channel for its hints, so a web process receives only the hints of threads that it watches. On a
+Cluster, all channels of an installation are in one slot. So one receiving connection is enough, and with sharded
+pub/sub (Redis 7) the hints stay within one shard. Before Redis 7, the nodes forward all hints to each other.
 """
 
 from __future__ import annotations
@@ -25,46 +25,47 @@ from holdfast.lifecycle.cancelling import run_together
 from holdfast.signals import Topic
 from holdfast.signals.carrier import Carrier, Hint
 from holdfast.signals.redis_nodes import open_connection
-from holdfast.signals.redis_url import RedisPlace
+from holdfast.signals.redis_url import RedisTarget
 
-# The database itself, whatever name it is reached by. Two installations may share a Redis, and if one was made from a
-# dump of the other, their threads have the same ids.
+# Identifies the database independent of its host name. Two installations may share a Redis, and if one was restored
+# from a dump of the other, their threads have the same ids.
 IDENTIFY = """
 SELECT system_identifier || ' ' || (SELECT oid FROM pg_database WHERE datname = current_database()) AS identity
 FROM pg_control_system()
 """
-# Where a provider keeps that from its users.
+# For roles that may not execute pg_control_system, as at some providers.
 IDENTIFY_BY_NAME = "SELECT datname || ' ' || oid AS identity FROM pg_database WHERE datname = current_database()"
 
 TOPICS: tuple[Topic, ...] = ("work", "cancel", "events", "webhooks")
 SUBSCRIBE_BATCH = 500
-# TimeoutError is an OSError. AttributeError is what the client raises when one task sends on a connection that another
+# OSError includes TimeoutError. The client raises AttributeError when a task sends on a connection that another task
 # has just found closed.
 FAILURES: tuple[type[BaseException], ...] = (RedisError, OSError, AttributeError)
 
 
 def channel_prefix(schema: str, identity: str) -> str:
-    """What the names of an installation's channels begin with; `identity` is what IDENTIFY answered."""
+    """The prefix of the names of an installation's channels. `identity` is the result of IDENTIFY."""
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    # In braces: all of it in one slot of a Cluster.
+    # The braces put all channels into one slot of a Cluster.
     return f"{{holdfast:{schema}:{digest}}}:"
 
 
 class RedisSignals(Carrier):
-    """See the module's description. A Redis that is away is not an error: processes poll until it is there."""
+    """Signals over Redis. An unavailable Redis is not an error: processes poll until it is back."""
 
     max_payload = 256 * 1024
 
-    def __init__(self, database: Database, place: RedisPlace) -> None:
+    def __init__(self, database: Database, target: RedisTarget) -> None:
         super().__init__(database.settings, database.settings.signal_ping or 5.0)
         self._database = database
-        self._where = place
-        self._sharded = place.mode == "cluster"
+        self._target = target
+        self._sharded = target.mode == "cluster"
         self._prefix = ""
         self._sender: AbstractConnection | None = None
-        self._hung_up = asyncio.Event()
-        self._doubtful = False
-        # What should be subscribed to, with whom to tell; what has been; and where the two may differ.
+        self._unresponsive = asyncio.Event()
+        self._sender_is_stale = False
+        # The followed threads with their callbacks; the subscribed threads; and those whose subscription may have to
+        # change.
         self._followed: dict[str, Callable[[], None]] = {}
         self._subscribed: set[str] = set()
         self._changed: set[str] = set()
@@ -72,8 +73,8 @@ class RedisSignals(Carrier):
 
     # --- the interface ----------------------------------------------------------------------------
 
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
-        self._followed[str(thread_id)] = joined
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None:
+        self._followed[str(thread_id)] = on_subscribed
         self._changed.add(str(thread_id))
         self._change.set()
 
@@ -83,7 +84,7 @@ class RedisSignals(Carrier):
         self._change.set()
 
     async def run(self) -> None:
-        await self._identify()
+        await self._read_identity()
         try:
             await super().run()
         finally:
@@ -92,14 +93,14 @@ class RedisSignals(Carrier):
     # --- the carrier's part -----------------------------------------------------------------------
 
     @property
-    def _failures(self) -> tuple[type[BaseException], ...]:
+    def _transport_errors(self) -> tuple[type[BaseException], ...]:
         return FAILURES
 
     @property
-    def _place(self) -> dict[str, Any]:
-        return {"redis": self._where.shown}
+    def _log_fields(self) -> dict[str, Any]:
+        return {"redis": self._target.shown}
 
-    async def _identify(self) -> None:
+    async def _read_identity(self) -> None:
         backoff = Backoff("signals.outage", "signals.recovered")
         while not self._prefix:
             try:
@@ -127,16 +128,17 @@ class RedisSignals(Carrier):
     async def _send(self, hints: list[Hint]) -> None:
         command = "SPUBLISH" if self._sharded else "PUBLISH"
         commands = [(command, self._channel(hint), hint.payload) for hint in hints]
-        if self._doubtful:
+        if self._sender_is_stale:
             await self._drop_sender()
         if self._sender is not None:
             try:
                 await self._publish(self._sender, commands)
                 return
             except (NotConnected, ResponseError, OSError, AttributeError):
-                # The server may have closed it long ago, or the channels may have moved: that is no outage yet.
+                # The server may have closed the connection long ago, or the slot may have moved. Try a new connection
+                # before this counts as an outage.
                 await self._drop_sender()
-        self._sender = await open_connection(self._where, self._prefix)
+        self._sender = await open_connection(self._target, self._prefix)
         await self._publish(self._sender, commands)
 
     async def _publish(self, connection: AbstractConnection, commands: list[tuple[str, str, str]]) -> None:
@@ -145,17 +147,17 @@ class RedisSignals(Carrier):
             for _ in commands:
                 await connection.read_response()
         except BaseException:
-            self._doubtful = True  # Answers may be left to read.
+            self._sender_is_stale = True  # Unread answers may be left on the connection.
             raise
 
     async def _drop_sender(self) -> None:
-        sender, self._sender, self._doubtful = self._sender, None, False
+        sender, self._sender, self._sender_is_stale = self._sender, None, False
         if sender is not None:
             await sender.disconnect(nowait=True)
 
     async def _receive(self) -> None:
-        connection = await open_connection(self._where, self._prefix)
-        self._hung_up.clear()
+        connection = await open_connection(self._target, self._prefix)
+        self._unresponsive.clear()
         topics: dict[str, Topic | None] = {
             f"{self._prefix}{topic}": topic for topic in TOPICS if topic in self._listeners
         }
@@ -163,18 +165,18 @@ class RedisSignals(Carrier):
         try:
             await run_together(
                 subscribing=self._subscribe(connection, list(topics)),
-                watching=self._until_hung_up(),
+                watching=self._fail_when_unresponsive(),
                 reading=self._read(connection, topics),
             )
         finally:
             await connection.disconnect(nowait=True)
 
-    async def _until_hung_up(self) -> None:
-        await self._hung_up.wait()
+    async def _fail_when_unresponsive(self) -> None:
+        await self._unresponsive.wait()
         raise NotConnected("the server does not answer")
 
     async def _subscribe(self, connection: AbstractConnection, channels: list[str]) -> None:
-        """Keep the subscriptions what they should be. A burst of changes is one command."""
+        """Keep the subscriptions up to date. Several changes at once become one command."""
         verb = "S" if self._sharded else ""
         self._subscribed, self._changed = set(), set(self._followed)
         while True:
@@ -182,15 +184,15 @@ class RedisSignals(Carrier):
             self._change.clear()
             for start in range(0, len(changed), SUBSCRIBE_BATCH):
                 batch = changed[start : start + SUBSCRIBE_BATCH]
-                come = [name for name in batch if name in self._followed and name not in self._subscribed]
-                gone = [name for name in batch if name not in self._followed and name in self._subscribed]
-                self._subscribed.update(come)
-                self._subscribed.difference_update(gone)
-                for word, names in (("SUBSCRIBE", come), ("UNSUBSCRIBE", gone)):
+                added = [name for name in batch if name in self._followed and name not in self._subscribed]
+                removed = [name for name in batch if name not in self._followed and name in self._subscribed]
+                self._subscribed.update(added)
+                self._subscribed.difference_update(removed)
+                for word, names in (("SUBSCRIBE", added), ("UNSUBSCRIBE", removed)):
                     if names:
                         await connection.send_command(verb + word, *(f"{self._prefix}events:{name}" for name in names))
             if channels:
-                # Last: when these are confirmed, so is everything that was followed before this connection.
+                # These are the last ones: when Redis confirms them, it has confirmed all followed threads, too.
                 await connection.send_command(f"{verb}SUBSCRIBE", *channels)
                 channels = []
             await self._change.wait()
@@ -213,13 +215,13 @@ class RedisSignals(Carrier):
             elif kind in (b"subscribe", b"ssubscribe"):
                 if channel == last:
                     joined = True
-                    self._joined()
-                elif joined and (tell := self._followed.get(name)) is not None:
-                    tell()
+                    self._connected()
+                elif joined and (on_subscribed := self._followed.get(name)) is not None:
+                    on_subscribed()
             elif kind == b"sunsubscribe" and (channel in topics or name in self._subscribed):
                 raise NotConnected("the channels have moved to another node of the Cluster")
 
-    def _hang_up(self) -> None:
-        # Both connections: it may have been the ping that did not arrive.
-        self._hung_up.set()
-        self._doubtful = True
+    def _end_connection(self) -> None:
+        # Replaces both connections: the ping may have been lost on the sending one.
+        self._unresponsive.set()
+        self._sender_is_stale = True

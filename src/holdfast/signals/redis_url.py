@@ -1,12 +1,12 @@
-"""REDIS_URL: one server, a Sentinel-watched master, or a Cluster.
+"""Parses REDIS_URL: one server, a master found through Sentinel, or a Cluster.
 
     redis://[user:password@]host[:6379][/0]             one server; rediss:// for TLS
     unix:///path/to/socket[?db=0]                       one server, over a Unix socket
     redis+sentinel://host1:26379,host2:26379/name[/0]   the master that these sentinels call `name`
-    redis+cluster://host1:6379,host2:6379               a Cluster; any of its nodes will do
+    redis+cluster://host1:6379,host2:6379               a Cluster; any of its nodes
 
-`rediss+sentinel` and `rediss+cluster` are the same over TLS; `?ssl_ca_certs=`, `ssl_certfile=`, `ssl_keyfile=` and
-`ssl_cert_reqs=none` say how. The sentinels may have a password of their own: `?sentinel_password=…`.
+`rediss+sentinel` and `rediss+cluster` use TLS, with the options `?ssl_ca_certs=`, `ssl_certfile=`, `ssl_keyfile=` and
+`ssl_cert_reqs=none`. The sentinels may have a different password: `?sentinel_password=…`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.settings.secrets import RULE_FOR_PASSWORDS, shown_url
 Mode = Literal["server", "socket", "sentinel", "cluster"]
 Address = tuple[str, int]
 
-RULE = (
+REDIS_URL_RULE = (
     "must be redis://host:port/0, rediss:// for TLS, unix:///path, redis+sentinel://host:26379,host:26379/master-name "
     "or redis+cluster://host:port,host:port"
 )
@@ -42,8 +42,8 @@ _PORTS: dict[Mode, int] = {"server": 6379, "socket": 0, "sentinel": 26379, "clus
 
 
 @dataclass(frozen=True)
-class RedisPlace:
-    """Where Redis is, and how to get in."""
+class RedisTarget:
+    """The addresses, credentials and options of a REDIS_URL."""
 
     mode: Mode
     addresses: tuple[Address, ...] = ()
@@ -55,7 +55,7 @@ class RedisPlace:
     password: str | None = field(default=None, repr=False)
     sentinel_password: str | None = field(default=None, repr=False)
     tls_options: dict[str, Any] = field(default_factory=dict)
-    # As it may be shown.
+    # The URL without its passwords, for logs.
     shown: str = ""
 
     @property
@@ -63,15 +63,15 @@ class RedisPlace:
         return {"username": self.username, "password": self.password}
 
 
-def parse_redis_url(url: str) -> RedisPlace:
-    """Raises SettingsError naming the setting, the value without its passwords, and the rule."""
+def parse_redis_url(url: str) -> RedisTarget:
+    """Parse a REDIS_URL. Raises SettingsError with the setting, its value without passwords, and the rule."""
 
     def wrong(why: str) -> SettingsError:
-        return SettingsError(f"REDIS_URL={shown_url(url)}: {RULE} ({why})")
+        return SettingsError(f"REDIS_URL={shown_url(url)}: {REDIS_URL_RULE} ({why})")
 
     place = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
     if "@" in place.partition("/")[2] or place.partition("/")[0].count("@") > 1 or ("@" in url and "@" not in place):
-        # A part of the password would be taken for a host, a path or a query, and be named below.
+        # urlsplit would parse a part of the password as a host, a path or a query, and a message below would show it.
         raise wrong(RULE_FOR_PASSWORDS)
     # Without the hosts: from Python 3.14 on, and in security releases before, urlsplit refuses a list with [::1] in it.
     before, authority, after = _split_at_hosts(url)
@@ -113,7 +113,7 @@ def parse_redis_url(url: str) -> RedisPlace:
     addresses = () if mode == "socket" else tuple(_address(host, _PORTS[mode], wrong) for host in hosts.split(","))
     if mode == "server" and len(addresses) > 1:
         raise wrong("several hosts need redis+sentinel:// or redis+cluster://")
-    return RedisPlace(
+    return RedisTarget(
         mode=mode,
         addresses=addresses,
         path=path,
@@ -129,7 +129,7 @@ def parse_redis_url(url: str) -> RedisPlace:
 
 
 def check_redis_url(url: str) -> None:
-    """Parse it, and read the certificates that it names. Without them no connection succeeds. Raises SettingsError."""
+    """Parse a REDIS_URL and read the certificates that it names. Raises SettingsError if one of them cannot be used."""
     options = parse_redis_url(url).tls_options
     context = ssl.create_default_context()
     try:

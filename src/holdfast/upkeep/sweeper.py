@@ -116,7 +116,7 @@ class Sweeper:
         except Exception as error:
             if is_outage(error) and not isinstance(error, TimeoutError):
                 raise
-            chore.due = time.monotonic() + chore.backoff.note(error)
+            chore.due = time.monotonic() + chore.backoff.record_failure(error)
         else:
             chore.backoff.succeeded()
             chore.due = time.monotonic() + (0.0 if more else chore.interval)
@@ -134,7 +134,7 @@ class Sweeper:
             except Exception as error:
                 if is_outage(error):
                     raise
-                chore.backoff.note(error)
+                chore.backoff.record_failure(error)
                 failed = failed or error
         if failed is not None:
             raise failed

@@ -12,7 +12,7 @@ from holdfast.db.pool_readings import pool_readings
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.execution.graph_stream import Claimed
 from holdfast.signals import Signals
-from holdfast.signals.choose import mode_of
+from holdfast.signals.choose import signals_mode
 from holdfast.telemetry import metrics
 from holdfast.telemetry.exposition import as_json, as_text
 from holdfast.telemetry.metrics import Metrics
@@ -79,7 +79,7 @@ class WorkerFigures:
     def _readings(self) -> metrics.Readings:
         settings = self.database.settings
         left = self.deadline - time.monotonic() if self.deadline else 0.0
-        mode = mode_of(self.signals, settings)
+        mode = signals_mode(self.signals, settings)
         return {
             metrics.WORKER_ACTIVE: self.active,
             metrics.WORKER_CAPACITY: settings.jobs,

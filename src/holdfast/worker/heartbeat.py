@@ -166,7 +166,7 @@ class Heartbeat:
             log.error("heartbeat.failed", exc_info=error)
         if isinstance(error, NoAnswer) and self._on_silence is not None:
             asyncio.run_coroutine_threadsafe(self._on_silence(), self._loop)
-        pause = backoff.note(error)
+        pause = backoff.record_failure(error)
         if at_once:
             return
         try:

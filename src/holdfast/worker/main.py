@@ -68,9 +68,9 @@ log = structlog.get_logger(__name__)
 # Not to be waited for longer than this once the grace is over: flush, resign, close.
 CLEANUP_TIMEOUT = 5.0
 # Seconds the word that a run is taken may wait for the run's first events, to be sent with them.
-TAKEN_PATIENCE = 0.01
+TAKEN_HINT_MAX_DELAY_SECONDS = 0.01
 # The same of the word that it has begun.
-BEGUN_PATIENCE = 0.005
+BEGUN_HINT_MAX_DELAY_SECONDS = 0.005
 # Seconds between two claims while the tenants at their limit have not all been passed over.
 WALK_PAUSE = 0.01
 
@@ -304,13 +304,13 @@ class Worker:
         self.claims.add(len(rows))
         for row in rows:
             run = Claimed.of(row)
-            self._announce([run.announced()], [], patience=BEGUN_PATIENCE)
+            self._announce([run.announced()], [], max_delay=BEGUN_HINT_MAX_DELAY_SECONDS)
             self._start(worker_id, run)
         if self._timing.others_wait:
             taken = [str(row["run_id"]) for row in rows] + [
                 name for name in answered if name.startswith(ANONYMOUS_HINT)
             ]
-            announce_taken(self.signals, taken, patience=TAKEN_PATIENCE)
+            announce_taken(self.signals, taken, max_delay=TAKEN_HINT_MAX_DELAY_SECONDS)
         if walking or (wanted < free and not drained):
             return WALK_PAUSE
         return math.inf if due is None else due.after + 0.001 + self._timing.delay(str(due.run_id), due.graph_id)
@@ -468,10 +468,10 @@ class Worker:
 
     # --- what we tell others ----------------------------------------------------------------------
 
-    def _announce(self, visible: list[Flush], ready: list[ReadyRun], *, patience: float = 0.0) -> None:
+    def _announce(self, visible: list[Flush], ready: list[ReadyRun], *, max_delay: float = 0.0) -> None:
         for flush in visible:
             for hint in tell(flush, self.signals.max_payload):
-                self.signals.publish("events", hint, thread_id=flush.thread_id, patience=patience)
+                self.signals.publish("events", hint, thread_id=flush.thread_id, max_delay=max_delay)
         if ready:
             announce_ready(self.signals, ready)
             self._wake.set()

@@ -14,7 +14,7 @@ from holdfast.errors import OperatorError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
 from holdfast.lifecycle.event_loop import run_in_event_loop
-from holdfast.lifecycle.garbage_collection import collect_seldom
+from holdfast.lifecycle.garbage_collection import collect_garbage_rarely
 from holdfast.settings import Settings
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
@@ -80,7 +80,7 @@ def run_worker(settings: Settings, project: ProjectConfig, *, probes: socket.soc
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="worker", pid=os.getpid())
     configure_tracing(settings, "worker")
-    collect_seldom()
+    collect_garbage_rarely()
     try:
         return run_in_event_loop(_main(settings, catalog, probes))
     except* OperatorError as group:

@@ -17,7 +17,7 @@ from holdfast.insight.doctor.findings import Finding, Problem, Verdict, failed, 
 from holdfast.insight.doctor.installation import Installation, brief
 from holdfast.signals.redis import IDENTIFY, IDENTIFY_BY_NAME, channel_prefix
 from holdfast.signals.redis_nodes import open_connection
-from holdfast.signals.redis_url import RedisPlace, parse_redis_url
+from holdfast.signals.redis_url import RedisTarget, parse_redis_url
 
 OLDEST_REDIS = 6
 AWAY = "Processes poll until it is back: nothing is lost, everything is slower."
@@ -27,12 +27,12 @@ async def check_signals(installation: Installation) -> Finding:
     """Send a hint on a channel of our own and wait for it."""
     if installation.settings.redis_url is None:
         return await _over_postgres(installation)
-    place = parse_redis_url(installation.settings.redis_url)
+    target = parse_redis_url(installation.settings.redis_url)
     try:
-        return await _over_redis(installation, place)
+        return await _over_redis(installation, target)
     except (RedisError, OSError) as error:
         return failed(
-            f"no round trip over Redis ({place.shown}): {brief(error)}",
+            f"no round trip over Redis ({target.shown}): {brief(error)}",
             f"Start it or correct REDIS_URL; its user needs the channels {{holdfast:*. {AWAY}",
         )
 
@@ -63,21 +63,21 @@ async def _over_postgres(installation: Installation) -> Finding:
     )
 
 
-async def _over_redis(installation: Installation, place: RedisPlace) -> Finding:
+async def _over_redis(installation: Installation, target: RedisTarget) -> Finding:
     prefix = await _prefix(installation)
     channel = f"{prefix}doctor:{uuid4().hex}"
-    listening = await open_connection(place, prefix)
+    listening = await open_connection(target, prefix)
     try:
-        sending = await open_connection(place, prefix)
+        sending = await open_connection(target, prefix)
         try:
-            for sharded in (True, False) if place.mode == "cluster" else (False,):
+            for sharded in (True, False) if target.mode == "cluster" else (False,):
                 try:
                     began = await _sent(listening, sending, channel, sharded=sharded)
                 except ResponseError as error:
                     if sharded and "unknown command" in str(error).lower():
                         continue  # A Cluster before Redis 7.
                     raise
-                return passed(f"a hint over Redis ({place.shown}) came back in {_milliseconds(began)}")
+                return passed(f"a hint over Redis ({target.shown}) came back in {_milliseconds(began)}")
         finally:
             await sending.disconnect(nowait=True)
     finally:
@@ -118,10 +118,10 @@ async def check_redis(installation: Installation) -> Finding:
     """Its version, and that it does not throw keys away."""
     if installation.settings.redis_url is None:
         return passed("not used: signals travel over Postgres")
-    place = parse_redis_url(installation.settings.redis_url)
+    target = parse_redis_url(installation.settings.redis_url)
     try:
         async with asyncio.timeout(installation.patience):
-            connection = await open_connection(place, "{holdfast:")
+            connection = await open_connection(target, "{holdfast:")
             try:
                 about = {**await _info(connection, "server"), **await _info(connection, "memory")}
             finally:
@@ -129,8 +129,8 @@ async def check_redis(installation: Installation) -> Finding:
     except ResponseError as error:
         return skipped(f"cannot be checked: {brief(error)}", "Its user may not use INFO; ask whoever runs it.")
     except (RedisError, OSError) as error:
-        return failed(f"{place.shown} does not answer: {brief(error)}", f"Start it or correct REDIS_URL. {AWAY}")
-    return redis_finding(place.shown, about)
+        return failed(f"{target.shown} does not answer: {brief(error)}", f"Start it or correct REDIS_URL. {AWAY}")
+    return redis_finding(target.shown, about)
 
 
 def redis_finding(where: str, about: dict[str, str]) -> Finding:

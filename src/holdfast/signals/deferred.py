@@ -1,4 +1,5 @@
-"""Signals that wait for a commit: a hint about what nobody can see yet would be wasted."""
+"""Signals that are sent after a commit. A hint before the commit would be useless: other processes see no change
+yet."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from uuid import UUID
 from holdfast.signals import Listener, Signals, Topic
 
 
-class HeldSignals:
-    """Another's signals, with what is published held back until `release`."""
+class DeferredSignals:
+    """Wraps other signals and holds back published hints until `release`."""
 
     def __init__(self, carrier: Signals) -> None:
         self._carrier = carrier
@@ -26,15 +27,15 @@ class HeldSignals:
     def listen(self, topic: Topic, listener: Listener) -> None:
         self._carrier.listen(topic, listener)
 
-    def follow(self, thread_id: UUID, joined: Callable[[], None]) -> None:
-        self._carrier.follow(thread_id, joined)
+    def follow(self, thread_id: UUID, on_subscribed: Callable[[], None]) -> None:
+        self._carrier.follow(thread_id, on_subscribed)
 
     def unfollow(self, thread_id: UUID) -> None:
         self._carrier.unfollow(thread_id)
 
-    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, patience: float = 0.0) -> None:
+    def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, max_delay: float = 0.0) -> None:
         def send() -> None:
-            self._carrier.publish(topic, payload, thread_id=thread_id, patience=patience)
+            self._carrier.publish(topic, payload, thread_id=thread_id, max_delay=max_delay)
 
         if self._waiting is None:
             send()
@@ -45,7 +46,7 @@ class HeldSignals:
         await self._carrier.run()
 
     def release(self) -> None:
-        """What was held back is true now; send it, and from here on everything at once."""
+        """Send the hints that were held back. Later hints are sent at once."""
         waiting, self._waiting = self._waiting or [], None
         for send in waiting:
             send()
