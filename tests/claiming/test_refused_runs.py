@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.engine.careful_claim import MOST_REFUSED, CarefulLook
+from holdfast.engine.careful_claim import MAX_REFUSED, RunByRunLook
 from holdfast.engine.claim import claim
 from holdfast.settings import Settings
 from tests.engine.scene import GRAPH, create, online_worker
@@ -82,7 +82,7 @@ async def test_refused_run_is_claimed_again_later(
 
 
 async def test_many_refused_runs_delay_no_other(settings: Settings, database: Database) -> None:
-    bad = [(await post_run(database, "graph", input=GO)).run["run_id"] for _ in range(2 * MOST_REFUSED + 5)]
+    bad = [(await post_run(database, "graph", input=GO)).run["run_id"] for _ in range(2 * MAX_REFUSED + 5)]
     good = (await post_run(database, "graph", input=GO)).run["run_id"]
     await refuse_all_but(database, f"OLD.run_id = '{good}'")
     with capture_logs() as logs:
@@ -92,7 +92,7 @@ async def test_many_refused_runs_delay_no_other(settings: Settings, database: Da
 
 
 async def claim_carefully(database: Database, worker_id: UUID, slots: int, **options: Any) -> tuple[list[UUID], int]:
-    look = CarefulLook(options.pop("aside", []))
+    look = RunByRunLook(options.pop("aside", []))
     async with database.transaction() as connection:
         rows = await claim(connection, worker_id, slots, [GRAPH], look=look, **options)
     return [row["run_id"] for row in rows], len(look.refused)

@@ -115,7 +115,7 @@ async def test_an_escalation_without_a_second_deadline_waits_on(idle: Desk) -> N
     due = await due_question(idle, asked)
     served = [await serve_deadline(idle.database, due) for _ in range(2)]
     assert served[0] is not None
-    assert (served[0].escalated, served[0].told, served[1]) == (True, False, None)
+    assert (served[0].escalated, served[0].webhook_queued, served[1]) == (True, False, None)
     [question] = await idle.inbox(thread_id=asked.thread_id)
     assert question["escalated_at"] is not None
 

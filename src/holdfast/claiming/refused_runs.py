@@ -8,7 +8,7 @@ import psycopg
 
 from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside
-from holdfast.engine.careful_claim import CarefulLook
+from holdfast.engine.careful_claim import RunByRunLook
 from holdfast.engine.claim import Look, take_all
 from holdfast.telemetry.metrics import Metrics
 
@@ -22,7 +22,7 @@ class RefusedRuns:
 
     def __init__(self, metrics: Metrics) -> None:
         self._aside = RowsSetAside("claim", "run_id", metrics, max_delay=LONGEST_PAUSE_SECONDS)
-        self._careful: CarefulLook | None = None
+        self._careful: RunByRunLook | None = None
 
     @property
     def one_by_one(self) -> bool:
@@ -47,7 +47,7 @@ class RefusedRuns:
         self._set_aside()
         if was_careful or not isinstance(error, psycopg.Error) or is_outage(error):
             return False
-        self._careful = CarefulLook(self.ids())
+        self._careful = RunByRunLook(self.ids())
         return True
 
     def _set_aside(self) -> None:

@@ -1,8 +1,8 @@
-"""Claiming one by one: when the database has refused a claim, to find the run that it refuses.
+"""Claiming run by run, to find the run that makes the database refuse a claim.
 
 A claim is one statement, so a single run that cannot be changed or read keeps all others from being claimed. Here the
-same statements only pick and lock what they would take. Each run is then taken by itself, within a savepoint, and one
-that is refused is passed over.
+same statement only picks and locks runs. Each run is then taken in a savepoint of its own, and a refused one is left
+out.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from psycopg.rows import DictRow
 from holdfast.db.outages import is_outage
 from holdfast.engine.claim import BOOKKEEPING, TAKE, without_taking
 
-# So many runs are refused before the claim is given up. The next one passes over them and begins anew: all that is
-# picked stays locked meanwhile.
-MOST_REFUSED = 20
-# Classes of SQLSTATE: a deadlock; a lock that is not available; the operator has ended the statement; a table, a column
-# or a right is missing.
-_NOT_ABOUT_ONE_RUN = ("40", "55", "57", "42")
+# After this many refused runs the claim is given up, because all picked runs stay locked meanwhile. The next claim
+# leaves the refused ones out.
+MAX_REFUSED = 20
+# SQLSTATE classes that no single run causes: deadlocks; unavailable locks; statements ended by the operator; missing
+# tables, columns or rights.
+_NOT_CAUSED_BY_ONE_RUN = ("40", "55", "57", "42")
 
 
-class CarefulLook:
-    """How `claim` looks for runs in a transaction. `refused` are those that could not be taken, with the errors."""
+class RunByRunLook:
+    """The `look` of a `claim` that takes run by run. `refused`: the runs that could not be taken, with their errors."""
 
     def __init__(self, aside: Sequence[UUID]) -> None:
-        """`aside` are runs to pass over."""
+        """`aside`: runs to leave out."""
         self._aside = list(aside)
         self.refused: list[tuple[DictRow, Exception]] = []
 
@@ -47,7 +47,7 @@ class CarefulLook:
                     taken += await self._take(connection, row, asked)
             refused = len(self.refused) > refused_before
             if taken or not refused:
-                # What was refused leaves a slot free.
+                # Each refused run leaves a slot free.
                 found = [{**row, "more": row["more"] or refused} for row in taken]
                 return found or picked
 
@@ -58,11 +58,11 @@ class CarefulLook:
             async with connection.transaction():
                 rows = await (await connection.execute(TAKE, {**asked, **picked})).fetchall()
         except psycopg.Error as error:
-            if is_outage(error) or (error.sqlstate or "").startswith(_NOT_ABOUT_ONE_RUN):
+            if is_outage(error) or (error.sqlstate or "").startswith(_NOT_CAUSED_BY_ONE_RUN):
                 raise
             self.refused.append((picked, error))
             self._aside.append(picked["run_id"])
-            if len(self.refused) >= MOST_REFUSED:
+            if len(self.refused) >= MAX_REFUSED:
                 raise
             return []
         kept = {name: picked[name] for name in BOOKKEEPING}

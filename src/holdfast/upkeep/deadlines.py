@@ -68,6 +68,6 @@ class Deadlines:
         else:
             log.info("interrupt.defaulted", run_id=str(served.created.new.run_id), **about)
             announce_run(self._signals, served.created)
-        if served.told:
+        if served.webhook_queued:
             announce_webhooks(self._signals)
         return True

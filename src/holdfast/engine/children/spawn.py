@@ -27,11 +27,11 @@ from holdfast.graphs.client_config import client_metadata
 from holdfast.resources.assistants import resolve_assistant_row
 from holdfast.streams.serialize import to_json
 
-# The time to live of a child's thread, when that of its parent goes with its run: minutes without activity. It may have
-# to wait for somebody's answer.
+# The time to live, in minutes without activity, of a child's thread whose parent's thread is temporary. Not shorter,
+# because the child may wait for a resume.
 ORPHAN_TTL = (1440.0, "delete")
 
-# Orders what is done in the name of the parent: the same key asked for twice, its end, the ends of its children.
+# Serialises what concerns the parent: spawning the same key twice, its own end, the ends of its children.
 LOCK_PARENT = """
 SELECT run.status, run.fence, run.cancel_action, run.children, run.depth, run.priority, run.thread_id, run.pots,
        thread.metadata, thread.tenant_id, thread.temporary, thread.ttl_minutes, thread.ttl_strategy
@@ -40,7 +40,8 @@ FROM run JOIN thread USING (thread_id) WHERE run.run_id = %(run_id)s FOR NO KEY 
 
 FIND = "SELECT key, run_id, thread_id, digest FROM child WHERE parent_run_id = %(run_id)s AND key = %(key)s"
 
-# Before the run: it takes both from its thread, as do those that come after it, with the answer to a question.
+# Executed before the run is inserted: the run takes both columns from its thread, and so do later runs of the thread,
+# which resume it.
 ADOPT_THREAD = "UPDATE thread SET parent_run_id = %(run_id)s, depth = %(depth)s WHERE thread_id = %(thread_id)s"
 
 INSERT = """
@@ -55,7 +56,7 @@ SELECT key, run_id, thread_id, status, error, "values" FROM child
 WHERE parent_run_id = %(run_id)s AND key = ANY(%(keys)s)
 """
 
-# One whose thread waits for an answer is `paused`; while somebody works in it, that is how it stands.
+# A child whose thread waits for a resume is `paused`. While another run of the thread is executing it is `running`.
 LIST = """
 SELECT child.key, child.run_id, child.thread_id, child.assistant_id, child.graph_id, child.awaited > 0 AS awaited,
        child.error, child.created_at, child.ended_at, coalesce(run.children, 0) AS children,
@@ -74,7 +75,7 @@ ORDER BY child.created_at, child.key LIMIT %(limit)s OFFSET %(offset)s
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Who asks: a run, under the fence that it is held with, and its budget, if it has one of its own."""
+    """The run that spawns, with its fence, and with its own budget if it has one."""
 
     run_id: UUID
     fence: int
@@ -83,13 +84,13 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildRequest:
-    """A child as graph code asks for it. `kwargs` are those of its run, but for what its assistant adds."""
+    """A child that graph code asks for. `kwargs`: of its run, without what its assistant adds."""
 
     assistant: str
     key: str
     kwargs: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
-    # None: the parent's.
+    # None: the parent's priority.
     priority: int | None = None
     after_seconds: float = 0.0
 
@@ -105,11 +106,11 @@ class SpawnedChild:
 
 
 async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent, request: ChildRequest) -> SpawnedChild:
-    """The child of a run under a key: created by the first who asks, and the same for all others.
+    """Create the child of a run under a key, or return the one that exists.
 
-    Raises LeaseLost when the parent is not held under its fence any more, Cancelled when it is to stop, ChildRefused
-    for a key that is taken by something else and when there would be too many, NotFound and InvalidRequest for an
-    assistant that there is not. Nothing has changed then.
+    Raises LeaseLost if the parent's fence is stale, Cancelled if the parent must stop, ChildRefused if the key belongs
+    to another request or there would be too many children, NotFound and InvalidRequest for an assistant that does not
+    exist. Nothing has changed then.
     """
     settings = database.settings
     digest = _digest(catalog, request)
@@ -164,18 +165,18 @@ async def spawn_child(database: Database, catalog: GraphCatalog, parent: Parent,
 
 
 async def read_children(connection: AsyncConnection[DictRow], run_id: UUID, keys: Sequence[str]) -> dict[str, DictRow]:
-    """The children under these keys, as far as there are any; `status` is None until one has ended."""
+    """The existing children with these keys. `status` is None until a child has ended."""
     cursor = await connection.execute(READ, {"run_id": run_id, "keys": list(keys)})
     return {row["key"]: row for row in await cursor.fetchall()}
 
 
 async def list_children(connection: AsyncConnection[DictRow], run_id: UUID, part: PageLimits) -> PageRows:
-    """The children of a run in the order in which they were created."""
+    """The children of a run, oldest first."""
     return await fetch_page(connection, LIST, {"run_id": run_id}, part, ["key", "error"])
 
 
 def _digest(catalog: GraphCatalog, request: ChildRequest) -> str:
-    """What a key stands for. A graph's name and the id of its own assistant are the same."""
+    """A digest of the request that a key belongs to. A graph's name and the id of its own assistant are the same."""
     own = request.assistant in catalog.graph_ids
     identity = str(assistant_id(request.assistant)) if own else request.assistant.lower()
     content = [identity, json.loads(to_json(request.kwargs["input"]))]

@@ -189,33 +189,33 @@ class Served:
     """What was done at a deadline: escalated, resumed with the default (`created`), or neither (`skipped`: why)."""
 
     escalated: bool = False
-    # A webhook was queued.
-    told: bool = False
+    webhook_queued: bool = False
     created: CreatedRun | None = None
     skipped: str = ""
 
 
 async def serve_deadline(database: Database, due: DictRow) -> Served | None:
-    """Do what a due question asks for, in one transaction with taking it: somebody who answers at this moment either
-    comes first, and there is nothing left to do, or is told that it is answered. None when it is not due any more, or
-    locked.
+    """Escalate a due interrupt or resume it with its default, in the transaction that locks it.
 
-    Raises TimeoutError if it takes longer than TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT: others are due as well. The wait
-    for a connection of the pool does not count: no question is to blame for it.
+    A resume at the same time either comes first, and nothing is left to do, or is refused. Returns None if the
+    interrupt is no longer due, or is locked.
+
+    Raises TimeoutError if it takes longer than TRY_TIMEOUT_SHARE of DATABASE_TIMEOUT, so that it does not delay other
+    due interrupts. The wait for a pooled connection does not count, because the interrupt is not its cause.
     """
     seconds = TRY_TIMEOUT_SHARE * database.settings.database_timeout
     async with database.transaction() as connection, asyncio.timeout(seconds):
-        # Before the question, as everybody who answers it does.
+        # Lock the thread before the interrupt, in the same order as a resume.
         await connection.execute(LOCK_OPEN_THREADS, {"thread_ids": [due["thread_id"]]})
-        question = await (await connection.execute(DUE, due)).fetchone()
-        if question is None:
+        interrupt = await (await connection.execute(DUE, due)).fetchone()
+        if interrupt is None:
             return None
-        if question["escalation"] is not None and question["escalated_at"] is None:
-            return await _escalate(connection, question)
-        if not question["has_default"]:
+        if interrupt["escalation"] is not None and interrupt["escalated_at"] is None:
+            return await _escalate(connection, interrupt)
+        if not interrupt["has_default"]:
             await connection.execute(SET_DUE, {**due, "seconds": None})
             return Served(skipped="nothing is to be done")
-        new = await _default_run(connection, question)
+        new = await _default_run(connection, interrupt)
         try:
             async with connection.transaction():
                 return Served(created=await create_run_within(connection, new))
@@ -225,45 +225,45 @@ async def serve_deadline(database: Database, due: DictRow) -> Served | None:
 
 
 async def postpone_deadline(database: Database, due: DictRow, seconds: float) -> None:
-    """Try again later what could not be done for no good reason. A question that is locked stays as it is."""
+    """Try again later, after an unexpected failure. A locked interrupt is not changed."""
     async with database.connection() as connection:
         await connection.execute(SET_DUE, {**due, "seconds": seconds})
 
 
-async def _escalate(connection: AsyncConnection[DictRow], question: DictRow) -> Served:
-    escalation = question["escalation"]
-    further = escalation.get("deadline") if question["has_default"] else None
-    place = {key: question[key] for key in ("thread_id", "interrupt_id", "run_id")}
+async def _escalate(connection: AsyncConnection[DictRow], interrupt: DictRow) -> Served:
+    escalation = interrupt["escalation"]
+    further = escalation.get("deadline") if interrupt["has_default"] else None
+    place = {key: interrupt[key] for key in ("thread_id", "interrupt_id", "run_id")}
     await connection.execute(ESCALATE, {**place, "seconds": further})
-    told = False
+    webhook_queued = False
     if url := escalation.get("webhook"):
         queued = await connection.execute(QUEUE_ESCALATION, {**place, "url": url})
-        told = queued.rowcount > 0
-    return Served(escalated=True, told=told)
+        webhook_queued = queued.rowcount > 0
+    return Served(escalated=True, webhook_queued=webhook_queued)
 
 
 def continued_kwargs(kwargs: Mapping[str, Any], resume: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that goes on with the work of another is made of: all that one was given but for where it began."""
+    """The kwargs of a run that resumes another: those of the other, without its input and its starting checkpoint."""
     config = dict(kwargs.get("config") or {})
     if config.get("configurable"):
-        begun = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
-        config["configurable"] = {key: value for key, value in config["configurable"].items() if key not in begun}
+        start_keys = ("checkpoint_id", "checkpoint_ns", "checkpoint_map")
+        config["configurable"] = {key: value for key, value in config["configurable"].items() if key not in start_keys}
     kept = {key: value for key, value in kwargs.items() if key not in ("answers", "strict_resume")}
     return {**kept, "input": None, "command": {"resume": dict(resume)}, "config": config}
 
 
-async def _default_run(connection: AsyncConnection[DictRow], question: DictRow) -> NewRun:
-    """The run that gives the default answer, as the one that asked was given."""
+async def _default_run(connection: AsyncConnection[DictRow], interrupt: DictRow) -> NewRun:
+    """The run that resumes an interrupt with its default, with the kwargs of the run that raised it."""
     try:
-        asking: Mapping[str, Any] = await get_run(connection, question["run_id"])
-    except NotFound:  # Deleted since; the question is not.
-        asking = {"kwargs": {"stream_mode": ["values"]}, "metadata": {}, "priority": 0}
+        raised_by: Mapping[str, Any] = await get_run(connection, interrupt["run_id"])
+    except NotFound:  # The run was deleted since, the interrupt was not.
+        raised_by = {"kwargs": {"stream_mode": ["values"]}, "metadata": {}, "priority": 0}
     request = RunRequest(
         by="deadline",
-        kwargs=continued_kwargs(asking["kwargs"], {question["interrupt_id"]: question["default_answer"]}),
-        metadata=asking["metadata"],
-        priority=asking["priority"],
-        thread_id=question["thread_id"],
-        answers_run=question["run_id"],
+        kwargs=continued_kwargs(raised_by["kwargs"], {interrupt["interrupt_id"]: interrupt["default_answer"]}),
+        metadata=raised_by["metadata"],
+        priority=raised_by["priority"],
+        thread_id=interrupt["thread_id"],
+        answers_run=interrupt["run_id"],
     )
-    return continue_run(request, question["assistant_id"], question["graph_id"])
+    return continue_run(request, interrupt["assistant_id"], interrupt["graph_id"])
