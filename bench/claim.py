@@ -97,7 +97,7 @@ class Queue:
             started = time.perf_counter()
             rows = await claim(connection, self._worker_id, SLOTS, [GRAPH])
             seconds = time.perf_counter() - started
-        run_ids: list[UUID] = [row["run_id"] for row in rows]
+        run_ids: list[UUID] = [row.run_id for row in rows]
         if len(run_ids) != SLOTS:
             raise RuntimeError(f"{len(run_ids)} runs were claimed instead of {SLOTS}")
         async with self._database.connection() as connection:

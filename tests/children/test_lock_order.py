@@ -26,7 +26,7 @@ from holdfast.errors import NotFound
 from holdfast.journal.batch import write_portions
 from holdfast.journal.entries import EndEffects
 from holdfast.settings import Settings, load_settings
-from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of, somebody_waits
+from tests.engine.scene import GRAPH, SUCCESS, create, online_worker, portion_of_row, somebody_waits
 from tests.engine.test_lock_order import both_are_stuck, meet_without_deadlock
 from tests.support.records import query
 
@@ -102,7 +102,7 @@ def batch(worker: int) -> Operation:
                 outcome = random.choice([SUCCESS, RolledBack(), None])
             else:
                 outcome = random.choice([None, Waiting(awaited=dict.fromkeys(scene.keys[run["run_id"]], False))])
-            portions.append(replace(portion_of(run, outcome), effects=EndEffects(parent=run["parent_run_id"])))
+            portions.append(replace(portion_of_row(run, outcome), effects=EndEffects(parent=run["parent_run_id"])))
         if backwards:
             portions.reverse()
         with suppress(psycopg.errors.DivisionByZero, psycopg.errors.UniqueViolation):

@@ -17,6 +17,7 @@ from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.children.families import HAS_FAMILY_WORK, OVERDUE, release_overdue
 from holdfast.engine.children.spawn import ChildRequest, Parent, spawn_child
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.outcome import Ended, Outcome, RolledBack, Waiting
 from holdfast.engine.reap import release_orphans
 from holdfast.engine.states import RunStatus
@@ -57,27 +58,28 @@ def settings(database_url: str) -> Settings:
 class Family:
     """A parent that runs, and children that run or can be claimed."""
 
-    def __init__(self, database: Database, worker_id: UUID, parent: DictRow) -> None:
+    def __init__(self, database: Database, worker_id: UUID, parent: ClaimedRun) -> None:
         self.database = database
         self.worker_id = worker_id
         self.parent = parent
 
     @property
     def run_id(self) -> UUID:
-        run_id: UUID = self.parent["run_id"]
+        run_id: UUID = self.parent.run_id
         return run_id
 
-    async def child(self, key: str, *, running: bool = True) -> DictRow:
-        created = await adopt(self.database, self.run_id, key)
-        if not running:
-            return created.run
-        [row] = await claim_runs(self.database, self.worker_id)
-        return row
+    async def queued_child(self, key: str) -> DictRow:
+        return (await adopt(self.database, self.run_id, key)).run
+
+    async def child(self, key: str) -> ClaimedRun:
+        await self.queued_child(key)
+        [run] = await claim_runs(self.database, self.worker_id)
+        return run
 
     async def wait(self, **awaited: bool) -> list[UUID]:
         return await self.write(self.parent, Waiting(awaited=awaited))
 
-    async def write(self, run: DictRow, outcome: Outcome) -> list[UUID]:
+    async def write(self, run: ClaimedRun, outcome: Outcome) -> list[UUID]:
         """As the journal does. Returns the runs of which it would tell the workers."""
         async with self.database.transaction() as connection:
             written = await write_portions(connection, [portion(run, outcome)], verify=True, repeat=False)
@@ -87,8 +89,8 @@ class Family:
         return {row["key"]: row["status"] for row in await children_of(self.database, self.run_id)}[key]
 
 
-def portion(run: DictRow, outcome: Outcome) -> Portion:
-    return replace(portion_of(run, outcome), effects=EndEffects(parent=run["parent_run_id"]))
+def portion(run: ClaimedRun, outcome: Outcome) -> Portion:
+    return replace(portion_of(run, outcome), effects=EndEffects(parent=run.parent_run_id))
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ async def poisons(family: Family) -> str:
 
 
 async def cancels(family: Family) -> str:
-    run = await family.child("a", running=False)
+    run = await family.queued_child("a")
     await family.wait(a=False)
     cancelled = await cancel_runs(family.database, run["thread_id"], None, "interrupt")
     assert [row["run_id"] for row in cancelled.promoted] == [family.run_id]
@@ -133,12 +135,12 @@ async def cancels_between_attempts(family: Family) -> str:
     await family.wait(a=False)
     await declare_lost(family.database, family.worker_id)
     await release_orphans(family.database, max_crashes=9)
-    await cancel_runs(family.database, run["thread_id"], None, "interrupt")
+    await cancel_runs(family.database, run.thread_id, None, "interrupt")
     return "interrupted"
 
 
 async def erases(family: Family) -> str:
-    run = await family.child("a", running=False)
+    run = await family.queued_child("a")
     await family.wait(a=False)
     cancelled = await cancel_runs(family.database, run["thread_id"], None, "rollback")
     assert [row["run_id"] for row in cancelled.promoted] == [family.run_id]
@@ -148,7 +150,7 @@ async def erases(family: Family) -> str:
 async def deletes(family: Family) -> str:
     run = await family.child("a")
     await family.wait(a=False)
-    await delete_thread(family.database, run["thread_id"], EVERYTHING)
+    await delete_thread(family.database, run.thread_id, EVERYTHING)
     return "deleted"
 
 
@@ -156,7 +158,7 @@ async def deletes_paused(family: Family) -> str:
     run = await family.child("a")
     await family.write(run, PAUSED)
     await family.wait(a=False)
-    await query(family.database, "DELETE FROM thread WHERE thread_id = %s RETURNING 1", run["thread_id"])
+    await query(family.database, "DELETE FROM thread WHERE thread_id = %s RETURNING 1", run.thread_id)
     return "deleted"
 
 
@@ -189,12 +191,12 @@ async def test_a_child_that_pauses_has_not_ended(family: Family) -> None:
     await family.write(run, PAUSED)
     assert await family.status("a") is None
     # Nor when somebody thought better of answering.
-    answer = await create(family.database, run["thread_id"])
-    await cancel_runs(family.database, run["thread_id"], [answer.run["run_id"]], "interrupt")
-    assert (await thread_row(family.database, run["thread_id"]))["status"] == "interrupted"
+    answer = await create(family.database, run.thread_id)
+    await cancel_runs(family.database, run.thread_id, [answer.run["run_id"]], "interrupt")
+    assert (await thread_row(family.database, run.thread_id))["status"] == "interrupted"
     assert await family.status("a") is None
     assert not await is_ready(family.database, family.run_id)
-    await create(family.database, run["thread_id"])
+    await create(family.database, run.thread_id)
     [answering] = await claim_runs(family.database, family.worker_id)
     await family.write(answering, SUCCESS)
     assert await family.status("a") == "success"
@@ -267,7 +269,7 @@ async def test_the_last_two_end_together(family: Family, version: str) -> None:
     first, second = await family.child("a"), await family.child("b")
     if version == "older":
         # A worker that knows nothing of parents.
-        first["parent_run_id"] = second["parent_run_id"] = None
+        first, second = replace(first, parent_run_id=None), replace(second, parent_run_id=None)
     await family.wait(a=False, b=False)
     async with commit_held_up(family.database, [portion(first, SUCCESS)]):
         ending = asyncio.create_task(family.write(second, SUCCESS))
@@ -279,7 +281,7 @@ async def test_the_last_two_end_together(family: Family, version: str) -> None:
 
 async def test_a_parent_cancelled_on_its_way_does_not_wait(family: Family) -> None:
     await family.child("a")
-    cancelled = await cancel_runs(family.database, family.parent["thread_id"], None, "interrupt")
+    cancelled = await cancel_runs(family.database, family.parent.thread_id, None, "interrupt")
     assert (len(cancelled.requested), cancelled.parents) == (1, [family.run_id])
     await family.wait(a=False)
     assert await is_ready(family.database, family.run_id)
@@ -302,13 +304,13 @@ async def test_a_wait_is_not_something_scheduled(family: Family) -> None:
 async def test_a_run_behind_a_waiting_one_goes_on_waiting(family: Family) -> None:
     await family.child("a")
     await family.wait(a=False)
-    behind = await create(family.database, family.parent["thread_id"])
-    other = await create(family.database, family.parent["thread_id"])
-    await cancel_runs(family.database, family.parent["thread_id"], [other.run["run_id"]], "interrupt")
+    behind = await create(family.database, family.parent.thread_id)
+    other = await create(family.database, family.parent.thread_id)
+    await cancel_runs(family.database, family.parent.thread_id, [other.run["run_id"]], "interrupt")
     assert not behind.ready
     assert await claim_runs(family.database, family.worker_id) == []
-    await cancel_runs(family.database, family.parent["thread_id"], [family.run_id], "interrupt")
-    assert [row["run_id"] for row in await claim_runs(family.database, family.worker_id)] == [behind.run["run_id"]]
+    await cancel_runs(family.database, family.parent.thread_id, [family.run_id], "interrupt")
+    assert [row.run_id for row in await claim_runs(family.database, family.worker_id)] == [behind.run["run_id"]]
 
 
 @pytest.mark.parametrize("statement", [HAS_FAMILY_WORK, OVERDUE], ids=["look", "overdue"])

@@ -95,7 +95,7 @@ async def claim_carefully(database: Database, worker_id: UUID, slots: int, **opt
     look = RunByRunLook(options.pop("aside", []))
     async with database.transaction() as connection:
         rows = await claim(connection, worker_id, slots, [GRAPH], look=look, **options)
-    return [row["run_id"] for row in rows], len(look.refused)
+    return [row.run_id for row in rows], len(look.refused)
 
 
 @pytest.mark.parametrize("kind", ["plain", "of tenants", "suspects"])
@@ -112,14 +112,14 @@ async def test_claim_skips_runs_set_aside(database: Database, kind: str) -> None
     aside = [created[0]]
     async with database.connection() as connection:
         [taken] = await claim(connection, worker_id, 1, [GRAPH], aside=aside)
-    assert taken["run_id"] == created[1]
+    assert taken.run_id == created[1]
     other = await online_worker(database)
     assert await claim_carefully(database, other, 1, aside=aside) == ([created[2]], 0)
     # Nothing is left but what is set aside, for which no slot is kept.
     later = (await create(database, UUID(int=9))).run["run_id"]
     async with database.connection() as connection:
         rows = await claim(connection, await online_worker(database), 1, [GRAPH], aside=aside)
-    assert [row["run_id"] for row in rows] == [later]
+    assert [row.run_id for row in rows] == [later]
 
 
 @pytest.mark.parametrize("kind", ["plain", "of tenants", "suspects"])

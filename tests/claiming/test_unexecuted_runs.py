@@ -21,7 +21,7 @@ async def owned(database: Database) -> tuple[UUID, list[UUID]]:
     worker_id = await online_worker(database)
     for _ in range(3):
         await create(database, uuid4())
-    return worker_id, [row["run_id"] for row in await claim_runs(database, worker_id)]
+    return worker_id, [row.run_id for row in await claim_runs(database, worker_id)]
 
 
 def unexecuted_runs(database: Database, *held: UUID) -> UnexecutedRuns:

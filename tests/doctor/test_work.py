@@ -26,7 +26,7 @@ async def claimed(database: Database) -> tuple[UUID, UUID]:
     worker_id = await online_worker(database)
     await create(database, uuid4())
     [run] = await claim_runs(database, worker_id)
-    return worker_id, run["run_id"]
+    return worker_id, run.run_id
 
 
 async def test_no_worker_at_all(installation: Installation, database: Database, execute: Execute) -> None:
@@ -176,7 +176,7 @@ async def test_a_run_on_its_way_to_the_dead_letters(installation: Installation, 
         assert finding.verdict is Verdict.WARN
         expected = f"{crash} times of 3" if crash < 3 else "1 dead letter since yesterday (poison)"
         assert expected in finding.found
-        assert str(run["run_id"]) in finding.found
+        assert str(run.run_id) in finding.found
 
 
 async def test_a_lease_that_has_expired(installation: Installation, database: Database, execute: Execute) -> None:

@@ -25,6 +25,7 @@ from holdfast.db.visibility import EVERYTHING
 from holdfast.engine import lease, reap, unexecuted
 from holdfast.engine.cancel import CancelledRuns, cancel_runs
 from holdfast.engine.claim import claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.engine.new_run import CreatedRun, NewRun
 from holdfast.engine.outcome import Outcome
@@ -52,7 +53,7 @@ MAX_CRASHES = 3
 class Holding:
     """A run as the worker that claimed it knows it, whether it is still right about that or not."""
 
-    run: DictRow
+    run: ClaimedRun
     writer: RunWriter
 
     @property
@@ -200,14 +201,14 @@ class Fleet:
         return self._run(step())
 
     def claim(self, worker: FleetWorker, slots: int) -> list[Holding]:
-        async def step() -> list[DictRow]:
+        async def step() -> list[ClaimedRun]:
             async with self._database.connection() as connection:
                 return await claim(connection, worker.worker_id, slots, [GRAPH])
 
         holdings = []
-        for row in self._run(step()):
-            writer = worker.journal.open_writer(row["run_id"], row["thread_id"], row["fence"], row["next_seq"])
-            holdings.append(Holding(row, writer))
+        for run in self._run(step()):
+            writer = worker.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
+            holdings.append(Holding(run, writer))
         worker.holdings += holdings
         return holdings
 

@@ -13,6 +13,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.new_run import CreatedRun, NewRun
 from holdfast.engine.outcome import Ended, Outcome
 from holdfast.engine.ready import ReadyRun
@@ -75,7 +76,7 @@ async def declare_lost(database: Database, worker_id: UUID) -> None:
     await query(database, "UPDATE worker SET status = 'lost' WHERE worker_id = %s RETURNING worker_id", worker_id)
 
 
-async def claim_runs(database: Database, worker_id: UUID, slots: int = 100) -> list[DictRow]:
+async def claim_runs(database: Database, worker_id: UUID, slots: int = 100) -> list[ClaimedRun]:
     async with database.connection() as connection:
         return await claim(connection, worker_id, slots, [GRAPH])
 
@@ -115,8 +116,8 @@ async def open_journal(settings: Settings, announced: list[ReadyRun] | None = No
         await task
 
 
-def writer_of(journal: Journal, run: DictRow) -> RunWriter:
-    return journal.open_writer(run["run_id"], run["thread_id"], run["fence"], run["next_seq"])
+def writer_of(journal: Journal, run: ClaimedRun) -> RunWriter:
+    return journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
 
 
 def put_checkpoint(writer: RunWriter) -> str:
@@ -125,10 +126,17 @@ def put_checkpoint(writer: RunWriter) -> str:
     return checkpoint_id
 
 
-def portion_of(run: DictRow, outcome: Outcome | None = None) -> Portion:
+def portion_of(run: ClaimedRun, outcome: Outcome | None = None) -> Portion:
     """One event of a claimed run, and perhaps its end, as the journal would write them."""
     entries = [EventEntry("values", "", b"{}")]
-    return Portion(run["run_id"], run["thread_id"], run["fence"], run["next_seq"], [*entries], outcome)
+    return Portion(run.run_id, run.thread_id, run.fence, run.next_seq, [*entries], outcome)
+
+
+def portion_of_row(row: DictRow, outcome: Outcome | None = None) -> Portion:
+    """The same for a row that was put into the database as if it had been claimed."""
+    return Portion(
+        row["run_id"], row["thread_id"], row["fence"], row["next_seq"], [EventEntry("values", "", b"{}")], outcome
+    )
 
 
 @asynccontextmanager

@@ -131,8 +131,8 @@ class Steps(RuleBasedStateMachine):
         claimed = self.fleet.claim(worker, slots)
         assert {holding.run_id for holding in claimed} == {row["run_id"] for row in due}
         for holding in claimed:
-            self.expected.wrote(holding.run["thread_id"], holding.run_id, 1)
-            assert holding.run["next_seq"] == self.expected.last_seq[holding.run["thread_id"]] + 1
+            self.expected.wrote(holding.run.thread_id, holding.run_id, 1)
+            assert holding.run.next_seq == self.expected.last_seq[holding.run.thread_id] + 1
         self.look()
         for holding in claimed:
             row = self.now.runs[holding.run_id]

@@ -30,9 +30,9 @@ async def test_a_cancel_just_before_the_pause_of_a_retry(
         [run] = await claim_runs(database, worker_id)
         await cancel_runs(database, thread_id, None, action)
         await writer_of(journal, run).finish(Released(after=600.0))
-        assert [ready.after for ready in announced if ready.run_id == run["run_id"]] == [0.0]
+        assert [ready.after for ready in announced if ready.run_id == run.run_id] == [0.0]
         [again] = await claim_runs(database, worker_id)
-    assert (again["run_id"], again["cancel_action"]) == (run["run_id"], action)
+    assert (again.run_id, again.cancel_action) == (run.run_id, action)
 
 
 async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database: Database, settings: Settings) -> None:
@@ -51,10 +51,10 @@ async def test_its_log_has_an_end_and_one_that_never_began_says_nothing(database
         database, "SELECT seq, run_id, kind, data FROM event WHERE thread_id = %s ORDER BY seq", thread_id
     )
     assert [(event["seq"], event["run_id"], event["kind"]) for event in events] == [
-        (1, run["run_id"], "metadata"),
-        (2, run["run_id"], "values"),
-        (3, run["run_id"], "released"),
-        (4, run["run_id"], "end"),
+        (1, run.run_id, "metadata"),
+        (2, run.run_id, "values"),
+        (3, run.run_id, "released"),
+        (4, run.run_id, "end"),
     ]
     end = orjson.loads(events[-1]["data"])
     assert (end["status"], end["error"]["error"]) == ("interrupted", "UserInterrupt")

@@ -13,6 +13,7 @@ from holdfast.db.connect import Database
 from holdfast.db.visibility import EVERYTHING
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.create import LOCK_LATER_HEADS, LOCK_OPEN_THREADS
 from holdfast.engine.outcome import RolledBack
 from holdfast.engine.states import CancelAction
@@ -78,7 +79,7 @@ async def test_no_run_is_claimed_twice_and_no_thread_has_two(database: Database)
     async def take_all(worker_id: UUID) -> list[UUID]:
         taken = []
         while rows := await claim_runs(database, worker_id, random.randint(1, 3)):
-            taken += [row["thread_id"] for row in rows]
+            taken += [row.thread_id for row in rows]
         return taken
 
     taken = [thread_id for found in await asyncio.gather(*map(take_all, workers)) for thread_id in found]
@@ -94,7 +95,7 @@ async def test_several_workers_execute_every_run_once_and_in_order(database: Dat
     async def work(journal: Journal, worker_id: UUID) -> None:
         nonlocal left
 
-        async def execute(run: dict[str, object]) -> None:
+        async def execute(run: ClaimedRun) -> None:
             nonlocal left
             writer = writer_of(journal, run)
             writer.add_event("values", b"{}")
@@ -135,7 +136,7 @@ async def test_a_scheduled_head_that_is_being_claimed_stays_the_head(database: D
     thread_id, worker_id = uuid4(), await online_worker(database)
     head = await scheduled_head_that_is_claimable(database, thread_id)
     async with database.transaction() as claiming:
-        assert [row["run_id"] for row in await claim(claiming, worker_id, 10, [GRAPH])] == [head]
+        assert [row.run_id for row in await claim(claiming, worker_id, 10, [GRAPH])] == [head]
         creating = asyncio.create_task(create(database, thread_id))
         await somebody_waits(database)
     assert not (await creating).ready
@@ -173,7 +174,7 @@ async def test_an_earlier_run_goes_first(database: Database) -> None:
     order = [row["run_id"] for row in await unfinished(database, thread_id)]
     assert order == [now.run["run_id"], soon.run["run_id"], tomorrow.run["run_id"]]
     assert not await query(database, BROKEN_QUEUES)
-    assert [row["run_id"] for row in await claim_runs(database, worker_id)] == [now.run["run_id"]]
+    assert [row.run_id for row in await claim_runs(database, worker_id)] == [now.run["run_id"]]
 
 
 # --- cancelling and finishing -------------------------------------------------------------------------
@@ -188,7 +189,7 @@ async def test_a_cancel_that_comes_during_the_end_is_too_late(database: Database
         await somebody_waits(database)
     cancelled = await cancelling
     assert (cancelled.ended, cancelled.requested) == ([], [])
-    row = await run_row(database, run["run_id"])
+    row = await run_row(database, run.run_id)
     assert (row["status"], row["cancel_action"]) == ("success", None)
 
 
@@ -215,8 +216,8 @@ async def test_a_cancel_and_a_claim_of_the_same_run(database: Database) -> None:
         await somebody_waits(database)
     cancelled = await cancelling
     assert cancelled.ended == []
-    assert [(row["run_id"], row["worker_id"]) for row in cancelled.requested] == [(run["run_id"], worker_id)]
-    row = await run_row(database, run["run_id"])
+    assert [(row["run_id"], row["worker_id"]) for row in cancelled.requested] == [(run.run_id, worker_id)]
+    row = await run_row(database, run.run_id)
     assert (row["status"], row["cancel_action"]) == ("running", "interrupt")
 
 
@@ -249,15 +250,15 @@ async def test_cancels_race_ends(database: Database, settings: Settings, action:
             )
             if action == "interrupt" or not cancelled.requested:
                 assert signal is None
-                assert (await run_row(database, run["run_id"]))["status"] == "success"
+                assert (await run_row(database, run.run_id))["status"] == "success"
                 continue
             promised += 1
             assert isinstance(signal, Cancelled)
             assert signal.action == "rollback"
-            assert (await run_row(database, run["run_id"]))["status"] == "running"
+            assert (await run_row(database, run.run_id))["status"] == "running"
             writer.discard()
             await writer.finish(RolledBack())
-            assert not await exists(database, run["run_id"])
+            assert not await exists(database, run.run_id)
             assert (await thread_row(database, thread_id))["status"] == "idle"
     assert action == "interrupt" or promised > 0
 

@@ -71,4 +71,4 @@ async def test_numbers_go_on_after_everything_has_expired(
     assert not await query(database, "SELECT 1 FROM event")
     await create(database, thread_id)
     [run] = await claim_runs(database, await online_worker(database))
-    assert (run["announced_seq"], run["next_seq"]) == (highest["seq"] + 1, highest["seq"] + 2)
+    assert (run.announced_seq, run.next_seq) == (highest["seq"] + 1, highest["seq"] + 2)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import MAX_TENANTS_VISITED, NO_TURN, Claims, Turn, claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.errors import InvalidRequest
 from holdfast.resources.tenants import MAX_WEIGHT, set_limits
 from tests.engine.scene import GRAPH, create, online_worker
@@ -42,17 +43,17 @@ async def take(database: Database, worker: UUID, slots: int, **options: Any) -> 
         return await claim(connection, worker, slots, options.pop("graphs", [GRAPH]), **options)
 
 
-async def end(database: Database, rows: list[DictRow]) -> None:
+async def end(database: Database, rows: Sequence[ClaimedRun]) -> None:
     await query(
         database,
         "UPDATE run SET status = 'success', worker_id = NULL, ready_at = NULL, finished_at = now() "
         "WHERE run_id = ANY(%s) RETURNING run_id",
-        [row["run_id"] for row in rows],
+        [row.run_id for row in rows],
     )
 
 
-def tenants(rows: list[DictRow]) -> Counter[str]:
-    return Counter(row["tenant_id"] for row in rows)
+def tenants(rows: Sequence[ClaimedRun]) -> Counter[str]:
+    return Counter(row.tenant_id for row in rows)
 
 
 async def test_the_first_run_of_another_waits_for_one_slot_at_most(database: Database) -> None:
@@ -64,7 +65,7 @@ async def test_the_first_run_of_another_waits_for_one_slot_at_most(database: Dat
     late = await create(database, uuid4(), tenant_id="zeta")
     await end(database, busy[:1])
     [next_one] = await take(database, worker, 1, turn=NO_TURN.after(busy))
-    assert next_one["run_id"] == late.run["run_id"]
+    assert next_one.run_id == late.run["run_id"]
 
 
 @pytest.mark.parametrize("after", ["", "acme", "middle", "zeta", "zzz"])
@@ -103,7 +104,7 @@ async def test_flood_of_high_priority_does_not_delay_another_tenant(database: Da
     late = await create(database, uuid4(), tenant_id="zeta", priority=-1_000_000)
     await end(database, busy[:1])
     [next_one] = await take(database, worker, 1, turn=NO_TURN.after(busy))
-    assert next_one["run_id"] == late.run["run_id"]
+    assert next_one.run_id == late.run["run_id"]
 
 
 async def test_runs_of_no_tenant_do_not_delay_a_tenant_by_their_priority(database: Database) -> None:
@@ -130,7 +131,7 @@ async def test_priority_orders_the_runs_of_one_tenant(database: Database) -> Non
     claimed = await take(database, worker, 20, graphs=[GRAPH, "other"])
     rows = await query(database, "SELECT run_id, priority, ready_at FROM run WHERE tenant_id = 'acme'")
     expected = sorted(rows, key=lambda row: (-row["priority"], row["ready_at"]))[:17]
-    found = [row["run_id"] for row in claimed if row["tenant_id"] == "acme"]
+    found = [row.run_id for row in claimed if row.tenant_id == "acme"]
     # Of each priority; runs of two graphs may have been made in the same moment.
     priorities = {row["run_id"]: row["priority"] for row in rows}
     assert [priorities[run_id] for run_id in found] == [row["priority"] for row in expected]
@@ -145,7 +146,7 @@ async def served_one_by_one(database: Database, worker: UUID, times: int, turn: 
     for _ in range(times):
         rows = await take(database, worker, 1, turn=turn)
         turn = turn.after(rows)
-        served += [row["tenant_id"] for row in rows]
+        served += [row.tenant_id for row in rows]
     return served
 
 
@@ -169,7 +170,7 @@ async def test_weights_hold_however_many_slots_are_free(database: Database, slot
     while len(served) < 100:
         rows = await take(database, worker, slots, turn=turn)
         turn = turn.after(rows)
-        served += [row["tenant_id"] for row in rows]
+        served += [row.tenant_id for row in rows]
     expected = ["acme", "heavy", "heavy", "heavy", "zeta"] * 25
     assert served[:100] == expected[:100]
 
@@ -249,7 +250,7 @@ async def test_one_tenant_is_served_oldest_first_whatever_the_graph(database: Da
     claimed = await take(database, worker, 20, graphs=["one", "two"])
     # By the times, because two runs may be ready at the same microsecond, and either of them may come first then.
     ready_at = {row["run_id"]: row["ready_at"] for row in rows}
-    assert [ready_at[row["run_id"]] for row in claimed] == [row["ready_at"] for row in rows[:20]]
+    assert [ready_at[row.run_id] for row in claimed] == [row["ready_at"] for row in rows[:20]]
 
 
 async def test_what_others_are_claiming_is_passed_over(database: Database) -> None:
@@ -270,13 +271,13 @@ async def test_many_workers_at_once_take_everything_once(database: Database) -> 
     for tenant, runs in (("acme", 200), ("mini", 3), ("", 40), ("zeta", 60)):
         await flood(database, tenant, runs)
 
-    async def work(worker: UUID) -> list[DictRow]:
-        found: list[DictRow] = []
+    async def work(worker: UUID) -> list[ClaimedRun]:
+        found: list[ClaimedRun] = []
         while rows := await take(database, worker, 7, turn=NO_TURN.after(found)):
             found += rows
         return found
 
-    claimed = [row["run_id"] for rows in await asyncio.gather(*map(work, workers)) for row in rows]
+    claimed = [row.run_id for rows in await asyncio.gather(*map(work, workers)) for row in rows]
     assert len(claimed) == len(set(claimed)) == 303
 
 
@@ -340,12 +341,12 @@ async def test_tenant_behind_many_at_their_limit_is_found_by_the_next_claims(dat
     await query(database, FULL, 350, GRAPH)
     await flood(database, where, 1)
     turn, looks = Turn("full-0300"), 0
-    found: list[DictRow] = []
+    found: list[ClaimedRun] = []
     while not found:
         claims = await take(database, worker, 5, turn=turn)
         found, turn, looks = list(claims), claims.turn, looks + 1
         assert found or turn.walking_since is not None, "the walk goes on until it has come round"
-    assert [row["tenant_id"] for row in found] == [where]
+    assert [row.tenant_id for row in found] == [where]
     assert looks <= 350 // MAX_TENANTS_VISITED + 2
 
 
@@ -369,7 +370,7 @@ async def test_tenant_that_is_known_to_have_room_is_found_at_once(database: Data
     late = await create(database, uuid4(), tenant_id="zeta")
     known = {"tenants": ["zeta"]} if named == "tenant" else {"hinted": [late.run["run_id"]]}
     [claimed] = await take(database, worker, 5, **known)
-    assert claimed["run_id"] == late.run["run_id"]
+    assert claimed.run_id == late.run["run_id"]
     # One that the walk comes to anyway is not served twice.
     await flood(database, "aaa", 5)
     await query(database, "INSERT INTO tenant (tenant_id, max_running) VALUES ('aaa', 2) RETURNING 1")
@@ -385,10 +386,10 @@ async def test_walk_goes_on_after_a_tenant_was_served(database: Database, room: 
     await query(database, "UPDATE tenant SET max_running = 1 WHERE tenant_id = %s RETURNING 1", room)
     await flood(database, "zzz", 1)
     claims = await take(database, worker, 5, turn=Turn("aaaa"), tenants=named)
-    found = [row["tenant_id"] for row in claims]
+    found = [row.tenant_id for row in claims]
     while claims.turn.walking_since is not None:
         claims = await take(database, worker, 5, turn=claims.turn)
-        found += [row["tenant_id"] for row in claims]
+        found += [row.tenant_id for row in claims]
     assert found == [room, "zzz"]
 
 

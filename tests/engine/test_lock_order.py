@@ -33,7 +33,7 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.journal.batch import INSPECT, write_portions
 from holdfast.journal.entries import Portion
 from holdfast.settings import Settings
-from tests.engine.scene import BROKEN_QUEUES, GRAPH, INTERRUPTED, SUCCESS, create, portion_of
+from tests.engine.scene import BROKEN_QUEUES, GRAPH, INTERRUPTED, SUCCESS, create, portion_of_row
 from tests.support.records import query
 
 THREADS = 6
@@ -124,7 +124,7 @@ async def deletes(database: Database, scene: Scene, backwards: bool) -> None:
 
 def portions_of(scene: Scene, backwards: bool, outcomes: list[Outcome | None]) -> list[Portion]:
     runs = list(reversed(scene.running)) if backwards else scene.running
-    return [portion_of(run, random.choice(outcomes)) for run in runs]
+    return [portion_of_row(run, random.choice(outcomes)) for run in runs]
 
 
 def writes(outcomes: list[Outcome | None]) -> Operation:

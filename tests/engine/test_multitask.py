@@ -83,12 +83,12 @@ async def test_enqueue_waits_for_the_runs_before_it(database: Database, settings
     second = await create(database, thread_id, priority=5)
     assert (first.ready, second.ready) == (True, False)
     [run] = await claim_runs(database, worker_id)
-    assert run["run_id"] == first.run["run_id"]
+    assert run.run_id == first.run["run_id"]
     assert await claim_runs(database, worker_id) == []
     async with open_journal(settings) as journal:
         await writer_of(journal, run).finish(SUCCESS)
     assert (await thread_row(database, thread_id))["status"] == "busy"
-    assert [row["run_id"] for row in await claim_runs(database, worker_id)] == [second.run["run_id"]]
+    assert [row.run_id for row in await claim_runs(database, worker_id)] == [second.run["run_id"]]
 
 
 async def test_interrupt_keeps_what_the_old_run_did(database: Database, settings: Settings) -> None:
@@ -102,7 +102,7 @@ async def test_interrupt_keeps_what_the_old_run_did(database: Database, settings
         await writer.flush()
         new = await create(database, thread_id, multitask_strategy="interrupt")
         assert new.cancelled.ended == [queued.run["run_id"]]
-        assert [row["run_id"] for row in new.cancelled.requested] == [run["run_id"]]
+        assert [row["run_id"] for row in new.cancelled.requested] == [run.run_id]
         assert not new.ready
         assert await statuses(database, thread_id) == ["running", "interrupted", "pending"]
         await writer.finish(INTERRUPTED)
@@ -112,9 +112,9 @@ async def test_interrupt_keeps_what_the_old_run_did(database: Database, settings
     assert thread["error"]["error"] == "UserInterrupt"
     assert await checkpoint_ids(database, thread_id) == {checkpoint}
     [following] = await claim_runs(database, worker_id)
-    assert following["run_id"] == new.run["run_id"]
-    assert not following["fresh"]
-    assert following["announced_seq"] == 3, "the old run was announced by event 1 and ended by event 2"
+    assert following.run_id == new.run["run_id"]
+    assert not following.fresh
+    assert following.announced_seq == 3, "the old run was announced by event 1 and ended by event 2"
 
 
 async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, settings: Settings) -> None:
@@ -157,8 +157,8 @@ async def test_rollback_leaves_nothing_of_the_old_runs(database: Database, setti
     for column in ("values", "interrupts", "error", "resting_status"):
         assert thread[column] == before[column]
     [following] = await claim_runs(database, worker_id)
-    assert following["run_id"] == new.run["run_id"]
-    assert following["next_seq"] == len(await thread_events(database, thread_id)) + 1 == 7
+    assert following.run_id == new.run["run_id"]
+    assert following.next_seq == len(await thread_events(database, thread_id)) + 1 == 7
 
 
 async def test_rolling_back_a_command_takes_its_writes_back(database: Database, settings: Settings) -> None:
@@ -247,8 +247,8 @@ async def test_interrupting_a_running_run(database: Database, settings: Settings
     thread_id, worker_id = uuid4(), await online_worker(database)
     await create(database, thread_id)
     [run] = await claim_runs(database, worker_id)
-    cancelled = await cancel_runs(database, thread_id, [run["run_id"]], "interrupt")
-    assert [(row["run_id"], row["worker_id"]) for row in cancelled.requested] == [(run["run_id"], worker_id)]
+    cancelled = await cancel_runs(database, thread_id, [run.run_id], "interrupt")
+    assert [(row["run_id"], row["worker_id"]) for row in cancelled.requested] == [(run.run_id, worker_id)]
     assert await statuses(database, thread_id) == ["running"]
     async with open_journal(settings) as journal:
         await writer_of(journal, run).finish(INTERRUPTED)
@@ -281,7 +281,7 @@ async def test_a_finished_run_cannot_be_cancelled(database: Database, settings: 
     async with open_journal(settings) as journal:
         await writer_of(journal, run).finish(SUCCESS)
     before = await everything(database)
-    cancelled = await cancel_runs(database, thread_id, [run["run_id"]], "rollback")
+    cancelled = await cancel_runs(database, thread_id, [run.run_id], "rollback")
     assert (cancelled.ended, cancelled.requested) == ([], [])
     assert await everything(database) == before
 
@@ -292,7 +292,7 @@ async def test_a_rollback_outranks_an_interrupt(database: Database) -> None:
     [run] = await claim_runs(database, await online_worker(database))
     for action, standing in (("interrupt", "interrupt"), ("rollback", "rollback"), ("interrupt", "rollback")):
         await cancel_runs(database, thread_id, None, "rollback" if action == "rollback" else "interrupt")
-        assert (await run_row(database, run["run_id"]))["cancel_action"] == standing
+        assert (await run_row(database, run.run_id))["cancel_action"] == standing
 
 
 async def test_a_promised_rollback_survives_the_worker(database: Database, settings: Settings) -> None:
@@ -307,7 +307,7 @@ async def test_a_promised_rollback_survives_the_worker(database: Database, setti
     await declare_lost(database, worker_id)
     await release_orphans(database, max_crashes=3)
     cancelled = await cancel_runs(database, thread_id, None, "interrupt")
-    assert cancelled.ended == [run["run_id"]]
+    assert cancelled.ended == [run.run_id]
     assert await statuses(database, thread_id) == []
     assert await checkpoint_ids(database, thread_id) == set()
 
@@ -321,10 +321,10 @@ async def test_a_promised_rollback_of_a_poison_run_happens(database: Database, s
         writer = writer_of(journal, run)
         put_checkpoint(writer)
         await writer.flush()
-    await cancel_runs(database, thread_id, [run["run_id"]], "rollback")
+    await cancel_runs(database, thread_id, [run.run_id], "rollback")
     await declare_lost(database, worker_id)
     await release_orphans(database, max_crashes=1)
-    assert not await exists(database, run["run_id"])
+    assert not await exists(database, run.run_id)
     assert await checkpoint_ids(database, thread_id) == set()
     thread = await thread_row(database, thread_id)
     assert (thread["status"], thread["resting_status"], thread["error"]) == ("busy", "idle", None)

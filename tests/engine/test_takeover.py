@@ -68,7 +68,7 @@ async def test_a_claim_in_the_moment_of_being_declared_lost_is_found(database: D
     released = await release_orphans(database, max_crashes=3)
     assert [row["run_id"] for row in released] == [created.run["run_id"]]
     row = await run_row(database, created.run["run_id"])
-    assert (row["status"], row["fence"]) == ("pending", claimed[0]["fence"] + 1)
+    assert (row["status"], row["fence"]) == ("pending", claimed[0].fence + 1)
 
 
 async def test_a_renewal_that_gets_in_first_keeps_the_worker(database: Database) -> None:
@@ -103,10 +103,10 @@ async def test_a_commit_under_way_when_its_worker_is_taken_over_counts(database:
     async with commit_held_up(database, [portion_of(run)]):
         releasing = asyncio.create_task(release_orphans(database, max_crashes=3))
         await somebody_waits(database)
-    assert [row["run_id"] for row in await releasing] == [run["run_id"]]
+    assert [row["run_id"] for row in await releasing] == [run.run_id]
     assert len(await thread_events(database, thread_id)) == 2
     [again] = await claim_runs(database, await online_worker(database))
-    assert (again["fence"], again["announced_seq"]) == (run["fence"] + 2, 3)
+    assert (again.fence, again.announced_seq) == (run.fence + 2, 3)
     async with open_journal(settings) as journal:
         zombie = writer_of(journal, run)
         zombie.add_event("values", b"{}")
@@ -124,8 +124,8 @@ async def test_an_end_under_way_when_its_worker_is_taken_over_counts(database: D
         releasing = asyncio.create_task(release_orphans(database, max_crashes=3))
         await somebody_waits(database)
     assert await releasing == []
-    row = await run_row(database, run["run_id"])
-    assert (row["status"], row["fence"], row["crashes"]) == ("success", run["fence"], 0)
+    row = await run_row(database, run.run_id)
+    assert (row["status"], row["fence"], row["crashes"]) == ("success", run.fence, 0)
 
 
 async def test_a_run_that_has_found_a_new_owner_is_not_taken_from_it(database: Database) -> None:
@@ -139,11 +139,11 @@ async def test_a_run_that_has_found_a_new_owner_is_not_taken_from_it(database: D
         releasing = asyncio.create_task(release_orphans(database, max_crashes=3))
         await somebody_waits(database)
         async with database.connection() as connection:
-            assert await return_unexecuted(connection, worker_id, [run["run_id"]]) == [run["run_id"]]
+            assert await return_unexecuted(connection, worker_id, [run.run_id]) == [run.run_id]
         [again] = await claim_runs(database, await online_worker(database))
     assert await releasing == []
-    row = await run_row(database, run["run_id"])
-    assert (row["status"], row["fence"], row["crashes"]) == ("running", again["fence"], 0)
+    row = await run_row(database, run.run_id)
+    assert (row["status"], row["fence"], row["crashes"]) == ("running", again.fence, 0)
 
 
 @pytest.mark.parametrize("outcome", [None, SUCCESS, Released(), RolledBack()], ids=str)
@@ -159,7 +159,7 @@ async def test_a_commit_that_comes_during_the_takeover_writes_nothing(
         async with database.transaction() as releasing:
             await releasing.execute(LOCK_THREADS, {"thread_ids": [thread_id]})
             await releasing.execute(
-                RELEASE, {"run_ids": [run["run_id"]], "max_crashes": 3, "shared_worker": [], "poison": False}
+                RELEASE, {"run_ids": [run.run_id], "max_crashes": 3, "shared_worker": [], "poison": False}
             )
             writer.add_event("values", b"{}")
             put_checkpoint(writer)
@@ -167,8 +167,8 @@ async def test_a_commit_that_comes_during_the_takeover_writes_nothing(
             await somebody_waits(database)
         with pytest.raises(LeaseLost):
             await writing
-    row = await run_row(database, run["run_id"])
-    assert (row["status"], row["fence"], row["progress"]) == ("pending", run["fence"] + 1, 0)
+    row = await run_row(database, run.run_id)
+    assert (row["status"], row["fence"], row["progress"]) == ("pending", run.fence + 1, 0)
     assert [event.kind for event in await thread_events(database, thread_id)] == ["metadata"]
     assert not await query(database, "SELECT 1 FROM checkpoints")
 
@@ -182,7 +182,7 @@ async def test_neighbours_of_a_lost_run_are_written_every_time(database: Databas
             mine, lost = uuid4(), uuid4()
             await create(database, mine)
             await create(database, lost)
-            writers = {row["thread_id"]: writer_of(journal, row) for row in await claim_runs(database, worker_id)}
+            writers = {row.thread_id: writer_of(journal, row) for row in await claim_runs(database, worker_id)}
             held = writers[mine]
             stale = journal.open_writer(writers[lost].run_id, lost, 99, 1)
             for writer in (stale, held):

@@ -7,11 +7,11 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from psycopg.rows import DictRow
 
 import holdfast.db
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.outcome import Ended
 from holdfast.engine.reap import release_orphans
@@ -53,16 +53,16 @@ class Scene:
         run_id: UUID = created.run["run_id"]
         return run_id
 
-    async def end(self, outcome: Ended) -> DictRow:
+    async def end(self, outcome: Ended) -> ClaimedRun:
         """Claim the thread's next run, and end it so."""
         [run] = await claim_runs(self.database, self.worker_id)
-        gated = run["asking"] or resume_of(run["kwargs"]) is not None
+        gated = run.asking or resume_of(run.kwargs) is not None
         await writer_of(self.journal, run).finish(outcome, effects=EndEffects(touches_interrupts=gated))
         return run
 
     async def ask(self, *values: tuple[str, Any]) -> UUID:
         await create(self.database, self.thread_id)
-        run_id: UUID = (await self.end(waits(*values)))["run_id"]
+        run_id: UUID = (await self.end(waits(*values))).run_id
         return run_id
 
     async def rows(self) -> list[tuple[str, UUID, UUID | None, bool]]:
@@ -167,7 +167,7 @@ async def test_two_answers_before_their_question(database: Database, settings: S
         with pytest.raises(AlreadyAnswered):
             await scene.answer(ID)
         other = await scene.answer(OTHER)
-        asker = (await scene.end(waits((ID, "?"), (OTHER, "?"))))["run_id"]
+        asker = (await scene.end(waits((ID, "?"), (OTHER, "?")))).run_id
         assert await scene.rows() == [(ID, asker, early, False), (OTHER, asker, other, False)]
         await scene.end(waits((OTHER, "?")))
         await scene.end(SUCCESS)

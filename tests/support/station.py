@@ -14,13 +14,13 @@ from uuid import UUID, uuid4
 
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.outcome import Outcome
 from holdfast.engine.ready import ReadyRun
 from holdfast.engine.reap import release_orphans
 from holdfast.errors import LeaseLost
 from holdfast.execution.attempt import Attempt
 from holdfast.execution.executor import Executor
-from holdfast.execution.graph_stream import Claimed
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.journal.entries import Entry
 from holdfast.journal.journal import Journal
@@ -93,9 +93,9 @@ class Station:
         """Claim what is due and open its writers."""
         async with self.database.connection() as connection:
             rows = await claim(connection, self.worker_id, slots, self.catalog.graph_ids)
-        return [self.attempt(Claimed(**row)) for row in rows]
+        return [self.attempt(run) for run in rows]
 
-    def attempt(self, run: Claimed) -> Attempt:
+    def attempt(self, run: ClaimedRun) -> Attempt:
         writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
         attempt = self._attempts[run.run_id] = Attempt(run, writer)
         return attempt

@@ -26,6 +26,8 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
+from holdfast.engine.claimed_run import ClaimedRun
+
 # A turn of any weight is over after this many runs. Below 32,768, because psycopg sends larger numbers as another type,
 # for which Postgres would prepare the statement again.
 TURN_OVER = 10_000
@@ -364,12 +366,12 @@ class Turn(NamedTuple):
     # Where a walk over the tenants began that has found nothing yet. None: it found runs or has visited all tenants.
     walking_since: str | None = None
 
-    def after(self, claimed: Iterable[DictRow]) -> Turn:
+    def after(self, claimed: Iterable[ClaimedRun]) -> Turn:
         """The turn after these runs were claimed in this order."""
         tenant_id, served, _ = self
-        for row in claimed:
-            served = served + 1 if row["tenant_id"] == tenant_id else 1
-            tenant_id = row["tenant_id"]
+        for run in claimed:
+            served = served + 1 if run.tenant_id == tenant_id else 1
+            tenant_id = run.tenant_id
         return Turn(tenant_id, min(served, TURN_OVER))
 
     def stopped(self, at: str) -> Turn:
@@ -382,7 +384,7 @@ class Turn(NamedTuple):
 NO_TURN = Turn()
 
 
-class Claims(list[DictRow]):
+class Claims(list[ClaimedRun]):
     """The claimed runs, and the turn for the next claim. While `turn.walking_since` is set there may be more runs, and
     the next claim continues the walk."""
 
@@ -451,7 +453,7 @@ async def claim(
             more = more or rows[0]["run_id"] is None
             rows += others
             asked["suspect"] = False
-        found = [_without_bookkeeping(row) for row in rows if row["run_id"] is not None]
+        found = [_run_of(row) for row in rows if row["run_id"] is not None]
         claimed += found
         began = turn
         turn = turn.after(found) if found else turn
@@ -474,8 +476,7 @@ async def claim(
     return claimed
 
 
-def _without_bookkeeping(row: DictRow) -> DictRow:
+def _run_of(row: DictRow) -> ClaimedRun:
     for name in BOOKKEEPING:
         del row[name]
-    row["next_seq"] = row["announced_seq"] + 1
-    return row
+    return ClaimedRun.of(row)

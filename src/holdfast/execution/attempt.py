@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.errors import Cancelled, LeaseLost, RunSignal
-from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.meter import UsageMeter
 from holdfast.execution.observers import AttemptObserver
 from holdfast.execution.progress import Progress
@@ -33,7 +33,7 @@ class Attempt:
 
     meter: UsageMeter
 
-    def __init__(self, run: Claimed, writer: RunWriter, span: AttemptSpan | None = None) -> None:
+    def __init__(self, run: ClaimedRun, writer: RunWriter, span: AttemptSpan | None = None) -> None:
         """`span` None: traces are off."""
         self.run = run
         self.writer = writer

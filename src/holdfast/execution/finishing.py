@@ -7,13 +7,13 @@ from enum import Enum, auto
 
 import structlog
 
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.outbox import has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack
 from holdfast.errors import Cancelled, JournalFailed, LeaseLost, RunSignal
 from holdfast.execution.attempt import Attempt, Execution
 from holdfast.execution.conclusion import bare_end, conclude
-from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.transient import pause_before_retry
 from holdfast.graphs.exits import GraphCode, contained
 from holdfast.journal.entries import EndEffects
@@ -118,7 +118,7 @@ def _outcome_of_crash(attempt: Attempt, error: BaseException, settings: Settings
     return replace(bare_end(attempt.writer, error), dead_letter="retries_exhausted")
 
 
-def effects_of(run: Claimed) -> EndEffects:
+def effects_of(run: ClaimedRun) -> EndEffects:
     """What the end of this run changes besides its thread."""
     resume = resume_of(run.kwargs)
     return EndEffects(

@@ -1,96 +1,27 @@
-"""A claimed run, the config its graph sees, and the graph's stream."""
+"""The config that the graph of a run gets, and the graph's stream."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, cast
-from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.constants import TAG_HIDDEN
 
 from holdfast.auth.users import configurable_of
-from holdfast.db.stored_json import as_object
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.execution.private_fields import mark_forwarded
 from holdfast.execution.starting_point import CHECKPOINT, STRICT_RESUME, has_breakpoints, starting_input
 from holdfast.graphs.catalog import Graph
 from holdfast.graphs.client_config import client_options, stored_config, stored_metadata
 from holdfast.graphs.context_schema import graph_context
-from holdfast.journal.entries import EventEntry
-from holdfast.streams.hints import Flush
 
 # LangGraph's own names for the modes clients ask for.
 GRAPH_MODES = {"messages-tuple": "messages"}
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """A run as the claim returned it."""
-
-    run_id: UUID
-    thread_id: UUID
-    assistant_id: UUID
-    graph_id: str
-    fence: int
-    attempt: int
-    retries: int
-    progress: int
-    kwargs: dict[str, Any]
-    metadata: dict[str, Any]
-    cancel_action: str | None
-    next_seq: int
-    fresh: bool
-    elapsed: float
-    waited: float
-    # What earlier attempts have used; see `engine/usage.py`.
-    usage: dict[str, Any] | None = None
-    # The budgets that it shares with others, what all of them have used of each, and the seconds that earlier runs of
-    # its thread have used; see `engine/budget.py`.
-    pots: list[dict[str, Any]] | None = None
-    # The thread waits for an answer.
-    asking: bool = False
-    crashes: int = 0
-    # A worker died while it executed the run, which has made no progress since.
-    suspect: bool = False
-    worker_id: UUID | None = None
-    # The run whose child this one is.
-    parent_run_id: UUID | None = None
-    tenant_id: str = ""
-    # Seconds since it was created, given back or woken.
-    untouched: float = 0.0
-    # The event that the claim has written.
-    announced_seq: int = 0
-    announcement: bytes = b""
-    claimed_at: datetime | None = None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Claimed:
-        """The run of a row. What is no object there counts as an empty one: the run fails or not by what it needs, and
-        the worker goes on."""
-        documents = {name: dict(as_object(row[name])) for name in ("kwargs", "metadata")}
-        return cls(**{**row, **documents})
-
-    def log_fields(self) -> dict[str, str | int]:
-        """What every log line of the run has."""
-        return {
-            "run_id": str(self.run_id),
-            "thread_id": str(self.thread_id),
-            "assistant_id": str(self.assistant_id),
-            "graph_id": self.graph_id,
-            "tenant": self.tenant_id,
-            "attempt": self.attempt,
-            "worker_id": str(self.worker_id),
-        }
-
-    def announced(self) -> Flush:
-        """What the claim has written, for those who watch."""
-        event = EventEntry("metadata", "", self.announcement)
-        return Flush(self.thread_id, self.run_id, self.announced_seq, self.announced_seq, [event], self.claimed_at)
-
-
-def run_config(run: Claimed) -> RunnableConfig:
+def run_config(run: ClaimedRun) -> RunnableConfig:
     """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own.
 
     A client's config and context count as far as `graphs/client_config.py` allows; what the server knows wins. The
@@ -125,7 +56,7 @@ def run_config(run: Claimed) -> RunnableConfig:
 
 
 async def stream_graph(
-    graph: Graph, config: RunnableConfig, run: Claimed, requested: frozenset[str], asked: frozenset[str]
+    graph: Graph, config: RunnableConfig, run: ClaimedRun, requested: frozenset[str], asked: frozenset[str]
 ) -> AsyncIterator[tuple[str, str, Any]]:
     """The graph's stream as (namespace, mode, chunk). `asked`: the interrupts that waited before the run's first
     attempt, for an attempt that repeats a resume."""
@@ -183,7 +114,7 @@ class LangChainEvent:
     event: Any
 
 
-def _events_of(graph: Graph, config: RunnableConfig, run: Claimed) -> Callable[..., AsyncIterator[Any]]:
+def _events_of(graph: Graph, config: RunnableConfig, run: ClaimedRun) -> Callable[..., AsyncIterator[Any]]:
     """The graph's stream with LangChain's events in between. What `astream` would yield comes as the root's
     `on_chain_stream` events. Those are not sent as events: they would repeat the other modes. Neither are events of
     steps that are tagged as hidden, such as LangGraph's own `__start__`."""

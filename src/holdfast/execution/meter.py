@@ -25,9 +25,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from holdfast.engine.budget import LIMITS, SHARED_BUDGET, limits_of, out_of_steps, out_of_time, overspent, remaining
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.usage import COST_DIGITS, COUNT_LIMIT, SHARED, SharedUsage, Tally, is_amount, storable_name
 from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
-from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.observers import AttemptObserver
 from holdfast.execution.prices import count_tokens, find_model, price_of
 from holdfast.sdk.usage import METER
@@ -66,7 +66,7 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
     # On the thread that calls, not in one of a pool: it takes microseconds.
     run_inline = True
 
-    def __init__(self, run: Claimed, hand_in: Callable[[str], None], stop: Callable[[RunSignal], None]) -> None:
+    def __init__(self, run: ClaimedRun, hand_in: Callable[[str], None], stop: Callable[[RunSignal], None]) -> None:
         super().__init__()
         self._tally = Tally(run.usage)
         self._budget: Mapping[str, Any] = limits_of(run.kwargs.get("budget"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
 from holdfast.engine.states import RunStatus
-from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.observers import AttemptObserver
 from holdfast.graphs.client_config import stored_config
 from holdfast.telemetry import tracing
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.telemetry.recorder import AttemptSpan
 
 
-def trace_attempt(run: Claimed, claim_began: int) -> AttemptSpan | None:
+def trace_attempt(run: ClaimedRun, claim_began: int) -> AttemptSpan | None:
     """The span of an attempt that begins; None while traces are off. Raises nothing, because the claim loop calls it.
     `claim_began`: nanoseconds since the epoch."""
     if tracing.recorder is None:

@@ -9,8 +9,8 @@ from typing import Any, assert_never
 import holdfast
 from holdfast.db.connect import Database
 from holdfast.db.pool_readings import pool_readings
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
-from holdfast.execution.graph_stream import Claimed
 from holdfast.signals import Signals
 from holdfast.signals.choose import signals_mode
 from holdfast.telemetry import metrics
@@ -18,7 +18,7 @@ from holdfast.telemetry.exposition import as_json, as_text
 from holdfast.telemetry.metrics import Metrics
 
 
-def count_claim(counted: Metrics, run: Claimed) -> None:
+def count_claim(counted: Metrics, run: ClaimedRun) -> None:
     counted.claims.add(1, run.graph_id)
     # The claim has written one.
     counted.events_written.add(1)
@@ -27,7 +27,7 @@ def count_claim(counted: Metrics, run: Claimed) -> None:
         counted.queue_wait.observe(run.waited)
 
 
-def count_end(counted: Metrics, run: Claimed, outcome: Outcome | None, seconds: float) -> None:
+def count_end(counted: Metrics, run: ClaimedRun, outcome: Outcome | None, seconds: float) -> None:
     """An attempt has ended; None: it was not ours to end."""
     match outcome:
         case Ended(status=status, dead_letter=dead_letter):

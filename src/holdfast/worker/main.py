@@ -17,6 +17,7 @@ import orjson
 import psycopg
 import structlog
 
+from holdfast.claiming.announcement import announcement_of
 from holdfast.claiming.claim_size import ClaimSize
 from holdfast.claiming.claim_timing import ClaimTiming, run_ids_of
 from holdfast.claiming.refused_runs import RefusedRuns
@@ -24,6 +25,7 @@ from holdfast.claiming.unexecuted_runs import UnexecutedRuns
 from holdfast.db.connect import Database
 from holdfast.db.kept_connection import KeptConnection
 from holdfast.engine.claim import NO_TURN, SUSPECT_SECONDS, claim
+from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.lease import Renewal
 from holdfast.engine.outbox import announce_webhooks, has_webhook
 from holdfast.engine.outcome import Ended, Outcome, Released, RolledBack, Waiting
@@ -34,7 +36,6 @@ from holdfast.errors import Cancelled, Drained, LeaseLost, RunSignal
 from holdfast.execution.attempt import Attempt
 from holdfast.execution.executor import Executor
 from holdfast.execution.finishing import finish_crashed
-from holdfast.execution.graph_stream import Claimed
 from holdfast.execution.traces import trace_attempt
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import checkpointer_section
@@ -277,7 +278,7 @@ class Worker:
             # Those whose runs end during the claim are for the next one.
             freed, self._freed = self._freed, set()
             try:
-                rows = await claim(
+                claimed = await claim(
                     connection,
                     worker_id,
                     wanted,
@@ -292,22 +293,21 @@ class Worker:
             except BaseException:
                 self._freed |= freed
                 raise
-            self._turn = rows.turn
+            self._turn = claimed.turn
             walking = self._turn.walking_since is not None
-            drained = len(rows) < wanted and not walking
+            drained = len(claimed) < wanted and not walking
             self._more = not drained
             if drained and self._ask_schedule:
                 due = await next_due(connection)
                 # Nothing is scheduled: whatever will be comes with a hint, or is found by the slow poll.
                 self._ask_schedule = due is not None or self._settings.session_url is None
         answered = self._timing.claim_finished(hints, emptied=drained)
-        self.claims.add(len(rows))
-        for row in rows:
-            run = Claimed.of(row)
-            self._announce([run.announced()], [], max_delay=BEGUN_HINT_MAX_DELAY_SECONDS)
+        self.claims.add(len(claimed))
+        for run in claimed:
+            self._announce([announcement_of(run)], [], max_delay=BEGUN_HINT_MAX_DELAY_SECONDS)
             self._start(worker_id, run)
         if self._timing.others_wait:
-            taken = [str(row["run_id"]) for row in rows] + [
+            taken = [str(run.run_id) for run in claimed] + [
                 name for name in answered if name.startswith(ANONYMOUS_HINT)
             ]
             announce_taken(self.signals, taken, max_delay=TAKEN_HINT_MAX_DELAY_SECONDS)
@@ -315,7 +315,7 @@ class Worker:
             return WALK_PAUSE
         return math.inf if due is None else due.after + 0.001 + self._timing.delay(str(due.run_id), due.graph_id)
 
-    def _start(self, worker_id: UUID, run: Claimed) -> None:
+    def _start(self, worker_id: UUID, run: ClaimedRun) -> None:
         writer = self.journal.open_writer(run.run_id, run.thread_id, run.fence, run.next_seq)
         self._unexecuted.claimed(run.run_id)
         writer.trace = trace_attempt(run, self._looked_at)
