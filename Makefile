@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run demo test test-fast test-slow services node-modules check format docs torture clean
+.PHONY: help run demo test test-fast test-slow test-matrix matrix-tools wheel services node-modules check format docs torture clean
 .PHONY: bench bench-engine bench-streams bench-observability bench-scale bench-guard figures
 
 help: ## say what there is
@@ -36,8 +36,20 @@ test: $(DEV_STAMP) services node-modules ## run the tests, except those of test-
 test-fast: $(DEV_STAMP) ## run the tests that need no server and no process (half a minute)
 	$(BIN)/python -m pytest -m fast $(or $(ARGS),-n 2)
 
-test-slow: $(DEV_STAMP) services node-modules ## run torture, browser, schemathesis, rolling deploys, other Postgres versions
+test-slow: $(DEV_STAMP) services node-modules test-matrix ## run torture, browser, schemathesis, rolling deploys, the matrix
 	$(BIN)/python -m pytest -m slow $(or $(ARGS),$(ALL_TESTS))
+
+test-matrix: $(DEV_STAMP) matrix-tools ## check each version of Python and Postgres (five minutes; FULL=1 runs more tests)
+	$(BIN)/python -m tests.matrix $(if $(FULL),--full) $(foreach version,$(ONLY),--only $(version))
+
+wheel: $(DEV_STAMP) ## build the wheel and the source distribution, and try the wheel in an empty environment
+	$(BIN)/python -m tests.matrix.wheel
+
+# Debian has the newest Python where this machine does not; these make a root directory of it and enter that.
+matrix-tools:
+	@test "$$(id -u)" != 0 || command -v python3.14 >/dev/null || { command -v mmdebstrap && command -v bwrap; } >/dev/null || { \
+		echo "Installing mmdebstrap and bubblewrap, which bring Python 3.14"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq mmdebstrap bubblewrap >/dev/null; }
 
 # These are in no package index: PgBouncer, a browser, a Redis that knows sharded pub/sub, promtool, which comes with
 # Prometheus, and `ip`, which makes network namespaces. Without them, and without the right to install them, their tests
@@ -97,7 +109,7 @@ bench-guard: $(DEV_STAMP) ## count what a run makes everybody do; ARGS=--accept 
 	$(BIN)/python -m bench guard $(filter --accept,$(ARGS))
 
 clean: ## remove the environment and the caches (the data in .holdfast/ stays)
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist tests/matrix/.debian src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . \( -name __pycache__ -o -name node_modules \) -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than what they were made from, so pip runs only when the pins change.

@@ -44,9 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
         directory = Path(name)
         directory.chmod(0o755)  # Postgres runs as an account of its own under root.
         outcomes = check(directory, chosen.only or known, full=chosen.full)
-    for outcome in outcomes:
-        if outcome.problem:
-            print(f"\n{outcome.name}: {outcome.result}\n{outcome.problem}")
     print()
     for outcome in sorted(outcomes, key=lambda outcome: known.index(outcome.name.split()[-1])):
         print(f"{outcome.name:<14} {outcome.result:<8} {outcome.seconds:4.0f} s")
@@ -61,7 +58,8 @@ def check(directory: Path, only: list[str], *, full: bool) -> list[Outcome]:
         try:
             built = wheel.build(directory / "dist")
         except Failed as error:
-            return [Outcome(f"Python {version}", "failed", 0, str(error)) for version in python_versions]
+            print(error)
+            return [Outcome(f"Python {version}", "failed", 0) for version in python_versions]
         more = postgres.TESTS if full else ()
         for version in python_versions:
             jobs[f"Python {version}"] = partial(pythons.check, version, built, more=more)
@@ -75,6 +73,8 @@ def check(directory: Path, only: list[str], *, full: bool) -> list[Outcome]:
         ):
             outcome = done.result()
             print(f"[{number}/{len(jobs)}] {outcome.name} {outcome.result}, {outcome.seconds:.0f} s", flush=True)
+            if outcome.problem:
+                print(outcome.problem, flush=True)
             outcomes.append(outcome)
     return outcomes
 

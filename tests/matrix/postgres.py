@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.db.embedded_server import SERVER_OPTIONS, SUPERUSER, EmbeddedServer
+from tests import conftest
 from tests.matrix.outcome import Failed, Missing, run
 from tests.support.node import InstallationFailed, install, node_found
 
 FOLDER = Path(__file__).parent
 PACKAGE = "postgres-"
-# Nothing in these servers has to survive a crash of the machine.
-OPTIONS = {**SERVER_OPTIONS, "max_connections": "500", "fsync": "off", "full_page_writes": "off"}
+OPTIONS = {**SERVER_OPTIONS, **conftest.SERVER_OPTIONS}
 # What depends on the server: every statement and its plan, locks, migrations, sessions and how the journal writes.
 TESTS = (
     "tests/engine/test_every_statement.py",
@@ -30,16 +30,16 @@ TESTS = (
     "tests/db/test_adapters.py",
     "tests/db/test_arrays.py",
     "tests/db/test_index_builds.py",
-    "tests/db/test_kept.py",
-    "tests/db/test_pipelines.py",
-    "tests/db/test_plans.py",
+    "tests/db/test_kept_connection.py",
+    "tests/db/test_buffered_pipeline.py",
+    "tests/db/test_generic_plans.py",
     "tests/db/test_session_options.py",
     "tests/db/test_visibility.py",
-    "tests/worker/test_journal.py",
+    "tests/journal/test_journal.py",
 )
-MORE_TESTS = ("tests/engine", "tests/db", "tests/worker/test_journal_faults.py", "tests/resources", "tests/upkeep")
+MORE_TESTS = ("tests/engine", "tests/db", "tests/journal", "tests/resources", "tests/upkeep")
 # These compare the server of the tests with another one that they start, of a version of their own.
-NOT_HERE = ("tests/db/test_identity.py", "tests/db/test_servers.py")
+NOT_HERE = ("tests/db/test_database_identity.py", "tests/db/test_servers.py")
 
 
 def versions() -> list[str]:
@@ -51,7 +51,7 @@ def check(version: str, directory: Path, *, more: bool) -> None:
     """The tests of the engine, the database and the journal. Raises Missing or Failed."""
     tests = [*TESTS, *(MORE_TESTS if more else ())]
     with server(version, directory) as url:
-        environ = {**os.environ, "HOLDFAST_TEST_POSTGRES": url}
+        environ = {**os.environ, conftest.GIVEN_SERVER: url}
         without = [f"--ignore={path}" for path in NOT_HERE]
         run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *without, *tests], env=environ)
 

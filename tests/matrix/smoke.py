@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 from langgraph_sdk import get_sync_client
 
-PROMPT_TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 600
 GRAPH = """
 from typing import TypedDict
 from langgraph.graph import START, StateGraph
@@ -46,7 +46,7 @@ def main() -> None:
         text=True,
     )
     # Without it, a server that never gets ready would never be stopped.
-    alarm = threading.Timer(PROMPT_TIMEOUT_SECONDS, server.kill)
+    alarm = threading.Timer(TIMEOUT_SECONDS, server.kill)
     alarm.start()
     try:
         use(url_of(server))
