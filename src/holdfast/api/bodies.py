@@ -163,7 +163,7 @@ class Tracer(Body):
 class Limits(NullsAreAbsent):
     """How much a run may use. A Holdfast extension."""
 
-    max_cost_usd: Number | None = Field(None, gt=0, le=1_000_000, description="US dollars, by the list of prices.")
+    max_cost_usd: Number | None = Field(None, gt=0, le=1_000_000, description="US dollars, by the price list.")
     max_tokens: Whole | None = Field(None, ge=1, le=2**53, description="Tokens of input and output together.")
     max_seconds: Number | None = Field(None, gt=0, le=31_536_000, description="From the run's first start.")
     max_steps: Whole | None = Field(None, ge=1, le=2**53, description="Steps of the graph, over all attempts.")
@@ -199,7 +199,7 @@ class RunCreate(Limits):
     on_disconnect: Literal["cancel", "continue"] | None = None
     on_completion: Literal["delete", "keep"] | None = None
     strict_resume: Flag = Field(False, description="Fail the run if it answers an interrupt that is not waiting.")
-    feedback_keys: list[str] | None = Field(None, description="Kept with the run. Nothing else is done with them.")
+    feedback_keys: list[str] | None = Field(None, description="Stored with the run, without another effect.")
     langsmith_tracer: Tracer | None = None
     priority: Whole = Field(
         0,

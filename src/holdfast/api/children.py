@@ -34,10 +34,10 @@ class ChildRun(BaseModel):
     thread_id: UUID
     assistant_id: UUID
     graph_id: str
-    status: ChildStatus = Field(description="`paused`: its thread waits for an answer, which is no end.")
+    status: ChildStatus = Field(description="`paused`: it has not ended, because its thread waits for an answer.")
     error: Failure | None
-    awaited: bool = Field(description="Whether the parent waits for it, or did when it last waited.")
-    children: int = Field(description="How many it has itself.")
+    awaited: bool = Field(description="Whether the parent waits for it, or waited for it in its last wait.")
+    children: int = Field(description="The number of its own children.")
     created_at: datetime
     ended_at: datetime | None
 

@@ -76,7 +76,7 @@ def read_command(text: bytes) -> dict[str, Any]:
 
 @routes.post(
     "/threads/{thread_id}/commands",
-    summary="Carry out a command of the thread-centric protocol",
+    summary="Execute a command of the thread-centric protocol",
     responses=answers(CommandSucceeded | CommandRefused)
     | {400: {"model": CommandRefused, "description": "The request is not a command."}},
     openapi_extra=takes(ProtocolCommand),

@@ -89,13 +89,11 @@ EndTime = Annotated[
     datetime,
     BeforeValidator(_as_text),
     AfterValidator(_in_utc),
-    Field(description="No firings later. In UTC unless it says so."),
+    Field(description="No runs after this moment. In UTC unless it has a time zone."),
 ]
 OnRunCompleted = Annotated[
     Literal["delete", "keep"],
-    Field(
-        description="What becomes of the thread of each run. A cron of a thread keeps its thread whatever this says."
-    ),
+    Field(description="Whether the thread of each run is deleted or kept. A cron of a thread always keeps its thread."),
 ]
 
 

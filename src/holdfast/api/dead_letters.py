@@ -59,10 +59,10 @@ class Letter(BaseModel):
     assistant_id: UUID
     graph_id: str
     reason: DeadLetter = Field(
-        description="`retries_exhausted`: it failed again and again. `poison`: its workers died of it. `graph_gone`: "
-        "nobody has its graph."
+        description="`retries_exhausted`: it failed with transient errors too often. `poison`: its workers died of it. "
+        "`graph_gone`: no worker has its graph."
     )
-    state: LetterState = Field(description="`open` until somebody deals with it, or nobody does for too long.")
+    state: LetterState = Field(description="`open` until it is retried, discarded or expires.")
     error: Failure | None
     traceback: str | None
     attempts: int
@@ -75,9 +75,9 @@ class Letter(BaseModel):
     created_at: datetime
     started_at: datetime | None
     dead_since: datetime
-    settled_at: datetime | None = Field(description="When it was retried, discarded, or too old.")
-    retried_by: UUID | None = Field(description="The run that it was retried as.")
-    retry_of: UUID | None = Field(description="The letter that this run was the retry of.")
+    settled_at: datetime | None = Field(description="When it was retried or discarded, or expired.")
+    retried_by: UUID | None = Field(description="The run that retries it.")
+    retry_of: UUID | None = Field(description="The dead letter that this run retried.")
 
 
 class LetterRetry(Destructive):
@@ -86,7 +86,7 @@ class LetterRetry(Destructive):
     begin: RetryFrom = Field(
         default="checkpoint",
         alias="from",
-        description="`checkpoint`: go on behind the last checkpoint, without repeating what is durable. `start`: begin "
+        description="`checkpoint`: continue after the last checkpoint, without repeating durable steps. `start`: begin "
         "again with the state that the run began with.",
     )
     input: Any = Field(default=None, description="Another input, from the `start`.")
@@ -113,9 +113,7 @@ class LetterFilters(Destructive):
         default=None, ge=0, le=AGES, description="Seconds since it was given up, at most."
     )
     all: Flag = False
-    limit: Whole = Field(
-        default=100, ge=1, le=1000, description="At most this many, those first that have waited longest."
-    )
+    limit: Whole = Field(default=100, ge=1, le=1000, description="At most this many, the oldest first.")
 
 
 class LettersRetry(LetterFilters):
@@ -138,8 +136,8 @@ class RetriedLetter(BaseModel):
 class Retried(BaseModel):
     retried: int
     runs: list[RetriedLetter]
-    skipped: list[Skipped] = Field(description="Those that could not be, and why.")
-    more: bool = Field(description="There are more than `limit`.")
+    skipped: list[Skipped] = Field(description="The letters that were skipped, with the reason.")
+    more: bool = Field(description="Whether there are more than `limit`.")
 
 
 class Discarded(BaseModel):
@@ -152,7 +150,7 @@ class Discarded(BaseModel):
 @routes.get(
     "/dead-letters",
     summary="List dead letters",
-    description="Those that are open, the latest first. A Holdfast extension.",
+    description="Open dead letters, the latest first. A Holdfast extension.",
     responses=pages(list[Letter]),
 )
 async def list_open(
@@ -187,7 +185,7 @@ async def list_open(
 @routes.post(
     "/dead-letters/retry",
     summary="Retry dead letters",
-    description="Each as if by itself: one that cannot be retried does not keep the others. A Holdfast extension.",
+    description="Each separately: a letter that cannot be retried does not prevent the others. A Holdfast extension.",
     responses=answers(Retried),
 )
 async def retry_many(web: Web, body: LettersRetry) -> Response:
@@ -207,7 +205,7 @@ async def retry_many(web: Web, body: LettersRetry) -> Response:
 @routes.post(
     "/dead-letters/discard",
     summary="Discard dead letters",
-    description="The runs stay what they are, failed. A Holdfast extension.",
+    description="The runs stay failed. A Holdfast extension.",
     responses=answers(Discarded),
 )
 async def discard_many(web: Web, body: LetterFilters) -> Response:
@@ -237,7 +235,7 @@ async def get(web: Web, run_id: UUID) -> Response:
 @routes.post(
     "/dead-letters/{run_id}/retry",
     summary="Retry a dead letter",
-    description="A new run in the same thread; the letter names it from then on. A Holdfast extension.",
+    description="Creates a new run in the same thread. A Holdfast extension.",
     responses=answers(Run, 404, 409, headers=PLACE),
 )
 async def retry(web: Web, run_id: UUID, body: Annotated[LetterRetry | None, FromBody()] = None) -> Response:
@@ -252,7 +250,7 @@ async def retry(web: Web, run_id: UUID, body: Annotated[LetterRetry | None, From
 @routes.post(
     "/dead-letters/{run_id}/discard",
     summary="Discard a dead letter",
-    description="The run stays what it is, failed. A Holdfast extension.",
+    description="The run stays failed. A Holdfast extension.",
     responses=answers(Letter, 404, 409),
 )
 async def discard_one(web: Web, run_id: UUID) -> Response:

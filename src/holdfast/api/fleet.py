@@ -32,13 +32,13 @@ class Worker(BaseModel):
     host: str
     pid: int
     version: str
-    graphs: list[str] = Field(description="What it can run; it claims nothing else.")
-    capacity: int = Field(description="How many runs it executes at once.")
-    active: int = Field(description="How many it holds now.")
+    graphs: list[str] = Field(description="The graphs that it has; it claims no other runs.")
+    capacity: int = Field(description="Its slots: how many runs it executes at once.")
+    active: int = Field(description="How many runs it executes now.")
     run_ids: list[UUID]
     claims_last_minute: int
-    lease_left: float = Field(description="Seconds until it counts as lost, if it does not renew before.")
-    problem: str | None = Field(description="Why it claims nothing, if it is online and cannot work.")
+    lease_left: float = Field(description="Seconds until it counts as lost without a renewal.")
+    problem: str | None = Field(description="Why an online worker cannot work and claims nothing.")
     started_at: datetime
     stopped_at: datetime | None
 
@@ -52,7 +52,7 @@ class QueueFigures(BaseModel):
     """At most about a second old."""
 
     ready: int = Field(description="Runs that a worker could claim now.")
-    scheduled: int = Field(description="Runs whose time has not come.")
+    scheduled: int = Field(description="Runs that are not due yet.")
     waiting: int = Field(description="Runs behind another run of their thread.")
     running: int
     oldest_seconds: float = Field(description="How long the first ready run has been ready.")
@@ -88,7 +88,7 @@ async def workers(
 @routes.post(
     "/workers/{worker_id}/drain",
     status_code=202,
-    summary="Have a worker finish what it holds and leave",
+    summary="Drain a worker",
     responses={202: {"model": Draining, "description": "It is told with its next heartbeat."}, **refusals(404, 409)},
 )
 async def drain(web: Web, worker_id: UUID) -> Response:

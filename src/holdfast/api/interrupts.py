@@ -42,26 +42,28 @@ class Question(BaseModel):
     run_id: UUID = Field(description="The run that asked.")
     assistant_id: UUID
     graph_id: str
-    state: Literal["waiting", "answered", "closed"] = Field(description="closed: the thread went on without an answer.")
-    value: Any = Field(description="What the graph gave to interrupt().")
-    form: dict[str, Any] | None = Field(description="fields or schema, if the question says what an answer is like.")
+    state: Literal["waiting", "answered", "closed"] = Field(
+        description="`closed`: the thread continued without an answer."
+    )
+    value: Any = Field(description="The value that the graph passed to `interrupt()`.")
+    form: dict[str, Any] | None = Field(description="`fields` or `schema`, if the interrupt has a form.")
     asked_at: datetime
     deadline_at: datetime | None
     escalated_at: datetime | None
     escalated_to: str | None
     answered_at: datetime | None
     answered_by: UUID | None = Field(description="The run that answers.")
-    defaulted: bool = Field(description="Nobody answered in time, so the default was given.")
+    defaulted: bool = Field(description="The default was given at the deadline.")
     metadata: dict[str, Any] = Field(description="The thread's.")
 
 
 class Resume(RunCreate):
-    """An answer, and what else a client may say about the run that goes on with it. What is left out is as it was for
-    the run that asked."""
+    """An answer, and the options of the run that continues with it. Options that are left out are those of the run that
+    asked."""
 
     assistant_id: str = Field("", description="By default that of the run that asked.")
-    answer: Any = Field(None, description="To the one question that the run left waiting.")
-    answers: dict[str, Any] | None = Field(None, description="To several, by their interrupt ids.")
+    answer: Any = Field(None, description="The answer to the only waiting interrupt of the run.")
+    answers: dict[str, Any] | None = Field(None, description="Answers to several interrupts, by their ids.")
 
 
 # Options of a run, and where they are in its kwargs.
@@ -79,8 +81,8 @@ KEPT = {
 
 @routes.get(
     "/interrupts",
-    summary="List questions that wait for an answer",
-    description="The inbox: what runs have asked and nobody has answered, the oldest first. A Holdfast extension.",
+    summary="List interrupts that wait for an answer",
+    description="The inbox: interrupts without an answer, the oldest first. A Holdfast extension.",
     responses=pages(list[Question]),
 )
 async def inbox(
@@ -125,8 +127,8 @@ async def inbox(
 
 @routes.post(
     "/threads/{thread_id}/runs/{run_id}/resume",
-    summary="Answer what a run asked",
-    description="Creates the run that goes on with the answer. The first is accepted: whoever comes later gets 409 "
+    summary="Answer the interrupts of a run",
+    description="Creates the run that continues with the answer. Only the first answer is accepted: later ones get 409 "
     "with its `run_id`. A Holdfast extension.",
     responses=answers(Run, 400, 404, 409, headers=PLACE),
 )

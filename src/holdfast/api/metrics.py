@@ -25,7 +25,7 @@ routes = Routes(tags=["meta"], public=True)
 @routes.get(
     "/metrics",
     summary="Metrics",
-    description="Of this process, and of the fleet as far as the database knows it. While the database is away the "
+    description="Of this process, and of the fleet. While the database is away the "
     "figures of the fleet are missing, `queue` and `workers` are null, and `holdfast_database_up` is 0.",
     response_class=Response,
     responses={

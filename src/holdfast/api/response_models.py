@@ -232,8 +232,10 @@ class Run(BaseModel):
     priority: int
     error: Failure | None
     usage: Usage | None
-    waiting_for: str | None = Field(default=None, description="What a pending run waits for, where one is shown.")
-    parent_run_id: UUID | None = Field(default=None, description="The run that spawned it, where there is one.")
+    waiting_for: str | None = Field(
+        default=None, description="What a pending run waits for. Only where a single run is shown."
+    )
+    parent_run_id: UUID | None = Field(default=None, description="The run that spawned it. Only for children.")
 
 
 class SelectedRun(Selection, Run):
@@ -288,7 +290,7 @@ class ProtocolCommand(BaseModel):
 
     id: int
     method: str
-    params: Any = Field(None, description="An object; what belongs into it depends on the method.")
+    params: Any = Field(None, description="An object; its fields depend on the method.")
 
 
 class EventFilter(BaseModel):
@@ -313,21 +315,21 @@ class CommandSucceeded(BaseModel):
 
 class CommandRefused(BaseModel):
     type: Literal["error"]
-    id: int | None = Field(description="The command's; null if the request has none.")
+    id: int | None = Field(description="The id of the command; null if the request has none.")
     error: str
     message: str
 
 
 WHAT_IS_WRONG = {
-    400: "The request contradicts itself, or what it asks for is not possible here.",
+    400: "The request contradicts itself, or is not possible here.",
     401: "The project's own authentication does not know who this is, or there is no API key, or not a valid one.",
     403: "The project's own authorisation does not allow this, or the API key lacks a scope.",
     404: "There is no such object.",
     409: "The object is not in a state that allows this, or exists already.",
-    410: "What this is about was there, and is not kept any more.",
+    410: "The object existed, and is not kept any more.",
     413: "The request body is larger than MAX_BODY_BYTES.",
     415: "The request body is not declared as JSON.",
-    422: "A part of the request is not what it must be; `detail` says which.",
+    422: "A part of the request has the wrong form; `detail` names it.",
     429: "The tenant has used up what it may use; `Retry-After` says when to try again.",
     503: "The database cannot be reached. What was not confirmed may or may not have happened.",
 }
@@ -344,8 +346,8 @@ def _header(says: str, *, required: bool = True) -> dict[str, Any]:
     return {"description": says, "required": required, "schema": {"type": "string"}}
 
 
-PLACE = {"Content-Location": _header("Where the run is.")}
-PLACES = {**PLACE, "Location": _header("Where to go on when the connection breaks.")}
+PLACE = {"Content-Location": _header("The path of the run.")}
+PLACES = {**PLACE, "Location": _header("Where to resume after a lost connection.")}
 NEXT = {"X-Pagination-Next": _header("The offset of the next page, if there is one.", required=False)}
 PAGES = {"X-Pagination-Total": _header("How many there are at least; exact on the last page."), **NEXT}
 EARLIER = {
@@ -380,7 +382,11 @@ def awaited_run(*problems: int) -> Responses:
 def cancelled_run(*problems: int) -> Responses:
     """What a route answers that cancels a run, and waits for it if told to. To go with `response_class=Response`."""
     waited = {"description": "The run's last values, with `wait`.", "content": {"application/json": {"schema": {}}}}
-    return {202: {"description": "The run is told to stop."}, 200: {**waited, "headers": PLACES}, **refusals(*problems)}
+    return {
+        202: {"description": "The cancel is stored, and the worker gets a hint."},
+        200: {**waited, "headers": PLACES},
+        **refusals(*problems),
+    }
 
 
 def streamed_run(*problems: int) -> Responses:
@@ -390,7 +396,10 @@ def streamed_run(*problems: int) -> Responses:
 
 def streamed_thread(*problems: int) -> Responses:
     """What a route answers that streams one run after the other. To go with `response_class=Response`."""
-    return {200: {"description": "The thread's events, without end.", "content": EVENTS}, **refusals(*problems)}
+    return {
+        200: {"description": "The thread's events, until the client disconnects.", "content": EVENTS},
+        **refusals(*problems),
+    }
 
 
 def everywhere(methods: Collection[str]) -> Responses:

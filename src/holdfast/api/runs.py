@@ -38,7 +38,7 @@ from holdfast.streams.sse import select_modes
 routes = Routes(tags=["runs"])
 
 # Across the pause of a run that asks somebody, to the end of the run that goes on with the answer.
-Follow = Annotated[bool, Query(description="Go on with the runs that answer it. A Holdfast extension.")]
+Follow = Annotated[bool, Query(description="Continue with the runs that answer its interrupts. A Holdfast extension.")]
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
 
@@ -142,7 +142,7 @@ async def get(web: Web, thread_id: UUID, run_id: UUID) -> Response:
 @routes.get(
     "/runs/{run_id}",
     summary="Get a run by its id",
-    description="A run by its id alone. A Holdfast extension.",
+    description="By the id of the run only. A Holdfast extension.",
     responses=answers(Run, 404),
 )
 async def get_by_id(web: Web, run_id: UUID) -> Response:

@@ -66,7 +66,7 @@ async def get_at(
 
 @routes.post(
     "/threads/{thread_id}/state/checkpoint",
-    summary="Get the state at a checkpoint, of a subgraph if need be",
+    summary="Get the state at a checkpoint, or of a subgraph",
     responses=answers(State, 404),
 )
 async def get_at_checkpoint(web: Web, thread_id: UUID, body: StateRead) -> Response:

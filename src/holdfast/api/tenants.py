@@ -18,10 +18,10 @@ routes = Routes(tags=["tenants"])
 
 
 class TenantUse(BaseModel):
-    """A limit that is null is none."""
+    """A null limit means no limit."""
 
     tenant_id: str
-    queued: int = Field(description="Runs that have not started, scheduled ones included.")
+    queued: int = Field(description="Runs that have not started, including scheduled ones.")
     running: int
     weight: int = Field(description="Runs that are started in each of the tenant's turns. The operator sets it.")
     spent_today_usd: float = Field(description="Since midnight UTC.")
@@ -34,7 +34,7 @@ class TenantUse(BaseModel):
 @routes.get(
     "/tenant",
     summary="What the caller's tenant uses",
-    description="And what it may use. 404 for a caller who belongs to no tenant. A Holdfast extension.",
+    description="And its limits. 404 for a caller without a tenant. A Holdfast extension.",
     responses=answers(TenantUse, 404),
 )
 async def use(web: Web) -> Response:

@@ -36,15 +36,15 @@ routes = Routes(tags=["threads"])
 
 MODES = ("run_modes", "lifecycle", "state_update")
 DESCRIPTION = """
-`run_modes` (the default) has the events of every run, as that run's own stream has them. `lifecycle` has the
-`metadata` with which a run begins, or goes on after its worker was lost. Both have `metadata` with the status
+`run_modes` (the default) has the events of every run, as in that run's own stream. `lifecycle` has the `metadata` with
+which a run begins, or continues after its worker was lost. Both have `metadata` with the status
 `run_done` at the end of a run that had begun. `state_update` has the thread's state, as `GET …/state` shows it,
 whenever a run has ended or the state was updated by hand. It is the state at the time of sending: of several updates
 in quick succession only the last may be sent.
 
-Without `Last-Event-ID` the stream begins with what happens next. With `-`, `-1`, `0` or anything else that is not the
-id of an event here it begins at the thread's beginning, as far as its events are still kept. An id after which events
-have expired is answered 410. A stream that goes on from an id begins with the present state, if that was asked for.
+Without `Last-Event-ID` the stream begins with the next event. With `-`, `-1`, `0` or any other value that is not the id
+of an event here it begins with the thread's first event that is still kept. An id after which events have expired is
+answered 410. A stream that resumes at an id begins with the present state, if the request asks for states.
 The stream ends when the thread is deleted.
 """
 

@@ -26,10 +26,10 @@ class TimelineSpan(BaseModel):
 
     kind: SpanKind
     what: str
-    attempt: int | None = Field(description="Which attempt it is part of; null for what is between them.")
-    worker_id: UUID | None = Field(description="Of an attempt: the worker that had the run, if it is known.")
+    attempt: int | None = Field(description="The attempt that it is part of; null between attempts.")
+    worker_id: UUID | None = Field(description="For an attempt: its worker, if known.")
     began_at: datetime
-    ended_at: datetime | None = Field(description="Null while it goes on.")
+    ended_at: datetime | None = Field(description="Null while it is under way.")
     seconds: float
 
 
@@ -54,7 +54,7 @@ class RunTimeline(BaseModel):
         "attempt whose worker was lost is not counted: `notes` names it."
     )
     spans: list[TimelineSpan]
-    notes: list[str] = Field(description="What could not be told, and why.")
+    notes: list[str] = Field(description="What is not known, and why.")
 
 
 class RunningRun(BaseModel):
@@ -75,7 +75,7 @@ class Activity(BaseModel):
     created_per_second: float
     finished_per_second: float
     median_seconds: dict[str, float] = Field(description="From first start to end, by status.")
-    running: list[RunningRun] = Field(description="Those that have been running for longest.")
+    running: list[RunningRun] = Field(description="The longest running runs.")
 
 
 async def _timeline(web: WebContext, run_id: UUID, thread_id: UUID | None) -> Response:
@@ -97,7 +97,7 @@ async def timeline(web: Web, thread_id: UUID, run_id: UUID) -> Response:
 @routes.get(
     "/runs/{run_id}/timeline",
     summary="Where a run's time went, by its id",
-    description="The same for a run by its id alone. A Holdfast extension.",
+    description="By the id of the run only. A Holdfast extension.",
     responses=answers(RunTimeline, 404),
 )
 async def timeline_by_id(web: Web, run_id: UUID) -> Response:

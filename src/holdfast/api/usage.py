@@ -56,7 +56,8 @@ def _used(stored: Any) -> dict[str, Any]:
     "/threads/{thread_id}/usage",
     tags=["threads"],
     summary="What a thread has used",
-    description="Tokens, cost and steps of all runs there have been, as far as they are durable. A Holdfast extension.",
+    description="Tokens, cost and steps of all runs that the thread has ever had, as far as they are durable. A "
+    "Holdfast extension.",
     responses=answers(ThreadUsage, 404),
 )
 async def of_thread(web: Web, thread_id: UUID) -> Response:

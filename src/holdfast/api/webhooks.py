@@ -27,13 +27,13 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 class WebhookDelivery(BaseModel):
     """The webhook of one run that has ended."""
 
-    delivery_id: UUID = Field(description="What the receiver gets as `webhook-id`, in every try.")
+    delivery_id: UUID = Field(description="The `webhook-id` of every try.")
     run_id: UUID
     thread_id: UUID
     url: str
     state: DeliveryState
-    attempts: int = Field(description="How often it was tried, since it was last redelivered by hand if it was.")
-    next_attempt_at: datetime | None = Field(description="Of a pending one.")
+    attempts: int = Field(description="Tries, since the last redelivery by hand if there was one.")
+    next_attempt_at: datetime | None = Field(description="Only while it is pending.")
     last_status: int | None = Field(description="The status of the last answer, if there was one.")
     last_error: str | None = Field(description="Why the last try failed, if it did.")
     created_at: datetime
@@ -43,7 +43,7 @@ class WebhookDelivery(BaseModel):
 @routes.get(
     "/webhooks/deliveries",
     summary="List webhook deliveries",
-    description="Newest first. Those that are over are kept for WEBHOOK_TTL_SECONDS. A Holdfast extension.",
+    description="Newest first. Finished deliveries are kept for WEBHOOK_TTL_SECONDS. A Holdfast extension.",
     responses=pages(list[WebhookDelivery]),
 )
 async def deliveries(
@@ -67,8 +67,8 @@ async def deliveries(
     "/webhooks/deliveries/{delivery_id}/redeliver",
     status_code=202,
     summary="Send a webhook again",
-    description="At once, and with the retries of a new one; under the same id. A Holdfast extension.",
-    responses={202: {"model": WebhookDelivery, "description": "It is sent soon."}, **refusals(404)},
+    description="At once, under the same id, and with the retries of a new delivery. A Holdfast extension.",
+    responses={202: {"model": WebhookDelivery, "description": "It will be sent soon."}, **refusals(404)},
 )
 async def redeliver_one(web: Web, delivery_id: UUID) -> Response:
     async with web.database.connection() as connection:
