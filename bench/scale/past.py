@@ -120,7 +120,13 @@ class Past:
             cursor.execute("SET LOCAL enable_seqscan = off")  # As on all of Holdfast's own connections.
             for what, statement in statements.items():
                 # What has happened lately is read run by run, and is no part of the past: of a moment it is nothing.
-                parameters = {"ttl": MONTH, "batch": 100, "aside": [], "window": 0.001, "limit": activity.SHOWN}
+                parameters = {
+                    "ttl": MONTH,
+                    "batch": 100,
+                    "aside": [],
+                    "window": 0.001,
+                    "limit": activity.RUNNING_RUNS_SHOWN,
+                }
                 for _ in range(2):  # The first to meet a dead entry marks it for all others.
                     cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}".encode(), parameters)
                     row = cursor.fetchone()

@@ -73,7 +73,7 @@ async def forbidden(_: Installation) -> Finding:
 
 
 async def test_no_check_can_end_it(installation: Installation) -> None:
-    checks = (Check("never", never, patience=0.05), Check("broken", broken), Check("forbidden", forbidden))
+    checks = (Check("never", never, timeout_seconds=0.05), Check("broken", broken), Check("forbidden", forbidden))
     findings = await examined(installation, *checks, Check("last", lambda _: never_mind()))
     assert [str(found.verdict) for found in findings.values()] == ["fail", "fail", "skip", "pass"]
     assert "within 0.05 seconds" in findings["never"].found
@@ -90,7 +90,7 @@ async def test_a_table_that_somebody_has_locked(installation: Installation, data
     with psycopg.connect(database_url) as connection:
         connection.execute("LOCK TABLE holdfast.run")
         chosen = [check for check in CHECKS if check.name in ("stuck runs", "clock")]
-        findings = await examined(replace(installation, patience=4.0), *chosen)
+        findings = await examined(replace(installation, check_timeout_seconds=4.0), *chosen)
     assert findings["stuck runs"].verdict is Verdict.FAIL
     assert "no answer within 4 seconds" in findings["stuck runs"].found
     assert findings["clock"].verdict is Verdict.PASS
@@ -103,7 +103,7 @@ async def test_a_server_that_falls_silent(installation: Installation, database_u
         silent = proxy.hold_answers_from("server_limit")
         chosen = [check for check in CHECKS if check.name in ("database", "connections", "stuck runs", "redis")]
         async with asyncio.timeout(60):
-            findings = await examined(replace(installation, settings=settings, patience=4.0), *chosen)
+            findings = await examined(replace(installation, settings=settings, check_timeout_seconds=4.0), *chosen)
     assert silent.is_set()
     assert [str(found.verdict) for found in findings.values()] == ["pass", "fail", "pass", "fail"]
     assert findings["connections"].found == findings["stuck runs"].found == "no answer within 4 seconds"

@@ -37,7 +37,7 @@ async def test_a_table_of_dead_rows(installation: Installation, execute: Execute
 
 
 async def test_a_transaction_that_is_left_open(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LONG_TRANSACTION", 0.0)
+    monkeypatch.setattr(tables, "LONG_TRANSACTION_SECONDS", 0.0)
     async with await installation.connect() as open_one, open_one.transaction():
         await open_one.execute("SELECT 1")
         finding = await check_tables(installation)

@@ -252,7 +252,7 @@ def with_bounds_of_their_own() -> set[str]:
     return {
         *(statement.text for statement in hot_statements.STATEMENTS),
         *test_sweep_plans.STATEMENTS.values(),
-        *(figures.LETTERS, figures.WEBHOOKS, figures.LEASES),
+        *(figures.DEAD_LETTERS, figures.WEBHOOKS, figures.LEASES),
     }
 
 

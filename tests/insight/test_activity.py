@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.db.connect import Database
-from holdfast.insight.activity import CREATED, FINISHED, WINDOW, recent_activity
+from holdfast.insight.activity import CREATED, FINISHED, WINDOW_SECONDS, recent_activity
 from tests.support.records import post_run, query
 
 
@@ -16,7 +16,7 @@ async def test_runs_that_ended_within_the_minute_are_counted_however_they_ended(
         ("first_seq = 1", "success", 1),
         ("first_seq = NULL", "interrupted", 2),  # Cancelled before it began.
         ("dead_letter = 'graph_gone'", "error", 3),
-        ("first_seq = 1", "success", 2 * WINDOW),
+        ("first_seq = 1", "success", 2 * WINDOW_SECONDS),
     )
     for run_id, (how, status, ago) in zip(runs, ends, strict=False):
         await query(database, end + how + " WHERE run_id = %s RETURNING 1", status, ago, run_id)
@@ -31,7 +31,7 @@ async def test_it_reads_the_runs_of_the_minute_and_no_others(database: Database)
         await connection.execute("SET LOCAL enable_seqscan = off")
         plans = []
         for statement in (FINISHED, CREATED):
-            cursor = await connection.execute(f"EXPLAIN {statement}".encode(), {"window": WINDOW})
+            cursor = await connection.execute(f"EXPLAIN {statement}".encode(), {"window": WINDOW_SECONDS})
             plans.append("\n".join(row["QUERY PLAN"] for row in await cursor.fetchall()))
     assert all(index in plans[0] for index in ("run_replayable", "run_forgettable", "run_dead_letter"))
     assert "run_recent" in plans[1]

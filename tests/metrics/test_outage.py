@@ -37,7 +37,7 @@ async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
 async def test_an_outage_takes_the_figures_of_the_fleet_and_nothing_else(
     proxy: PostgresProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "PATIENCE", 0.5)
+    monkeypatch.setattr(figures, "COUNT_TIMEOUT_SECONDS", 0.5)
     environ = {"HOLDFAST_METRICS_CACHE_SECONDS": "0.1", "HOLDFAST_DATABASE_TIMEOUT": "10"}
     settings = load_settings(environ, database_url=proxy.url, port=free_port())
     async with answering(settings, GraphCatalog.load(load_config(EXAMPLES))) as client:

@@ -29,7 +29,7 @@ def test_a_scrape_reads_what_is_open(database_url: str) -> None:
         connection.execute("VACUUM ANALYZE")
         row = connection.execute(COUNT.encode()).fetchone()
         assert row is not None
-        bounds = {figures.LETTERS: 60, figures.WEBHOOKS: 2 * row["pending"] + 10, figures.LEASES: 210}
+        bounds = {figures.DEAD_LETTERS: 60, figures.WEBHOOKS: 2 * row["pending"] + 10, figures.LEASES: 210}
         with connection.transaction(force_rollback=True):
             for statement, rows in bounds.items():
                 for reading in readings(connection, statement, {}):

@@ -34,7 +34,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.checkpointer import ThreadTtl, checkpointer_section
 from holdfast.graphs.webhooks import webhooks_section
 from holdfast.insight.activity import recent_activity
-from holdfast.insight.cached_figures import Gauge
+from holdfast.insight.cached_figures import CachedFigures
 from holdfast.insight.figures import FleetFigures
 from holdfast.insight.fleet import queue_figures
 from holdfast.resources.known_assistants import KnownAssistants
@@ -63,12 +63,12 @@ class WebContext:
     auth: Authenticator | None = None
     # Who the request at hand is from: routes get a view of the process's one object.
     caller: Caller = ANYONE
-    queue: Gauge = field(default_factory=partial(Gauge, queue_figures))
+    queue: CachedFigures = field(default_factory=partial(CachedFigures, queue_figures))
     roster: Roster | None = None
     # None for a request with an idempotency key: what it creates is part of the transaction that stores its answer.
     committer: GroupCommitter | None = None
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
-    activity: Gauge = field(default_factory=partial(Gauge, recent_activity))
+    activity: CachedFigures = field(default_factory=partial(CachedFigures, recent_activity))
     figures: FleetFigures = field(default_factory=FleetFigures)
     # Whether nothing but our own layers passes on what is sent: a project's app may have others, such as compression.
     own_layers_only: bool = False

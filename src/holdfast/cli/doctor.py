@@ -91,7 +91,9 @@ def _installation(config: Path, timeout: float, stack: ExitStack) -> Installatio
         except ConfigError as error:
             # The check of the graphs says so, too; the rest can be examined without it.
             say(str(error))
-    found = Installation(load_settings(environ), config=config if config.exists() else None, patience=timeout)
+    found = Installation(
+        load_settings(environ), config=config if config.exists() else None, check_timeout_seconds=timeout
+    )
     return found if found.settings.database_url is not None else _embedded(found, stack)
 
 

@@ -7,13 +7,11 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
-# Seconds that are counted.
-WINDOW = 60
-# How many of the running runs are shown.
-SHOWN = 50
+WINDOW_SECONDS = 60
+RUNNING_RUNS_SHOWN = 50
 
-# The runs of a minute, whatever the table holds: each part by the index that has just those, `run_replayable`,
-# `run_forgettable` and that of the dead letters.
+# The runs that finished within the window. Each part uses a partial index (`run_replayable`, `run_forgettable` and that
+# of the dead letters), so that the cost does not grow with the table.
 FINISHED = """
 SELECT status, count(*) AS runs,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))::float8 AS median
@@ -29,12 +27,12 @@ FROM (
 ) AS ended GROUP BY status
 """
 
-# By `run_recent`. A scheduled run is created when it is due.
+# Uses the index `run_recent`. The `created_at` of a scheduled run is when it is due, so it may lie in the future.
 CREATED = """
 SELECT count(*) AS runs FROM run WHERE created_at > now() - make_interval(secs => %(window)s) AND created_at <= now()
 """
 
-# By `run_owned`, which holds nothing but running runs.
+# Uses the index `run_owned`, which holds only running runs.
 RUNNING = """
 SELECT run_id, thread_id, graph_id, attempt, worker_id,
        extract(epoch FROM now() - started_at)::float8 AS seconds
@@ -43,18 +41,18 @@ FROM run WHERE status = 'running' AND worker_id IS NOT NULL ORDER BY started_at,
 
 
 async def recent_activity(connection: AsyncConnection[DictRow]) -> dict[str, Any]:
-    """Rates over the last minute, and the runs that have been running for longest."""
-    ended = await (await connection.execute(FINISHED, {"window": WINDOW})).fetchall()
-    created = await (await connection.execute(CREATED, {"window": WINDOW})).fetchone()
-    running = await (await connection.execute(RUNNING, {"limit": SHOWN})).fetchall()
+    """Rates over the last minute, and the runs that started longest ago."""
+    ended = await (await connection.execute(FINISHED, {"window": WINDOW_SECONDS})).fetchall()
+    created = await (await connection.execute(CREATED, {"window": WINDOW_SECONDS})).fetchone()
+    running = await (await connection.execute(RUNNING, {"limit": RUNNING_RUNS_SHOWN})).fetchall()
     assert created is not None
     finished = {row["status"]: row["runs"] for row in ended}
     return {
-        "window_seconds": WINDOW,
+        "window_seconds": WINDOW_SECONDS,
         "created": created["runs"],
         "finished": finished,
-        "created_per_second": created["runs"] / WINDOW,
-        "finished_per_second": sum(finished.values()) / WINDOW,
+        "created_per_second": created["runs"] / WINDOW_SECONDS,
+        "finished_per_second": sum(finished.values()) / WINDOW_SECONDS,
         "median_seconds": {row["status"]: row["median"] for row in ended if row["median"] is not None},
         "running": running,
     }

@@ -1,4 +1,4 @@
-"""Figures that many ask for and that take a moment to count."""
+"""A cache for figures that the database counts and that many clients poll."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 
-# Seconds.
-FRESH = 1.0
+CACHE_SECONDS = 1.0
 
 Count = Callable[[AsyncConnection[DictRow]], Awaitable[dict[str, Any]]]
 
 
-class Gauge:
-    """Counts at most once a second, however many autoscalers, dashboards and screens ask."""
+class CachedFigures:
+    """Counts at most once a second, however many autoscalers, dashboards and terminals ask."""
 
     def __init__(self, count: Count) -> None:
         self._count = count
@@ -32,5 +31,5 @@ class Gauge:
             if time.monotonic() >= self._until:
                 async with database.connection() as connection:
                     self._figures = await self._count(connection)
-                self._until = time.monotonic() + FRESH
+                self._until = time.monotonic() + CACHE_SECONDS
         return self._figures

@@ -1,6 +1,7 @@
-"""The figures of `/metrics` that are counted in the database, once every few seconds at most.
+"""The figures of `/metrics` that are counted in the database, at most once every few seconds.
 
-A scrape must never fail because of them: while the database is away they are missing, and a gauge says so.
+A scrape never fails because of them: while the database is out of reach they are missing, and `holdfast_database_up` is
+0.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from holdfast.telemetry.instruments import Declared
 
 log = structlog.get_logger(__name__)
 
-# Seconds that counting may take: less than a scraper waits.
-PATIENCE = 4.0
-# Where counting takes long, because much is queued, it is done so much more seldom: a twentieth of the time at most. An
-# outage is to be over sooner.
-REST = 20.0
-OUTAGE_REST = 2.0
+# Less than a scraper waits for its answer.
+COUNT_TIMEOUT_SECONDS = 4.0
+# A count is cached for at least this many times as long as it took, so that a long queue does not keep the database
+# busy with counting. After a failure the factor is smaller, so that the end of an outage shows soon.
+CACHE_TIMES_DURATION = 20.0
+CACHE_TIMES_DURATION_IN_OUTAGE = 2.0
 
-# Each part by an index that holds nothing else.
-LETTERS = "SELECT dead_letter AS reason, count(*) AS runs FROM run WHERE dead_letter IS NOT NULL GROUP BY dead_letter"
+# Each uses a partial index that holds only the rows it counts.
+DEAD_LETTERS = (
+    "SELECT dead_letter AS reason, count(*) AS runs FROM run WHERE dead_letter IS NOT NULL GROUP BY dead_letter"
+)
 WEBHOOKS = """
 SELECT count(*) AS pending, coalesce(extract(epoch FROM now() - min(created_at)), 0)::float8 AS oldest
 FROM webhook_delivery WHERE state = 'pending'
@@ -42,34 +45,35 @@ CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
 
 
 class FleetFigures:
-    """Counts for one process, however often it is asked."""
+    """The cached figures of one process."""
 
     def __init__(self) -> None:
         self._counting = asyncio.Lock()
         self._until = 0.0
         self.queue: dict[str, Any] | None = None
-        """The queue as `/queue` has it; None while the database is away."""
+        """The queue as `/queue` has it; None while the database is out of reach."""
         self._readings: metrics.Readings = {metrics.DATABASE_UP: 0}
 
     async def readings(self, database: Database) -> metrics.Readings:
         async with self._counting:
             if time.monotonic() >= self._until:
-                began, rest = time.monotonic(), REST
+                began, factor = time.monotonic(), CACHE_TIMES_DURATION
                 try:
-                    async with asyncio.timeout(PATIENCE), database.connection() as connection:
+                    async with asyncio.timeout(COUNT_TIMEOUT_SECONDS), database.connection() as connection:
                         database.metrics.clock_ahead = await clock_ahead(connection)
                         await self._count(connection)
-                except (psycopg.Error, OSError) as error:  # Which TimeoutError is one of.
+                except (psycopg.Error, OSError) as error:  # TimeoutError is an OSError.
                     if self.queue is not None:
                         log.warning("metrics.uncounted", error=f"{type(error).__name__}: {error}".strip())
-                    self.queue, self._readings, rest = None, {metrics.DATABASE_UP: 0}, OUTAGE_REST
+                    self.queue, self._readings = None, {metrics.DATABASE_UP: 0}
+                    factor = CACHE_TIMES_DURATION_IN_OUTAGE
                 ended = time.monotonic()
-                self._until = ended + max(database.settings.metrics_cache, rest * (ended - began))
+                self._until = ended + max(database.settings.metrics_cache, factor * (ended - began))
         return self._readings
 
     async def _count(self, connection: AsyncConnection[DictRow]) -> None:
         queue = await queue_figures(connection)
-        letters = await (await connection.execute(LETTERS)).fetchall()
+        dead_letters = await (await connection.execute(DEAD_LETTERS)).fetchall()
         webhooks = await (await connection.execute(WEBHOOKS)).fetchone()
         leases = await (await connection.execute(LEASES)).fetchone()
         assert webhooks is not None
@@ -90,7 +94,7 @@ class FleetFigures:
             metrics.WORKERS_DRAINING: queue["workers_draining"],
             metrics.WORKERS_CAPACITY: int(queue["capacity"]),
             metrics.DEAD_LETTERS_OPEN: dict.fromkeys(((reason,) for reason in metrics.REASONS), 0)
-            | {(row["reason"],): row["runs"] for row in letters},
+            | {(row["reason"],): row["runs"] for row in dead_letters},
             metrics.WEBHOOKS_PENDING: webhooks["pending"],
             metrics.WEBHOOKS_OLDEST: webhooks["oldest"],
         }
@@ -100,7 +104,10 @@ class FleetFigures:
 
 
 async def clock_ahead(connection: AsyncConnection[DictRow]) -> float:
-    """How many seconds the database's clock is ahead of ours: events bear its time, and are sent at ours."""
+    """How many seconds the database's clock is ahead of this process's.
+
+    Events carry the database's time. The delay until they are sent is measured with this process's clock.
+    """
     before = time.time()
     row = await (await connection.execute(CLOCK)).fetchone()
     assert row is not None

@@ -1,4 +1,4 @@
-"""The fleet as the database knows it: its workers, and the queue before them."""
+"""Workers and the queue, as the database has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.db.pages import PageLimits, PageRows, fetch_page
 from holdfast.engine.children.parents import NEVER
 from holdfast.errors import Conflict, NotFound
 
-# `lease_left` of one that has left is how long ago its last lease ended, below zero.
+# `lease_left` of a worker that has left is negative: its lease ended that many seconds ago.
 WORKERS = """
 SELECT worker_id, status, host, pid, version, graphs, capacity, claims_last_minute, problem, started_at, stopped_at,
        extract(epoch FROM lease_until - now())::float8 AS lease_left, coalesce(held.run_ids, '{}') AS run_ids
@@ -25,8 +25,8 @@ WHERE %(status)s::text IS NULL OR status = %(status)s
 ORDER BY status IN ('online', 'draining') DESC, started_at DESC, worker_id LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# The worker learns of it with its next renewal. Then it stops by itself, and records that no run is to blame for it
-# (`engine/lease.py`).
+# The worker reads the status when it next renews its lease. Then it drains, and the end of its attempts does not count
+# as a crash of their runs (`engine/lease.py`).
 DRAIN = """
 WITH asked AS (
     UPDATE worker SET status = 'draining' WHERE worker_id = %(worker_id)s AND status = 'online' RETURNING worker_id
@@ -34,7 +34,8 @@ WITH asked AS (
 SELECT status FROM worker WHERE worker_id = %(worker_id)s
 """
 
-# Each part by an index that holds nothing else. What waits for its children waits, as what is behind another run does.
+# Each part uses a partial index that holds only the rows it counts. `waiting` are the runs behind another run of their
+# thread, and the runs that wait for their children.
 QUEUE = f"""
 SELECT (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()) AS ready,
        (SELECT count(*) FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at > now()
@@ -58,7 +59,7 @@ WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()
 GROUP BY graph_id ORDER BY graph_id
 """
 
-# What a pending run waits for.
+# Why a pending run has not started.
 WAITS = f"""
 SELECT ready_at, ready_at > now() AS later, ready_at = {NEVER} AS for_children,
        EXISTS (SELECT 1 FROM worker WHERE status = 'online') AS served,
@@ -68,24 +69,26 @@ FROM run WHERE run_id = %(run_id)s AND status = 'pending'
 
 
 async def list_workers(connection: AsyncConnection[DictRow], status: str | None, part: PageLimits) -> PageRows:
-    """Workers, those that are alive first, then the latest. One that has left is kept for a while."""
+    """List workers: those that are alive first, then the latest first. Workers that have left are listed until the
+    sweep removes their rows."""
     rows, more = await fetch_page(connection, WORKERS, {"status": status}, part, ["graphs", "run_ids"])
     return PageRows([{**row, "active": len(row["run_ids"])} for row in rows], more)
 
 
 async def drain_worker(connection: AsyncConnection[DictRow], worker_id: UUID) -> str:
-    """Ask a worker to finish what it holds and leave. Returns its status; asking twice is no mistake."""
+    """Ask a worker to drain. Returns its status. Idempotent."""
     row = await (await connection.execute(DRAIN, {"worker_id": worker_id})).fetchone()
     if row is None:
         raise NotFound("Worker", worker_id)
     if row["status"] in ("offline", "lost"):
         raise Conflict(f"Worker {worker_id} is {row['status']} already.")
-    # A statement does not see what it changes.
+    # Not `row["status"]`: the SELECT does not see the UPDATE of the same statement.
     return "draining"
 
 
 async def queue_figures(connection: AsyncConnection[DictRow]) -> dict[str, Any]:
-    """How much is queued, and how fast it goes; `unserved` counts ready runs by graph that no online worker has."""
+    """The length of the queue and the rate of claims. `unserved` counts ready runs by graph, for each graph that no
+    online worker has."""
     figures = await (await connection.execute(QUEUE)).fetchone()
     assert figures is not None
     unserved = await (await connection.execute(UNSERVED)).fetchall() if figures["ready"] else []

@@ -1,7 +1,6 @@
-"""Where a run's time went, put together from its row, the event log and its checkpoints.
+"""Where a run's time went, computed from its row, the event log and its checkpoints.
 
-Nothing is recorded for this alone: a run tells what it leaves behind anyway. What has expired is missing, and said to
-be.
+Nothing is recorded for the timeline alone. Where rows have expired, a note of the timeline says what is missing.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ SpanKind = Literal[
     "handover",
     "children",
 ]
-MOST_STEPS = 1000
-# When a run is ready that waits for its children; see `engine/children/parents.py`.
-FAR = 9999
+MAX_STEPS = 1000
+# The year of `ready_at` of a run that waits for its children; see `engine/children/parents.py`.
+WAITING_FOR_CHILDREN_YEAR = 9999
 
-# The kwargs as they are: Postgres cannot read into those that hold a NUL character.
-# `freed_at` is when the last run before it in its thread ended: until then it was not this run's turn.
+# Selects the whole kwargs: Postgres raises an error when an expression reads a field of JSON with a NUL character.
+# `freed_at` is when the last run before it in its thread ended and this run became the head.
 # `worker_lost`: the run still counts as running, but its worker does not renew its lease or has no session any more.
 RUN = """
 SELECT run.run_id, run.thread_id, run.graph_id, run.status, run.created_at, run.ready_at, run.started_at,
@@ -56,7 +55,8 @@ SELECT run.run_id, run.thread_id, run.graph_id, run.status, run.created_at, run.
 FROM run LEFT JOIN worker USING (worker_id) WHERE run.run_id = %(run_id)s
 """
 
-# Where attempts begin and are released, and the end; `before` is the last event of the attempt before it.
+# The events that begin an attempt (`metadata`), hand a run back (`released`) and end it (`end`). `before` is the time
+# of the event before it in the log of the run: for the start of an attempt, the last sign of the attempt before.
 MARKS = """
 SELECT event.kind, event.data, event.created_at, earlier.created_at AS before
 FROM event LEFT JOIN event earlier
@@ -66,7 +66,8 @@ WHERE event.thread_id = %(thread_id)s AND event.seq >= %(first_seq)s AND event.r
 ORDER BY event.seq LIMIT 1000
 """
 
-# The last event of an attempt's worker. What another process writes when it ends the run has the time of that end.
+# The last event that the worker of the last attempt wrote. Events that another process writes when it ends the run have
+# the time of that end, and are left out.
 LAST_EVENT = """
 SELECT created_at FROM event
 WHERE thread_id = %(thread_id)s AND seq >= %(first_seq)s AND run_id = %(run_id)s
@@ -80,7 +81,7 @@ SELECT worker_id::text, least(ended_at, session_gone_at) AS gone_at FROM worker
 WHERE worker_id = ANY(%(worker_ids)s::uuid[]) AND (session_gone_at IS NOT NULL OR ended_at IS NOT NULL)
 """
 
-# A checkpoint is made when its step ends. Which nodes that step was is told by what they wrote to the one before.
+# A checkpoint is made when its step ends. The nodes of that step are those that have written to its parent checkpoint.
 STEPS = """
 SELECT made.checkpoint ->> 'ts' AS made_at, made.metadata ->> 'step' AS step, made.metadata ->> 'source' AS source,
        writes.paths
@@ -98,7 +99,7 @@ ORDER BY made.checkpoint_id LIMIT %(limit)s
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time. `ended_at` None: it goes on. Those of an attempt's steps lie within the attempt's."""
+    """A period of time. `ended_at` is None while it goes on. The spans of steps lie within that of their attempt."""
 
     kind: SpanKind
     what: str
@@ -132,8 +133,8 @@ class Timeline:
     def seconds(self, *kinds: SpanKind) -> float:
         return sum(span.seconds for span in self.spans if span.kind in kinds)
 
-    def shown(self) -> dict[str, Any]:
-        """As clients see it."""
+    def as_json(self) -> dict[str, Any]:
+        """The timeline as the API returns it."""
         run = self.run
         until = run["finished_at"] or run["now"]
         return {
@@ -173,7 +174,7 @@ class Step:
     nodes: tuple[str, ...]
     made_at: datetime
     opening: bool
-    """It is the input, or what comes of it: no node has run."""
+    """It is the checkpoint of the input, or of `__start__`: no node of the graph has run."""
 
 
 @dataclass
@@ -186,12 +187,12 @@ class _Attempt:
     crashes: int
     steps: list[Step] = field(default_factory=list)
     waited: float | None = None
-    """Seconds that it waited for the journal. Its worker records them with the end of the attempt; None if it did
-    not come to that."""
+    """Seconds that it waited for the journal. The worker records them with the end of the attempt. None if the worker
+    recorded no end."""
 
 
 async def run_timeline(connection: AsyncConnection[DictRow], run_id: UUID) -> dict[str, Any]:
-    """The timeline of a run, or NotFound."""
+    """The timeline of a run. Raises NotFound."""
     run = await (await connection.execute(RUN, {"run_id": run_id})).fetchone()
     if run is None:
         raise NotFound("Run", run_id)
@@ -209,9 +210,9 @@ async def run_timeline(connection: AsyncConnection[DictRow], run_id: UUID) -> di
             gone = {row["worker_id"]: row["gone_at"] for row in await cursor.fetchall()}
     steps: list[Step] = []
     if run["started_at"] is not None:
-        cursor = await connection.execute(STEPS, {**place, "limit": MOST_STEPS + 1})
+        cursor = await connection.execute(STEPS, {**place, "limit": MAX_STEPS + 1})
         steps = list(_steps(await cursor.fetchall()))
-    return put_together(run, marks, last, steps, gone).shown()
+    return build_timeline(run, marks, last, steps, gone).as_json()
 
 
 def _steps(rows: Iterable[DictRow]) -> Iterable[Step]:
@@ -219,7 +220,7 @@ def _steps(rows: Iterable[DictRow]) -> Iterable[Step]:
         try:
             made_at = datetime.fromisoformat(row["made_at"])
         except (TypeError, ValueError):
-            continue  # Somebody else's checkpoint.
+            continue  # Not a checkpoint of LangGraph.
         made_at = made_at if made_at.tzinfo else made_at.replace(tzinfo=UTC)
         nodes = tuple(sorted({_node(path) for path in row["paths"] or () if path}))
         opening = row["source"] == "input" or nodes == ("__start__",)
@@ -227,86 +228,88 @@ def _steps(rows: Iterable[DictRow]) -> Iterable[Step]:
 
 
 def _node(path: str) -> str:
-    """The node of a task, by its path (`~__pregel_pull, agent`); tasks that were sent are told by number only."""
+    """The node of a task, from its path (`~__pregel_pull, agent`). The path of a `Send` task has no name."""
     kind, _, name = path.partition(", ")
     return name if "pull" in kind else "a task that was sent"
 
 
-def put_together(
+def build_timeline(
     run: DictRow,
     marks: Sequence[DictRow],
     last: datetime | None,
     steps: list[Step],
     gone: Mapping[str, datetime] | None = None,
 ) -> Timeline:
-    """The timeline from what is left of the run: its row, its beginnings and end in the log, its checkpoints.
+    """Compute the timeline from the run's row, the events that begin and end its attempts, and its checkpoints.
 
-    `last` is its last event that its own end did not write. `gone`: when the sessions of its lost workers ended.
+    `last` is the time of the run's last event before its end. `gone` says when the sessions of its lost workers ended.
     """
-    told = Timeline(run)
-    _queue(told)
+    timeline = Timeline(run)
+    _queue(timeline)
     if run["started_at"] is None:
-        return told
+        return timeline
     expired = run["first_seq"] is None
     attempts = _attempts(run, marks, last)
     if not attempts:
         ended = run["finished_at"] or run["now"]
         attempts = [_Attempt(run["attempt"], run["started_at"], ended, "", run["retries"], run["crashes"])]
-    if len(steps) > MOST_STEPS:
-        del steps[MOST_STEPS:]
-        told.notes.append(f"Only the first {MOST_STEPS} steps are shown.")
+    if len(steps) > MAX_STEPS:
+        del steps[MAX_STEPS:]
+        timeline.notes.append(f"Only the first {MAX_STEPS} steps are shown.")
     _assign(attempts, steps)
     followed: list[_Attempt | None] = [*attempts[1:], None]
     for attempt, following in zip(attempts, followed, strict=True):
         _extend(run, attempt, following, gone or {})
-        _attempt(told, attempt, following, whole=bool(marks))
-    _waits(told, attempts, whole=bool(marks))
+        _attempt(timeline, attempt, following, whole=bool(marks))
+    _waits(timeline, attempts, whole=bool(marks))
     if expired:
-        told.notes.append(
-            "Its events have expired (HOLDFAST_EVENT_TTL_SECONDS): attempts cannot be told apart any more. What is "
+        timeline.notes.append(
+            "Its events have expired (HOLDFAST_EVENT_TTL_SECONDS): attempts cannot be timeline apart any more. What is "
             "left is from the run's row and its checkpoints."
         )
     elif len(attempts) < run["attempt"]:
         missing = run["attempt"] - len(attempts)
-        told.notes.append(f"{missing} of {run['attempt']} attempts left no event: they ended before the first commit.")
+        timeline.notes.append(
+            f"{missing} of {run['attempt']} attempts left no event: they ended before the first commit."
+        )
     if not steps:
-        told.notes.append("No checkpoint of the run is left, or it has made none: its steps are not known.")
+        timeline.notes.append("No checkpoint of the run is left, or it has made none: its steps are not known.")
     elif as_object(run["kwargs"]).get("durability") == "exit":
-        told.notes.append("With durability `exit` only the last checkpoint is kept: it stands for all steps.")
-    return told
+        timeline.notes.append("With durability `exit` only the last checkpoint is kept: it stands for all steps.")
+    return timeline
 
 
-def _waits(told: Timeline, attempts: Sequence[_Attempt], *, whole: bool) -> None:
-    """What all attempts waited for the journal, as far as their workers recorded it."""
+def _waits(timeline: Timeline, attempts: Sequence[_Attempt], *, whole: bool) -> None:
+    """Sum the time that attempts waited for the journal, as far as their workers recorded it."""
     known = [attempt.waited for attempt in attempts if attempt.waited is not None]
-    told.journal_wait = sum(known) if known else None
-    over = attempts if told.run["finished_at"] is not None else attempts[:-1]
+    timeline.journal_wait = sum(known) if known else None
+    over = attempts if timeline.run["finished_at"] is not None else attempts[:-1]
     unknown = [str(attempt.number) for attempt in over if attempt.waited is None]
     if known and unknown and whole:
-        told.notes.append(
+        timeline.notes.append(
             f"Waits for checkpoints and events do not include attempt {', '.join(unknown)}: its worker was lost before "
             "it recorded them."
         )
 
 
-def _queue(told: Timeline) -> None:
-    run = told.run
+def _queue(timeline: Timeline) -> None:
+    run = timeline.run
     created, ended = run["created_at"], run["started_at"] or run["finished_at"]
     if ended is None and created > run["now"]:
-        told.add("scheduled", "its time has not come", run["now"], created)
+        timeline.add("scheduled", "its time has not come", run["now"], created)
         return
-    turn = created
+    ready = created
     if run["freed_at"] is not None:
-        turn = run["freed_at"]
-        told.add("behind", "behind other runs of its thread", created, turn)
+        ready = run["freed_at"]
+        timeline.add("behind", "behind other runs of its thread", created, ready)
     elif ended is None and run["ready_at"] is None:
-        told.add("behind", "behind other runs of its thread", created, None)
+        timeline.add("behind", "behind other runs of its thread", created, None)
         return
-    told.add("queued", "ready, and waiting for a worker", turn, ended)
+    timeline.add("queued", "ready, and waiting for a worker", ready, ended)
 
 
 def _attempts(run: DictRow, marks: Sequence[DictRow], last: datetime | None) -> list[_Attempt]:
-    """Each attempt until its last event, or until its end where its worker recorded that."""
+    """Each attempt, up to the end that its worker recorded, or else up to its last event."""
     found: list[_Attempt] = []
     for mark in marks:
         about = orjson.loads(mark["data"])
@@ -318,7 +321,7 @@ def _attempts(run: DictRow, marks: Sequence[DictRow], last: datetime | None) -> 
             retries, crashes = int(about.get("retries", 0)), int(about.get("crashes", 0))
             found.append(_Attempt(int(about["attempt"]), began, began, worker, retries, crashes))
         elif found and "waited" in about:
-            # Without `waited` it is the end of a run that no worker had any more.
+            # Without `waited`, another process has written the event: the attempt had ended before, at an unknown time.
             found[-1].waited = float(about["waited"])
             found[-1].ended = max(found[-1].began, mark["created_at"])
     if found and found[-1].waited is None:
@@ -330,7 +333,7 @@ def _attempts(run: DictRow, marks: Sequence[DictRow], last: datetime | None) -> 
 
 
 def _fate(run: DictRow, attempt: _Attempt, following: _Attempt | None) -> SpanKind | None:
-    """What came after an attempt, other than the end of the run. None: it was the last, or it goes on."""
+    """Why another attempt followed or will follow. None if the run ended with this attempt, or the attempt goes on."""
     if following is None and run["status"] == "running":
         return "takeover" if run["worker_lost"] else None
     if following is None and run["finished_at"] is not None and attempt.ended >= run["finished_at"]:
@@ -345,59 +348,61 @@ def _fate(run: DictRow, attempt: _Attempt, following: _Attempt | None) -> SpanKi
 
 
 def _extend(run: DictRow, attempt: _Attempt, following: _Attempt | None, gone: Mapping[str, datetime]) -> None:
-    """Let an attempt whose worker did not record its end last until its last checkpoint. If the worker was lost, until
-    its session ended: up to then it was at work, though it may have written nothing."""
+    """Set the end of an attempt whose worker did not record it: to its last checkpoint, or if the worker was lost, to
+    the end of its session. Until then the worker may have been working without writing."""
     if attempt.waited is not None:
         return
-    signs = [attempt.ended, *(step.made_at for step in attempt.steps[-1:])]
+    signs_of_work = [attempt.ended, *(step.made_at for step in attempt.steps[-1:])]
     if attempt.worker in gone and _fate(run, attempt, following) == "takeover":
-        signs.append(gone[attempt.worker])
+        signs_of_work.append(gone[attempt.worker])
     limit = (run["finished_at"] or run["now"]) if following is None else following.began
-    attempt.ended = min(limit, max(signs))
+    attempt.ended = min(limit, max(signs_of_work))
 
 
 def _assign(attempts: Sequence[_Attempt], steps: Sequence[Step]) -> None:
-    """Each step to the attempt that made its checkpoint: the last that had begun. A worker's clock may be off."""
+    """Assign each step to the attempt that made its checkpoint: the last that had begun by then. Checkpoints carry the
+    worker's clock, which may be off: a step before all attempts goes to the first."""
     for step in steps:
         begun = [attempt for attempt in attempts if attempt.began <= step.made_at]
         (begun[-1] if begun else attempts[0]).steps.append(step)
 
 
-def _attempt(told: Timeline, attempt: _Attempt, following: _Attempt | None, *, whole: bool) -> None:
-    run = told.run
+def _attempt(timeline: Timeline, attempt: _Attempt, following: _Attempt | None, *, whole: bool) -> None:
+    run = timeline.run
     fate = _fate(run, attempt, following)
     goes_on = following is None and fate is None and run["finished_at"] is None
     what = f"by worker {attempt.worker}" if attempt.worker else "all attempts" if run["attempt"] > 1 else ""
     ended = None if goes_on else attempt.ended
     number = attempt.number if whole else None
-    told.add("attempt", what, attempt.began, ended, attempt=number, worker=attempt.worker)
-    at, working = attempt.began, False
+    timeline.add("attempt", what, attempt.began, ended, attempt=number, worker=attempt.worker)
+    at = attempt.began
+    first_step = True
     for step in _shown_steps(attempt.steps):
         made = max(at, min(step.made_at, attempt.ended))
         if step.opening:
-            told.add("starting", "graph opened, input taken", at, made, attempt=number)
+            timeline.add("starting", "graph opened, input taken", at, made, attempt=number)
         else:
-            if not working and at == attempt.began and attempt.number > 1 and whole:
+            if first_step and at == attempt.began and attempt.number > 1 and whole:
                 what = f"{_named(step)}, with finding out where to go on"
             else:
                 what = _named(step)
-            told.add("step", what, at, made, attempt=number)
-            working = True
+            timeline.add("step", what, at, made, attempt=number)
+            first_step = False
         at = made
     if fate is not None:
         again = "; the next does it again" if run["finished_at"] is None or following is not None else ""
-        told.add("unfinished", f"under way when the attempt ended{again}", at, ended, attempt=number)
-        _between(told, fate, attempt, following)
+        timeline.add("unfinished", f"under way when the attempt ended{again}", at, ended, attempt=number)
+        _between(timeline, fate, attempt, following)
     elif goes_on:
-        told.add("unfinished", "under way", at, None, attempt=number)
+        timeline.add("unfinished", "under way", at, None, attempt=number)
     elif run["status"] == "success":
-        told.add("ending", "result written", at, ended, attempt=number)
+        timeline.add("ending", "result written", at, ended, attempt=number)
     else:
-        told.add("unfinished", f"under way when the run ended as {run['status']}", at, ended, attempt=number)
+        timeline.add("unfinished", f"under way when the run ended as {run['status']}", at, ended, attempt=number)
 
 
 def _shown_steps(steps: Sequence[Step]) -> Iterable[Step]:
-    """The steps, with the input and what comes of it as one: LangGraph writes a checkpoint for each of the two."""
+    """The steps, with input and `__start__` as one: LangGraph writes a checkpoint for each of the two."""
     for position, step in enumerate(steps):
         if not (step.opening and position + 1 < len(steps) and steps[position + 1].opening):
             yield step
@@ -421,17 +426,17 @@ UNTIL: dict[SpanKind, str] = {
 }
 
 
-def _between(told: Timeline, kind: SpanKind, attempt: _Attempt, following: _Attempt | None) -> None:
-    """From the end of an attempt to the beginning of the next, or to the end of the run."""
-    run = told.run
+def _between(timeline: Timeline, kind: SpanKind, attempt: _Attempt, following: _Attempt | None) -> None:
+    """Add the span from the end of an attempt to the start of the next, or to the end of the run."""
+    run = timeline.run
     ended = run["finished_at"] if following is None else following.began
     over = following is None and ended is not None
     until = f"until the run ended as {run['status']}" if over else UNTIL[kind]
-    told.add(kind, f"{CAUSES[kind]}; {until}", attempt.ended, ended)
+    timeline.add(kind, f"{CAUSES[kind]}; {until}", attempt.ended, ended)
 
 
 def _waited_for_children(run: DictRow, began: datetime, ended: datetime | None) -> bool:
-    """Whether one of its children ended between two attempts, or it waits for that now."""
-    if ended is None and run["ready_at"] is not None and run["ready_at"].year == FAR:
+    """Whether one of the run's children ended between two attempts, or the run waits for its children now."""
+    if ended is None and run["ready_at"] is not None and run["ready_at"].year == WAITING_FOR_CHILDREN_YEAR:
         return True
     return any(began <= end <= (ended or run["now"]) for end in run["children_ended"])

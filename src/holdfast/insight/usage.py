@@ -1,4 +1,4 @@
-"""What threads and runs have used, as it is read."""
+"""Reads what threads and runs have used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FROM run WHERE run_id = %(run_id)s AND thread_id = %(thread_id)s
 
 
 async def thread_usage(connection: AsyncConnection[DictRow], thread_id: UUID) -> dict[str, Any] | None:
-    """What a thread has used, as it is stored. Raises NotFound."""
+    """The stored usage of a thread. Raises NotFound."""
     row = await (await connection.execute(OF_THREAD, {"thread_id": thread_id})).fetchone()
     if row is None:
         raise NotFound("Thread", thread_id)
@@ -28,8 +28,8 @@ async def thread_usage(connection: AsyncConnection[DictRow], thread_id: UUID) ->
 
 
 async def run_usage(connection: AsyncConnection[DictRow], thread_id: UUID, run_id: UUID) -> DictRow:
-    """What a run has used, as it is stored; its kwargs; and the seconds since it first started, up to its end if it has
-    one. Raises NotFound."""
+    """The stored usage of a run, its kwargs, and the seconds from its first start to its end (or to now). Raises
+    NotFound."""
     row = await (await connection.execute(OF_RUN, {"thread_id": thread_id, "run_id": run_id})).fetchone()
     if row is None:
         raise NotFound("Run", f"{run_id} of thread {thread_id}")

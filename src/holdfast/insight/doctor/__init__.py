@@ -1,1 +1,1 @@
-"""What `holdfast doctor` checks: one small function for each check. None of them changes anything."""
+"""The checks of `holdfast doctor`, one function for each. They change nothing."""

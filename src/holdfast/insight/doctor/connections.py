@@ -1,4 +1,4 @@
-"""Whether the server has room for the connections that the processes may open."""
+"""Checks whether the server has room for the connections that the processes may open."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from holdfast.db.session_names import application_names
 from holdfast.insight.doctor.findings import Finding, counted, failed, passed, warned
 from holdfast.insight.doctor.installation import Installation
 
-# Besides its pool: journal, heartbeat, signals and leadership; of a web process: signals and leadership.
-OF_WORKER, OF_WEB = 4, 2
-# Of the connections there are, how many may be spoken for before it is worth a word.
-CROWDED = 0.8
+# Sessions that a process opens besides its pool. Worker: journal, heartbeat, signals and leadership. Web process:
+# signals and leadership.
+SESSIONS_OF_WORKER, SESSIONS_OF_WEB = 4, 2
+# The check warns above this share of the connections that the server allows.
+WARN_SHARE = 0.8
 
-# A limit of -1 is none. Reserved ones are not for us, unless we are a superuser; nobody should run Holdfast as one.
+# A limit of -1 means no limit. Reserved connections are for superusers, and Holdfast should not run as one.
 LIMITS = """
 SELECT current_setting('max_connections')::integer
        - current_setting('superuser_reserved_connections')::integer
@@ -21,7 +22,7 @@ SELECT current_setting('max_connections')::integer
        current_user AS role_name, current_database() AS database_name
 """
 
-# Postgres does not show the kind of another role's session; what has a role is a client's, with few exceptions.
+# Postgres hides `backend_type` of other roles' sessions. Nearly all sessions that have a role are clients.
 IN_USE = """
 SELECT count(*) AS server,
        count(*) FILTER (WHERE usename = current_user) AS role,
@@ -30,7 +31,7 @@ FROM pg_stat_activity
 WHERE usesysid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend' AND pid <> pg_backend_pid()
 """
 
-# Every process leads or tries to, by a session of its own: those that are no worker's are web processes'.
+# Every process has one session for the leadership. Those beyond the number of workers belong to web processes.
 PROCESSES = """
 SELECT (SELECT count(*) FROM worker WHERE status IN ('online', 'draining')) AS workers,
        (SELECT count(*) FROM pg_stat_activity
@@ -39,7 +40,7 @@ SELECT (SELECT count(*) FROM worker WHERE status IN ('online', 'draining')) AS w
 
 
 async def check_connections(installation: Installation) -> Finding:
-    """max_connections, and the limits of role and database, against what the known processes may open."""
+    """Compare max_connections and the limits of role and database with what the known processes may open."""
     settings = installation.settings
     upkeep = {"upkeep": application_names(settings, "upkeep")}
     async with installation.reading(tables=False) as connection:
@@ -55,11 +56,11 @@ async def check_connections(installation: Installation) -> Finding:
         room, taken = limits["server_limit"], used["server"]
         found = f"all go through PgBouncer; max_connections leaves {room}, of which {taken} are in use"
         fix = "Raise max_connections, or lower PgBouncer's default_pool_size."
-        return warned(found, fix) if taken > CROWDED * room else passed(found)
+        return warned(found, fix) if taken > WARN_SHARE * room else passed(found)
     workers = max(1, known["workers"] if known else 0)
     webs = max(1, known["candidates"] - known["workers"] if known else 0)
     pool = 0 if settings.pgbouncer else settings.pool_max
-    needed = workers * (pool + OF_WORKER) + webs * (pool + OF_WEB)
+    needed = workers * (pool + SESSIONS_OF_WORKER) + webs * (pool + SESSIONS_OF_WEB)
     names = {
         "server": ("max_connections", "Raise max_connections"),
         "role": (
@@ -82,4 +83,4 @@ async def check_connections(installation: Installation) -> Finding:
     fix = f"{remedy}, lower DATABASE_POOL_MAX, or put PgBouncer in between (HOLDFAST_PGBOUNCER)."
     if needed > room:
         return failed(found, fix)
-    return warned(found, fix) if max(needed, taken) > CROWDED * room else passed(found)
+    return warned(found, fix) if max(needed, taken) > WARN_SHARE * room else passed(found)

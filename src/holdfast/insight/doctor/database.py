@@ -1,4 +1,4 @@
-"""The database itself: whether it is there, what it is, and what we may do with it."""
+"""Checks of the database: connection, version, rights, migrations and clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from holdfast.errors import DatabaseError
 from holdfast.insight.doctor.findings import Finding, Problem, Verdict, failed, passed, skipped, summed_up, warned
 from holdfast.insight.doctor.installation import Installation, brief
 
-# The newest that the tests run on.
-NEWEST_TRIED = 18
-# Seconds between the clocks. The database's decides about leases, so no offset loses a run; but lines of different
-# machines do not sort, and receivers of webhooks refuse a signature that is minutes old.
-CLOCK_WARN, CLOCK_FAIL = 1.0, 60.0
+# The newest major version that the tests run on.
+NEWEST_TESTED = 18
+# Leases use the database's clock, so an offset loses no run. But log lines of different machines do not sort, and
+# receivers of webhooks refuse a signature that is minutes old.
+CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 1.0, 60.0
 
 ABOUT = "SELECT pg_is_in_recovery() AS standby, current_setting('transaction_read_only') AS read_only"
 
@@ -26,8 +26,8 @@ SELECT to_regnamespace(%(schema)s) IS NOT NULL AS there,
        has_database_privilege(current_database(), 'CREATE') AS may_create_schema
 """
 
-# Not those that are being built: which these are is NULL if another role builds them. REINDEX CONCURRENTLY leaves a
-# copy behind when it is interrupted, which can be dropped.
+# Leaves out indexes that are being built; `index_relid` is NULL if another role builds the index. An interrupted
+# REINDEX CONCURRENTLY leaves a copy behind that can be dropped.
 INVALID_INDEXES = """
 SELECT format('%%I.%%I', nspname, relname) AS name, relname ~ '_cc(new|old)[0-9]*$' AS copy
 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -41,7 +41,7 @@ NOW = "SELECT extract(epoch FROM clock_timestamp())::float8 AS now"
 
 
 async def check_database(installation: Installation) -> Finding:
-    """Whether it answers, and whether it is a version that Holdfast runs on."""
+    """Whether the database answers, takes writes, and has a supported encoding and version."""
     if installation.absent:
         return warned(installation.absent, "Set DATABASE_URL, or start `holdfast dev` or `holdfast serve` here.")
     if installation.unusable:
@@ -90,19 +90,20 @@ async def check_direct_database(installation: Installation) -> Finding:
 
 
 def version_finding(number: int) -> Finding:
-    """What is to be said about a server of this version (as libpq counts: 160004)."""
+    """The finding about a server of this version, in libpq's notation (160004)."""
     major = number // 10000
     if number < MINIMUM_SERVER:
         return failed(f"PostgreSQL {major}", f"Holdfast needs {MINIMUM_SERVER // 10000} or later: upgrade the server.")
-    if major > NEWEST_TRIED:
+    if major > NEWEST_TESTED:
         return warned(
-            f"PostgreSQL {major}, newer than any that was tried", f"{NEWEST_TRIED} is the newest that the tests run on."
+            f"PostgreSQL {major}, newer than any that was tried",
+            f"{NEWEST_TESTED} is the newest that the tests run on.",
         )
     return passed(f"PostgreSQL {major} answers")
 
 
 async def check_rights(installation: Installation) -> Finding:
-    """Whether the role may use what is there, and bring it up to date."""
+    """Whether the role may use the schema and its tables, and migrate them."""
     schema = {"schema": installation.settings.db_schema}
     name = installation.settings.db_schema
     async with installation.reading(tables=False) as connection:
@@ -124,7 +125,7 @@ async def check_rights(installation: Installation) -> Finding:
     problems = []
     role, lacking, foreign = about["role"], found_rights["lacking"], sum(not table["owned"] for table in tables)
     if owner is not None and foreign == len(tables):
-        # The owner migrates. This role uses the tables, and creates none.
+        # The owner migrates. This role does not need to create tables.
         lacking = [right for right in lacking if right != "CREATE"]
     if lacking:
         verdict = Verdict.FAIL if "USAGE" in lacking else Verdict.WARN
@@ -145,7 +146,7 @@ async def check_rights(installation: Installation) -> Finding:
 
 
 async def check_migrations(installation: Installation) -> Finding:
-    """Whether the schema is the one that this version needs."""
+    """Whether all migrations of this version are applied, and all indexes are valid."""
     from langgraph.checkpoint.postgres.base import BasePostgresSaver
     from langgraph.store.postgres.base import BasePostgresStore
 
@@ -171,7 +172,7 @@ async def check_migrations(installation: Installation) -> Finding:
         if row is None or row["v"] is None or row["v"] < len(steps) - 1:
             missing.append(f"langgraph {what}")
     if missing:
-        return failed(f"not applied: {', '.join(missing)}", await _by_the_owner(installation, fix))
+        return failed(f"not applied: {', '.join(missing)}", await _migration_by_owner(installation, fix))
     problems = []
     newer = [name for number, name in applied.items() if number not in ours]
     if newer:
@@ -184,8 +185,8 @@ async def check_migrations(installation: Installation) -> Finding:
     return summed_up(problems, f"all {len(ours)} are applied")
 
 
-async def _by_the_owner(installation: Installation, fix: str) -> str:
-    """How to migrate: as another role, if that owns the tables."""
+async def _migration_by_owner(installation: Installation, fix: str) -> str:
+    """`fix`, or how to migrate as the role that owns the tables."""
     async with installation.reading(tables=False) as connection:
         about = await (await connection.execute(SCHEMA, {"schema": installation.settings.db_schema})).fetchone()
         parameters = rights.parameters(installation.settings.db_schema)
@@ -213,12 +214,12 @@ async def check_clock(installation: Installation) -> Finding:
             after = installation.clock()
             assert row is not None
             tries.append((after - before, row["now"] - (before + after) / 2))
-    # The quickest answer is the most exact.
+    # The shortest round trip gives the most exact offset.
     spread, offset = min(tries)
     found = f"the database is {abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} this machine"
     found += f" (give or take {spread / 2:.3f} s)"
     fix = "Have both set by NTP (chrony, systemd-timesyncd). The database's clock decides about leases and due times."
     distance = abs(offset) - spread / 2
-    if distance > CLOCK_FAIL:
+    if distance > CLOCK_FAIL_SECONDS:
         return failed(found, fix)
-    return warned(found, fix) if distance > CLOCK_WARN else passed(found)
+    return warned(found, fix) if distance > CLOCK_WARN_SECONDS else passed(found)

@@ -1,4 +1,4 @@
-"""The checks in their order, each bounded in time; none of them can end the examination."""
+"""Runs all checks in order, each with a time limit. A check that fails or hangs does not stop the others."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from holdfast.lifecycle.cancelling import cancel_all
 
 @dataclass(frozen=True)
 class Check:
-    """`needs` says what must have been found well before: without it there is nothing to look at."""
+    """One check. It is skipped if the check named by `needs` has failed."""
 
     name: str
     make: Callable[[Installation], Awaitable[Finding]]
     needs: str = ""
-    patience: float | None = None
+    timeout_seconds: float | None = None
+    """None: the limit of the installation."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -46,8 +47,8 @@ CHECKS: tuple[Check, ...] = (
     Check("connections", check_connections, needs="database"),
     Check("signals", check_signals, needs="database"),
     Check("redis", check_redis),
-    # Importing a project may take a while, and it is done in a process of its own.
-    Check("graphs", check_graphs, patience=120.0),
+    # It imports the project in another process, which may take long.
+    Check("graphs", check_graphs, timeout_seconds=120.0),
     Check("workers", check_workers, needs="database"),
     Check("leases", check_leases, needs="database"),
     Check("stuck runs", check_stuck_runs, needs="database"),
@@ -57,28 +58,29 @@ CHECKS: tuple[Check, ...] = (
 
 
 async def examine(installation: Installation, checks: Sequence[Check] = CHECKS) -> AsyncIterator[Finding]:
-    """Make the checks one after the other, and tell of each as soon as it is made."""
+    """Run the checks one after the other, and yield each finding as soon as it is there."""
     missing = set()
     for check in checks:
         if check.needs in missing:
             finding = skipped(f"cannot be checked: see {check.needs}")
         else:
-            finding = await _made(check, installation)
+            finding = await _run_check(check, installation)
         if finding.verdict is Verdict.FAIL or (check.name == "database" and installation.absent):
             missing.add(check.name)
         yield replace(finding, check=check.name)
 
 
-async def _made(check: Check, installation: Installation) -> Finding:
-    patience = check.patience or installation.patience
+async def _run_check(check: Check, installation: Installation) -> Finding:
+    timeout_seconds = check.timeout_seconds or installation.check_timeout_seconds
     late = failed(
-        f"no answer within {patience:g} seconds",
+        f"no answer within {timeout_seconds:g} seconds",
         "Whatever it asks is overloaded, locked or cut off. Allow more with --timeout to tell which.",
     )
     making = asyncio.ensure_future(check.make(installation))
-    await asyncio.wait({making}, timeout=patience)
+    await asyncio.wait({making}, timeout=timeout_seconds)
     if not making.done():
-        # Again and again: a statement that is cancelled asks the server first, and that one may say nothing.
+        # Cancel repeatedly: psycopg answers the first cancellation by asking the server to cancel the statement, and
+        # waits for a server that may not answer.
         await cancel_all([making])
         return late
     try:
@@ -94,5 +96,5 @@ async def _made(check: Check, installation: Installation) -> Finding:
     except (psycopg.Error, RedisError, OSError) as why:
         return failed(f"cannot be checked: {brief(why)}", "See the other checks for what is away.")
     except Exception as why:
-        # One check that is wrong must not hide what the others find.
+        # A defect in one check must not hide the findings of the others.
         return failed(f"the check itself failed: {type(why).__name__}: {brief(why)}", "Please report this.")

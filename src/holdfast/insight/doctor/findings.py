@@ -1,4 +1,4 @@
-"""What a check came to."""
+"""The results of checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """`skip` is neither good nor bad: the check could not be made, and the finding says why."""
+    """`skip`: the check could not run, and the finding says why."""
 
     PASS = "pass"  # noqa: S105
     WARN = "warn"
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`fix` is what to do about it; empty when there is nothing to do."""
+    """The result of one check. `fix` says what to do; it is empty when there is nothing to do."""
 
     check: str
     verdict: Verdict
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, of several that a check may find."""
+    """One of the problems that a check has found."""
 
     verdict: Verdict
     found: str
@@ -52,7 +52,7 @@ def skipped(found: str, fix: str = "") -> Finding:
 
 
 def summed_up(problems: Sequence[Problem], otherwise: str) -> Finding:
-    """All problems as one finding, the worst first; `otherwise` is what to say when there are none."""
+    """All problems as one finding, failures first. `otherwise` is the text when there are no problems."""
     if not problems:
         return passed(otherwise)
     worst_first = sorted(problems, key=lambda problem: problem.verdict is not Verdict.FAIL)
@@ -61,5 +61,5 @@ def summed_up(problems: Sequence[Problem], otherwise: str) -> Finding:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun, such as "1 worker" or "2 workers"."""
+    """A number with its noun: "1 worker", "2 workers"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

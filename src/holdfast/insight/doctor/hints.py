@@ -1,4 +1,4 @@
-"""Signals: whether a hint that is sent comes back, and whether Redis is set up to carry them."""
+"""Checks that a hint makes the round trip over Postgres or Redis, and that Redis is configured for it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from holdfast.signals.redis import IDENTIFY, IDENTIFY_BY_NAME, channel_prefix
 from holdfast.signals.redis_nodes import open_connection
 from holdfast.signals.redis_url import RedisTarget, parse_redis_url
 
-OLDEST_REDIS = 6
-AWAY = "Processes poll until it is back: nothing is lost, everything is slower."
+MINIMUM_REDIS = 6
+POLLING_MEANWHILE = "Processes poll until it is back: nothing is lost, everything is slower."
 
 
 async def check_signals(installation: Installation) -> Finding:
-    """Send a hint on a channel of our own and wait for it."""
+    """Send a hint on a channel of this check's own and wait for it."""
     if installation.settings.redis_url is None:
-        return await _over_postgres(installation)
+        return await _check_over_postgres(installation)
     target = parse_redis_url(installation.settings.redis_url)
     try:
-        return await _over_redis(installation, target)
+        return await _check_over_redis(installation, target)
     except (RedisError, OSError) as error:
         return failed(
             f"no round trip over Redis ({target.shown}): {brief(error)}",
-            f"Start it or correct REDIS_URL; its user needs the channels {{holdfast:*. {AWAY}",
+            f"Start it or correct REDIS_URL; its user needs the channels {{holdfast:*. {POLLING_MEANWHILE}",
         )
 
 
-async def _over_postgres(installation: Installation) -> Finding:
+async def _check_over_postgres(installation: Installation) -> Finding:
     settings = installation.settings
     if settings.session_url is None:
         return warned(
@@ -50,20 +50,20 @@ async def _over_postgres(installation: Installation) -> Finding:
             await listening.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             began = time.monotonic()
             await sending.execute("SELECT pg_notify(%s, '')", (channel,))
-            async for _ in listening.notifies(timeout=installation.patience, stop_after=1):
+            async for _ in listening.notifies(timeout=installation.check_timeout_seconds, stop_after=1):
                 return passed(f"a hint over Postgres came back in {_milliseconds(began)}")
     except psycopg.OperationalError as error:
         return failed(
             f"no round trip over Postgres: {brief(error)}",
-            f"Correct HOLDFAST_DIRECT_DATABASE_URL, or DATABASE_URL. {AWAY}",
+            f"Correct HOLDFAST_DIRECT_DATABASE_URL, or DATABASE_URL. {POLLING_MEANWHILE}",
         )
     return failed(
-        f"a hint over Postgres did not come back within {installation.patience:g} seconds",
+        f"a hint over Postgres did not come back within {installation.check_timeout_seconds:g} seconds",
         "If a pooler in transaction mode is in between, set HOLDFAST_PGBOUNCER and HOLDFAST_DIRECT_DATABASE_URL.",
     )
 
 
-async def _over_redis(installation: Installation, target: RedisTarget) -> Finding:
+async def _check_over_redis(installation: Installation, target: RedisTarget) -> Finding:
     prefix = await _prefix(installation)
     channel = f"{prefix}doctor:{uuid4().hex}"
     listening = await open_connection(target, prefix)
@@ -72,7 +72,7 @@ async def _over_redis(installation: Installation, target: RedisTarget) -> Findin
         try:
             for sharded in (True, False) if target.mode == "cluster" else (False,):
                 try:
-                    began = await _sent(listening, sending, channel, sharded=sharded)
+                    began = await _send_and_receive(listening, sending, channel, sharded=sharded)
                 except ResponseError as error:
                     if sharded and "unknown command" in str(error).lower():
                         continue  # A Cluster before Redis 7.
@@ -85,8 +85,10 @@ async def _over_redis(installation: Installation, target: RedisTarget) -> Findin
     raise AssertionError("one of the two ways was tried last")
 
 
-async def _sent(listening: AbstractConnection, sending: AbstractConnection, channel: str, *, sharded: bool) -> float:
-    """Send a hint and wait for it. Returns when it was sent; whoever calls has set a limit to the wait."""
+async def _send_and_receive(
+    listening: AbstractConnection, sending: AbstractConnection, channel: str, *, sharded: bool
+) -> float:
+    """Send a hint and wait until it arrives. Returns when it was sent. The caller bounds the wait."""
     kind = "S" if sharded else ""
     await listening.send_command(f"{kind}SUBSCRIBE", channel)
     await listening.read_response()
@@ -99,7 +101,7 @@ async def _sent(listening: AbstractConnection, sending: AbstractConnection, chan
 
 
 async def _prefix(installation: Installation) -> str:
-    """Of the channels that the processes use: on a Cluster it decides which node carries them."""
+    """The prefix of the channels that the processes use. On a Redis Cluster the prefix decides which node has them."""
     async with installation.reading() as connection:
         try:
             async with connection.transaction():
@@ -115,12 +117,12 @@ def _milliseconds(began: float) -> str:
 
 
 async def check_redis(installation: Installation) -> Finding:
-    """Its version, and that it does not throw keys away."""
+    """Whether Redis is recent enough, and does not evict keys."""
     if installation.settings.redis_url is None:
         return passed("not used: signals travel over Postgres")
     target = parse_redis_url(installation.settings.redis_url)
     try:
-        async with asyncio.timeout(installation.patience):
+        async with asyncio.timeout(installation.check_timeout_seconds):
             connection = await open_connection(target, "{holdfast:")
             try:
                 about = {**await _info(connection, "server"), **await _info(connection, "memory")}
@@ -129,19 +131,21 @@ async def check_redis(installation: Installation) -> Finding:
     except ResponseError as error:
         return skipped(f"cannot be checked: {brief(error)}", "Its user may not use INFO; ask whoever runs it.")
     except (RedisError, OSError) as error:
-        return failed(f"{target.shown} does not answer: {brief(error)}", f"Start it or correct REDIS_URL. {AWAY}")
+        return failed(
+            f"{target.shown} does not answer: {brief(error)}", f"Start it or correct REDIS_URL. {POLLING_MEANWHILE}"
+        )
     return redis_finding(target.shown, about)
 
 
 def redis_finding(where: str, about: dict[str, str]) -> Finding:
-    """What is to be said of a server that says this about itself."""
+    """The finding about a server with this answer to INFO."""
     version = about.get("redis_version", "")
     policy = about.get("maxmemory_policy", "")
     problems = []
     major = version.split(".", 1)[0]
-    if not major.isdecimal() or int(major) < OLDEST_REDIS:
+    if not major.isdecimal() or int(major) < MINIMUM_REDIS:
         problems.append(
-            Problem(Verdict.FAIL, f"Redis {version or 'of no known version'}", f"Use Redis {OLDEST_REDIS} or later.")
+            Problem(Verdict.FAIL, f"Redis {version or 'of no known version'}", f"Use Redis {MINIMUM_REDIS} or later.")
         )
     if policy not in ("noeviction", ""):
         found = f"maxmemory-policy is {policy}: when memory is short it deletes keys that somebody relies on"
@@ -155,7 +159,7 @@ def redis_finding(where: str, about: dict[str, str]) -> Finding:
 
 async def _info(connection: AbstractConnection, section: str) -> dict[str, str]:
     await connection.send_command("INFO", section)
-    told: Any = await connection.read_response()
-    text = told.decode() if isinstance(told, bytes) else str(told)
+    answer: Any = await connection.read_response()
+    text = answer.decode() if isinstance(answer, bytes) else str(answer)
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
     return {name: value.strip() for name, value in pairs}

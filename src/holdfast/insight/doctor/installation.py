@@ -1,4 +1,4 @@
-"""What is examined: the settings, the project and the database they lead to."""
+"""What the checks examine: the settings, the project, and the database of the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psycopg.rows import DictRow, dict_row
 from holdfast.db.connect import connection_parameters
 from holdfast.settings import Settings
 
-# A schema that is there, and that the role may not use.
+# Returns a row if the schema exists and the role may not use it.
 CLOSED = """
 SELECT current_user AS role FROM pg_namespace
 WHERE nspname = %(schema)s AND NOT has_schema_privilege(oid, 'USAGE')
@@ -24,22 +24,21 @@ WHERE nspname = %(schema)s AND NOT has_schema_privilege(oid, 'USAGE')
 
 @dataclass(frozen=True)
 class Installation:
-    """One installation, as this machine sees it."""
+    """One installation, as seen from this machine."""
 
     settings: Settings
     config: Path | None = None
-    """The project's langgraph.json; None when there is none here."""
+    """The project's langgraph.json, or None if this directory has none."""
     absent: str = ""
-    """Why there is no database to look at, if there is none yet."""
+    """Why there is no database yet; empty if there is one."""
     unusable: str = ""
-    """Why the embedded Postgres cannot be looked at, if it does not start."""
-    patience: float = 10.0
-    """Seconds that a check may take."""
+    """Why the embedded Postgres does not start; empty if it does."""
+    check_timeout_seconds: float = 10.0
     clock: Callable[[], float] = time.time
-    """This machine's."""
+    """The clock of this machine. Tests replace it."""
 
     async def connect(self, *, session: bool = False) -> AsyncConnection[DictRow]:
-        """A connection of the check's own: one that hangs or breaks takes no other check with it."""
+        """Open a connection for one check, so that a connection that hangs or breaks affects no other check."""
         direct = session and self.settings.session_url is not None
         return await AsyncConnection.connect(
             connection_parameters(self.settings, "doctor", session=direct),
@@ -50,10 +49,10 @@ class Installation:
 
     @asynccontextmanager
     async def reading(self, *, tables: bool = True) -> AsyncIterator[AsyncConnection[DictRow]]:
-        """A transaction that can change nothing, and whose statements the server itself ends when they take long.
+        """A read-only transaction with a statement timeout.
 
-        `tables`: Holdfast's own are read. Raises InsufficientPrivilege if the role may not use their schema: without
-        that, Postgres says that they do not exist.
+        `tables` says that the check reads Holdfast's tables. Then this raises InsufficientPrivilege if the role may not
+        use their schema; Postgres itself would say that the tables do not exist.
         """
         async with await self.connect() as connection, connection.transaction(force_rollback=True):
             await connection.execute("SET TRANSACTION READ ONLY")
@@ -61,9 +60,11 @@ class Installation:
                 sql.SQL("SET LOCAL search_path TO {}").format(sql.Identifier(self.settings.db_schema))
             )
             await connection.execute(
-                sql.SQL("SET LOCAL statement_timeout TO {}").format(sql.Literal(f"{self.patience * 1000:.0f}ms"))
+                sql.SQL("SET LOCAL statement_timeout TO {}").format(
+                    sql.Literal(f"{self.check_timeout_seconds * 1000:.0f}ms")
+                )
             )
-            # Counting is no hot statement: the planner may choose.
+            # Counting may need a sequential scan, which the settings of our other connections discourage.
             await connection.execute("SET LOCAL enable_seqscan TO on")
             if tables:
                 cursor = await connection.execute(CLOSED, {"schema": self.settings.db_schema})

@@ -1,4 +1,4 @@
-"""The project: whether its graphs load here, and whether the fleet has them."""
+"""Checks whether the project's graphs load here, and whether online workers serve them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONLINE = "SELECT worker_id, unnest(graphs) AS graph FROM worker WHERE status = '
 
 
 async def check_graphs(installation: Installation) -> Finding:
-    """Import every graph, in another process: user code may do anything when it is imported."""
+    """Import every graph in another process, because user code may do anything when it is imported."""
     if installation.config is None:
         return skipped("there is no langgraph.json here", "Name it with --config.")
     process = await asyncio.create_subprocess_exec(
@@ -30,14 +30,14 @@ async def check_graphs(installation: Installation) -> Finding:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, told = await process.communicate()
+        _, stderr = await process.communicate()
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
     if process.returncode != 0:
-        why = " ".join(told.decode(errors="replace").split())[-1000:]
+        why = " ".join(stderr.decode(errors="replace").split())[-1000:]
         return failed(why or f"the check ended with {process.returncode}", "Correct the project; it cannot start.")
     try:
         mine = set(load_config(installation.config).graphs)
@@ -54,7 +54,7 @@ async def check_graphs(installation: Installation) -> Finding:
 
 
 async def _served(installation: Installation) -> set[str]:
-    """The graphs that some online worker has; none when that cannot be told."""
+    """The graphs that online workers have. Empty if the database cannot be read."""
     try:
         async with installation.reading() as connection:
             rows = await (await connection.execute(ONLINE)).fetchall()

@@ -1,17 +1,17 @@
-"""Tables that have grown beyond what they hold, and what keeps vacuum from its work."""
+"""Checks for bloated tables, and for what keeps vacuum from cleaning up."""
 
 from __future__ import annotations
 
 from holdfast.insight.doctor.findings import Finding, Problem, Verdict, summed_up
 from holdfast.insight.doctor.installation import Installation
 
-# Dead rows worth a word, and of all rows the share they must be.
-DEAD_ROWS, DEAD_SHARE = 10_000, 0.3
-BAD_ROWS, BAD_SHARE = 1_000_000, 0.6
-# Seconds a transaction may be open: as long as it is, no row that it could see is cleaned up.
-LONG_TRANSACTION = 600.0
-# Transactions until the server stops to protect itself are two thousand million.
-OLD_AGE, LAST_AGE = 1_000_000_000, 1_600_000_000
+# The check warns, or fails, if a table has this many dead rows and they are this share of all its rows.
+WARN_DEAD_ROWS, WARN_DEAD_SHARE = 10_000, 0.3
+FAIL_DEAD_ROWS, FAIL_DEAD_SHARE = 1_000_000, 0.6
+# While a transaction is open, vacuum removes no row that it could still see.
+LONG_TRANSACTION_SECONDS = 600.0
+# The age of the oldest transaction id. At about 2,000,000,000 the server stops taking writes.
+WARN_TRANSACTION_AGE, FAIL_TRANSACTION_AGE = 1_000_000_000, 1_600_000_000
 
 BLOAT = """
 SELECT relname AS table, n_live_tup AS live, n_dead_tup AS dead, pg_size_pretty(pg_total_relation_size(relid)) AS size,
@@ -40,21 +40,21 @@ ORDER BY xact_start LIMIT 10
 
 
 async def check_tables(installation: Installation) -> Finding:
-    """Dead rows, vacuum, old transactions."""
+    """Look for dead rows, disabled autovacuum, long transactions and old transaction ids."""
     schema = installation.settings.db_schema
     async with installation.reading() as connection:
-        bloated = await (await connection.execute(BLOAT, {"schema": schema, "dead": DEAD_ROWS})).fetchall()
+        bloated = await (await connection.execute(BLOAT, {"schema": schema, "dead": WARN_DEAD_ROWS})).fetchall()
         size = await (await connection.execute(SIZE, {"schema": schema})).fetchone()
         server = await (await connection.execute(SERVER)).fetchone()
-        holders = await (await connection.execute(HOLDERS, {"long": LONG_TRANSACTION})).fetchall()
+        holders = await (await connection.execute(HOLDERS, {"long": LONG_TRANSACTION_SECONDS})).fetchall()
     assert size is not None
     assert server is not None
     problems = []
     for row in bloated:
         share = row["dead"] / (row["dead"] + row["live"])
-        if share < DEAD_SHARE:
+        if share < WARN_DEAD_SHARE:
             continue
-        bad = row["dead"] >= BAD_ROWS and share >= BAD_SHARE
+        bad = row["dead"] >= FAIL_DEAD_ROWS and share >= FAIL_DEAD_SHARE
         vacuumed = f"last vacuumed {row['vacuumed']}" if row["vacuumed"] else "never vacuumed"
         found = f"{share:.0%} of {schema}.{row['table']} ({row['size']}) are {row['dead']} dead rows, {vacuumed}"
         fix = f"VACUUM (ANALYZE) {schema}.{row['table']}; and see what keeps autovacuum from it."
@@ -65,13 +65,14 @@ async def check_tables(installation: Installation) -> Finding:
     if holders:
         first = holders[0]
         found = (
-            f"{len(holders)} transactions are open for more than {LONG_TRANSACTION / 60:g} minutes, the first is "
-            f"{first['application'] or 'somebody'} (pid {first['pid']}, {first['state']}, {first['seconds']:.0f} s)"
+            f"{len(holders)} transactions are open for more than {LONG_TRANSACTION_SECONDS / 60:g} minutes, "
+            f"the first is {first['application'] or 'somebody'} "
+            f"(pid {first['pid']}, {first['state']}, {first['seconds']:.0f} s)"
         )
         fix = f"End it (SELECT pg_terminate_backend({first['pid']});): nothing newer can be cleaned up meanwhile."
         problems.append(Problem(Verdict.WARN, found, fix))
-    if server["age"] > OLD_AGE:
-        verdict = Verdict.FAIL if server["age"] > LAST_AGE else Verdict.WARN
+    if server["age"] > WARN_TRANSACTION_AGE:
+        verdict = Verdict.FAIL if server["age"] > FAIL_TRANSACTION_AGE else Verdict.WARN
         found = f"the oldest transaction id is {server['age']} transactions old"
         problems.append(Problem(verdict, found, "VACUUM FREEZE the database before the server stops taking writes."))
     return summed_up(problems, f"{size['tables']} tables, {size['size']}, not bloated")

@@ -1,4 +1,4 @@
-"""Runs that do not get on, and workers that are gone."""
+"""Checks for runs that make no progress, and for workers that are gone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast.db.session_names import application_names
 from holdfast.insight.doctor.findings import Finding, Problem, Verdict, counted, failed, passed, summed_up, warned
 from holdfast.insight.doctor.installation import Installation
 
-# Seconds that a ready run may wait while workers have room.
-LONG_READY = 60.0
-# Seconds without an event after which a running run is worth a look.
-LONG_SILENT = 3600.0
-# What upkeep may take to act, beyond its interval.
-UPKEEP_MARGIN = 10.0
+# A run that has been ready for longer is reported.
+LONG_READY_SECONDS = 60.0
+# A running run without an event for longer is reported.
+LONG_WITHOUT_EVENT_SECONDS = 3600.0
+# How long upkeep may take to act, beyond its interval.
+UPKEEP_MARGIN_SECONDS = 10.0
 
 READY = """
 SELECT graph_id, count(*) AS runs, extract(epoch FROM now() - min(ready_at))::float8 AS oldest
@@ -23,7 +23,7 @@ FROM run WHERE status = 'pending' AND ready_at IS NOT NULL AND ready_at <= now()
 GROUP BY graph_id ORDER BY graph_id
 """
 
-# A worker claims only what it has: room on another one is no room.
+# Free slots by graph. A worker claims only runs of graphs that it has.
 ROOM = """
 SELECT graph, sum(greatest(0, capacity - held.runs)) AS free
 FROM worker CROSS JOIN LATERAL (SELECT count(*) AS runs FROM run
@@ -34,7 +34,7 @@ WHERE worker.status = 'online' GROUP BY graph
 
 ONLINE = "SELECT count(*) AS workers FROM worker WHERE status = 'online'"
 
-# A worker whose lease has expired is gone, even if nobody has declared it lost yet.
+# A worker whose lease has expired is gone, even before upkeep has declared it lost.
 WORKERS = """
 SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS online,
        count(*) FILTER (WHERE status = 'draining' AND lease_until >= now()) AS draining,
@@ -43,21 +43,21 @@ SELECT count(*) FILTER (WHERE status = 'online' AND lease_until >= now()) AS onl
 FROM worker
 """
 
-# Workers that share cores, and are more than these. Workers on one host that are limited each to its own have other
-# `cpus`; workers of versions that did not count their cores have NULL.
+# Hosts with more workers than the cores that these workers share. Workers that are each limited to cores of their own
+# differ in `cpus`. Workers of versions that did not count their cores have NULL.
 MORE_THAN_CORES = """
 SELECT host, count(*) AS workers, min(cores) AS cores FROM worker
 WHERE status = 'online' AND lease_until >= now() AND cores IS NOT NULL
 GROUP BY host, cpus HAVING count(*) > min(cores) ORDER BY host, cpus LIMIT 100
 """
 
-# A thread whose unfinished runs have no head stands still: nobody will ever claim one.
+# Threads whose unfinished runs have no head. No worker will ever claim one of them.
 HEADLESS = """
 SELECT thread_id, count(*) AS runs FROM run WHERE status IN ('pending', 'running')
 GROUP BY thread_id HAVING count(ready_at) = 0 ORDER BY thread_id LIMIT 100
 """
 
-# The last number of the thread's log is its running run's.
+# The last event of a thread's log belongs to its running run.
 SILENT = """
 SELECT run.run_id, extract(epoch FROM now() - greatest(run.updated_at, last.created_at))::float8 AS seconds
 FROM run
@@ -105,8 +105,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 
 
 async def check_workers(installation: Installation) -> Finding:
-    """Whether a worker is online, and no host has more of them than cores. Without a worker nothing is wrong with the
-    database, and every run waits."""
+    """Whether a worker is online, and no host has more workers than cores. Without a worker every run waits."""
     settings = installation.settings
     async with installation.reading() as connection:
         known = await (await connection.execute(WORKERS, {"web": application_names(settings, "web")})).fetchone()
@@ -126,13 +125,13 @@ async def check_workers(installation: Installation) -> Finding:
 
 
 async def check_stuck_runs(installation: Installation) -> Finding:
-    """Runs that could go on and do not."""
+    """Find runs that could continue and do not."""
     async with installation.reading() as connection:
         ready = await (await connection.execute(READY)).fetchall()
         room = {row["graph"]: row["free"] for row in await (await connection.execute(ROOM)).fetchall()}
         online = await (await connection.execute(ONLINE)).fetchone()
         headless = await (await connection.execute(HEADLESS)).fetchall()
-        silent = await (await connection.execute(SILENT, {"silent": LONG_SILENT})).fetchall()
+        silent = await (await connection.execute(SILENT, {"silent": LONG_WITHOUT_EVENT_SECONDS})).fetchall()
     assert online is not None
     count = sum(row["runs"] for row in ready)
     problems = []
@@ -145,7 +144,7 @@ async def check_stuck_runs(installation: Installation) -> Finding:
         fix = "Deploy a worker whose langgraph.json has them, or cancel the runs."
         problems.append(Problem(Verdict.FAIL, f"ready runs of graphs that no online worker has: {graphs}", fix))
     for row in ready:
-        if row["graph_id"] not in room or row["oldest"] <= LONG_READY:
+        if row["graph_id"] not in room or row["oldest"] <= LONG_READY_SECONDS:
             continue
         found = f"{counted(row['runs'], 'ready run')} of {row['graph_id']}, the first for {_duration(row['oldest'])}"
         if room[row["graph_id"]] > 0:
@@ -166,9 +165,9 @@ async def check_stuck_runs(installation: Installation) -> Finding:
 
 
 async def check_poison_runs(installation: Installation) -> Finding:
-    """Runs that were given up, and those on the way there."""
+    """Find dead letters, and runs whose workers have died."""
     async with installation.reading() as connection:
-        letters = await (await connection.execute(DEAD_LETTERS)).fetchall()
+        dead_letters = await (await connection.execute(DEAD_LETTERS)).fetchall()
         crashing = await (await connection.execute(CRASHING)).fetchall()
     problems = [
         Problem(
@@ -177,7 +176,7 @@ async def check_poison_runs(installation: Installation) -> Finding:
             f"the newest is {row['newest']}",
             "Look at one with `holdfast runs show`: its error and its attempts say what to correct.",
         )
-        for row in letters
+        for row in dead_letters
     ]
     if crashing:
         worst = crashing[0]
@@ -191,9 +190,9 @@ async def check_poison_runs(installation: Installation) -> Finding:
 
 
 async def check_leases(installation: Installation) -> Finding:
-    """Workers that do not renew, and whether somebody sees to it."""
+    """Find workers that do not renew their lease, and whether a process leads the upkeep that takes their runs over."""
     settings = installation.settings
-    margin = settings.reaper_interval * (10 if settings.session_url is None else 1) + UPKEEP_MARGIN
+    margin = settings.reaper_interval * (10 if settings.session_url is None else 1) + UPKEEP_MARGIN_SECONDS
     async with installation.reading() as connection:
         expired = await (await connection.execute(EXPIRED)).fetchall()
         orphans = await (await connection.execute(ORPHANS, {"margin": margin})).fetchall()
@@ -205,7 +204,9 @@ async def check_leases(installation: Installation) -> Finding:
     assert leader is not None
     leads = leader["leaders"] > 0 or settings.session_url is None
     problems = []
-    nobody = "Nobody does the upkeep that takes over: start a web or worker process, and read its log (upkeep.outage)."
+    no_upkeep = (
+        "Nobody does the upkeep that takes over: start a web or worker process, and read its log (upkeep.outage)."
+    )
     if expired:
         first = expired[0]
         found = (
@@ -213,13 +214,13 @@ async def check_leases(installation: Installation) -> Finding:
             f"({first['host']}, process {first['pid']})"
         )
         overdue = first["seconds"] > margin or not leads
-        fix = "It is being taken over; see that the machine is well." if not overdue else nobody
+        fix = "It is being taken over; see that the machine is well." if not overdue else no_upkeep
         problems.append(Problem(Verdict.FAIL if overdue else Verdict.WARN, found, fix))
     elif alive["workers"] and not leads:
-        problems.append(Problem(Verdict.FAIL, "no process leads the upkeep", nobody))
+        problems.append(Problem(Verdict.FAIL, "no process leads the upkeep", no_upkeep))
     if orphans:
         found = f"{_runs(orphans)} still held by a worker that is gone"
-        problems.append(Problem(Verdict.FAIL, found, nobody))
+        problems.append(Problem(Verdict.FAIL, found, no_upkeep))
     if lost["workers"]:
         found = f"{counted(lost['workers'], 'worker')} lost within the last hour"
         fix = "See why they died: out of memory, a crash in graph code, a machine that is gone (GET /workers)."
