@@ -20,7 +20,7 @@ from holdfast.db import embedded_server
 from holdfast.db.connect import Database
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.settings import Settings, load_settings
-from tests.support import selection
+from tests.support import error_logs, selection
 from tests.support.databases import create_template, own_database
 
 SERVER = "HOLDFAST_TEST_SERVER"
@@ -35,7 +35,7 @@ LOG_TAIL_CHARACTERS = 6_000
 
 def pytest_configure(config: pytest.Config) -> None:
     """In the process that controls the session, before any xdist worker starts: they inherit the variable."""
-    for marker in selection.MARKERS:
+    for marker in (*selection.MARKERS, error_logs.MARKER):
         config.addinivalue_line("markers", marker)
     # A shell without job control starts `make test &` with SIGINT ignored, and so would be every process under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,6 +70,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     with selection.no_servers() if item.get_closest_marker("fast") else nullcontext():
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    error_logs.watch_this_process()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        error_logs.fail_if_unexpected(item)
 
 
 @pytest.hookimpl(wrapper=True)

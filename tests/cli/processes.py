@@ -16,6 +16,8 @@ from typing import IO, Self, TypeVar
 
 import psutil
 
+from tests.support import error_logs
+
 T = TypeVar("T")
 DEADLINE = 150.0
 
@@ -118,8 +120,10 @@ class Program:
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
-            self.lines.append(line.rstrip("\n"))
-            self._arriving.put(line.rstrip("\n"))
+            line = line.rstrip("\n")
+            error_logs.see(line)
+            self.lines.append(line)
+            self._arriving.put(line)
         self._arriving.put(None)
 
     def __enter__(self) -> Self:

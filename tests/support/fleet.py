@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, LiteralString, Self, TypeVar
@@ -24,7 +24,7 @@ from psycopg.rows import DictRow, dict_row
 
 from holdfast.streams.log import LogEvent
 from holdfast.streams.sse import frame
-from tests.support import waiting
+from tests.support import error_logs, waiting
 from tests.support.roles import create_role, drop_role
 from tests.support.step_journal import StepJournal
 from tests.support.watching import Frame, WatchedRun, Watcher, parse_frames, read_stream
@@ -134,6 +134,7 @@ class Fleet:
             **INTERVALS,
         }
         self._watching: list[asyncio.Task[None]] = []
+        self._logs = ExitStack()
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     async def __aenter__(self) -> Self:
@@ -148,6 +149,7 @@ class Fleet:
         await self.client.aclose()
         for member in self.members:
             member.kill()
+        self._logs.close()
         for role in self._roles or []:
             with suppress(psycopg.OperationalError):  # A test may have ended its Postgres.
                 drop_role(self.database_url, role)
@@ -210,6 +212,7 @@ class Fleet:
             create_role(self.database_url, self._roles[-1])
             own["DATABASE_URL"] = make_conninfo(self.database_url, user=self._roles[-1])
         member = Member(name, command, {**self._environ, **own, **environ}, log, self._lifeline_read)
+        self._logs.enter_context(error_logs.watched_file(log))
         self.members.append(member)
         return member
 
