@@ -114,6 +114,11 @@ class Attack:
         self.reader = reader
         self.writer = writer
 
+    def __del__(self) -> None:
+        """Many attacks are left standing by their tests."""
+        if not self.writer.is_closing():
+            self.writer.close()
+
     async def send(self, data: bytes) -> bool:
         """Send it. False: the server has closed the connection."""
         try:

@@ -12,12 +12,18 @@ from typing import Any, NoReturn
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# The long ordeals: a directory or a file each.
+# The long ordeals: a directory, a file, or a function of a file each.
 SLOW = (
     "api/test_schemathesis.py",
+    "bench/test_comparison.py",
     "db/test_servers.py",
+    "engine/test_state_machine.py",
     "faults/test_older_version.py",
     "faults/test_rolling_deploy.py",
+    "guard/test_guard.py::test_a_run_costs_no_more_than_was_accepted",
+    "guard/test_guard.py::test_frames_that_take_5_ms_longer_are_noticed",
+    "guard/test_guard.py::test_long_delays_of_frames_are_noticed",
+    "hostile/test_graph_values.py",
     "js/browser",
     "torture/test_torture.py",
 )
@@ -30,12 +36,13 @@ MARKERS = (
 
 def mark(items: list[pytest.Item]) -> None:
     """Set the markers `slow` and `fast`."""
-    slow = [TESTS / name for name in SLOW]
-    missing = [str(path) for path in slow if not path.exists()]
+    slow = [name.partition("::") for name in SLOW]
+    missing = [path for path, _, _ in slow if not (TESTS / path).exists()]
     if missing:
         raise pytest.UsageError(f"tests/support/selection.py names what does not exist: {', '.join(missing)}")
     for item in items:
-        if any(item.path.is_relative_to(path) for path in slow):
+        function = getattr(item, "originalname", item.name)
+        if any(item.path.is_relative_to(TESTS / path) and named in ("", function) for path, _, named in slow):
             item.add_marker(pytest.mark.slow)
         elif "server_url" not in getattr(item, "fixturenames", ()) and item.get_closest_marker("servers") is None:
             item.add_marker(pytest.mark.fast)
