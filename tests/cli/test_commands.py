@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from holdfast.cli.exit_codes import MEANING, ExitCode
 from holdfast.cli.main import app
@@ -88,6 +89,13 @@ def command(
     )
 
 
+def help_of(path: list[str], columns: int) -> str:
+    """What a command prints with --help."""
+    done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(columns)})
+    assert done.exit_code == ExitCode.OK, done.output
+    return done.stdout
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "graph.py").write_text(GRAPH)
@@ -97,9 +105,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_help_text_ends_with_examples(path: list[str]) -> None:
-    done = command(*path, "--help")
-    assert done.returncode == ExitCode.OK
-    _, _, examples = done.stdout.partition("Examples")
+    _, _, examples = help_of(path, columns=200).partition("Examples")
     assert f"holdfast {' '.join(path)}" in examples
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.conftest import client, settings, web
+from tests.api.conftest import client, example_graphs, settings, web
 from tests.cli.processes import Program, holdfast
 from tests.support.databases import own_database
 from tests.support.sdk import Sdk
 from tests.support.servers import free_port
 from tests.support.waiting import until
 
-__all__ = ["client", "settings", "web"]
+__all__ = ["client", "example_graphs", "settings", "web"]
 
 PROJECT = Path(__file__).parents[1] / "support" / "sdk_project" / "langgraph.json"
 

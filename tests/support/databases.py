@@ -7,6 +7,7 @@ is dropped.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -91,33 +92,36 @@ class Databases:
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
+        self._server = psycopg.connect(server_url, autocommit=True)
+        atexit.register(self._server.close)
         self._free: list[str] = []
         self._like_new = ""
 
     def take(self) -> str:
         """The name of a migrated, empty database."""
-        with psycopg.connect(self._server_url, autocommit=True) as server:
-            while self._free:
-                name = self._free.pop(0)
-                # Some process of an earlier test still runs, and has connected again.
-                [connected] = server.execute(COUNT_SESSIONS, (name,)).fetchone() or (0,)
-                if not connected:
-                    return name
-                _drop(server, name)
-            name = f"test_{uuid4().hex[:12]}"
-            server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        while self._free:
+            name = self._free.pop(0)
+            # Some process of an earlier test may still run, and have connected again.
+            [connected] = self._server.execute(COUNT_SESSIONS, (name,)).fetchone() or (0,)
+            if not connected:
+                return name
+            self._drop(name)
+        name = f"test_{uuid4().hex[:12]}"
+        self._server.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}".encode())
         if not self._like_new:
             with self._connect(name) as connection:
                 self._like_new = _description(connection)
         return name
 
     def give_back(self, name: str) -> None:
-        with psycopg.connect(self._server_url, autocommit=True) as server:
-            server.execute(CLOSE_SESSIONS, (name,))
-            if self._empty(name):
-                self._free.append(name)
-            else:
-                _drop(server, name)
+        self._server.execute(CLOSE_SESSIONS, (name,))
+        if self._empty(name):
+            self._free.append(name)
+        else:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        self._server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
     def _empty(self, name: str) -> bool:
         """Empty a database; false if it is not like a new one then."""
@@ -179,7 +183,3 @@ def _delete(connection: psycopg.Connection[Row], tables: Sequence[Table]) -> Non
         # Without triggers and foreign keys.
         statements = [sql.SQL("DELETE FROM {}").format(sql.Identifier(*table)) for table in tables]
         connection.execute(sql.SQL("; ").join([sql.SQL("SET session_replication_role = replica"), *statements]))
-
-
-def _drop(server: psycopg.Connection[Row], name: str) -> None:
-    server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
