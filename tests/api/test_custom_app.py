@@ -209,6 +209,7 @@ class TestAuth:
             assert warnings[0]["log_level"] == "warning"
             assert warnings[0]["routes"].startswith(routes)
 
+    @pytest.mark.expects_errors("http.failed")
     @pytest.mark.parametrize("order", ["middleware_first", "auth_first"])
     @pytest.mark.parametrize("auth", ["nosy", "nosy_by_request"])
     async def test_a_body_that_is_read_before_login_is_limited(self, settings: Settings, order: str, auth: str) -> None:
@@ -335,6 +336,7 @@ async def test_a_plain_application_needs_no_lifespan(settings: Settings) -> None
         assert (await client.get("/home")).text == "plain /home"
 
 
+@pytest.mark.expects_errors("uvicorn.error")
 @pytest.mark.parametrize(
     ("spec", "cause"),
     [

@@ -291,6 +291,7 @@ def hello(state: Any) -> dict[str, Any]:
     return {"words": ["hello"]}
 
 
+@pytest.mark.expects_errors("process.refused")
 def test_without_the_packages_the_server_says_what_to_install_and_does_not_start() -> None:
     environ = {"HOLDFAST_TRACES": "true", "DATABASE_URL": "postgresql://nowhere/none"}
     with Program([sys.executable, "-c", MISSING, PROJECT], environ=environ) as program:

@@ -26,6 +26,8 @@ from holdfast.upkeep.sweeper import Sweeper
 from tests.engine.scene import create, declare_lost, online_worker
 from tests.support.records import query, run_row
 
+pytestmark = pytest.mark.expects_errors("upkeep.row_set_aside")
+
 HOSTILE = {
     "a NUL": r'{"input": {"text": "a\u0000b"}, "config": {"run_name": "n\u0000"}, "trace": {"a": "\u0000"}}',
     "half of a pair": r'{"input": "\ud800", "config": {"run_name": "\udc00"}, "command": {"resume": "\ud83d"}}',

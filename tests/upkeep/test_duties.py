@@ -79,6 +79,7 @@ async def expire(database: Database, worker_id: UUID) -> None:
     )
 
 
+@pytest.mark.expects_errors("upkeep.row_set_aside")
 async def test_take_over_waits_for_no_table_but_its_own(settings: Settings, database: Database) -> None:
     others = [row["relname"] for row in await query(database, OTHERS, list(NEEDED))]
     assert {"webhook_delivery", "event", "cron", "interrupt", "abandoned", "graph_absence", "checkpoints"} <= {*others}

@@ -28,6 +28,8 @@ from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query, run_row
 from tests.upkeep.test_bad_rows import QUESTION
 
+pytestmark = pytest.mark.expects_errors("upkeep.row_set_aside")
+
 # A quarter of it is what a row may take.
 DATABASE_TIMEOUT = 12.0
 # Longer than anything here takes, and shorter than a test that waits for ever.
