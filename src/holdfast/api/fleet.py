@@ -89,7 +89,7 @@ async def workers(
     "/workers/{worker_id}/drain",
     status_code=202,
     summary="Drain a worker",
-    responses={202: {"model": Draining, "description": "It is told with its next heartbeat."}, **refusals(404, 409)},
+    responses={202: {"model": Draining, "description": "It drains from its next heartbeat on."}, **refusals(404, 409)},
 )
 async def drain(web: Web, worker_id: UUID) -> Response:
     await may_fleet(web, "workers", "update", worker_id=worker_id)
