@@ -1,1 +1,1 @@
-"""One attempt at a run: from the claimed row to the outcome. Start reading at `executor.py`."""
+"""Executes one attempt at a run, from the claimed run to its outcome. Start reading at `executor.py`."""

@@ -15,8 +15,8 @@ from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.errors import Cancelled, LeaseLost, RunSignal
 from holdfast.execution.meter import UsageMeter
 from holdfast.execution.observers import AttemptObserver
-from holdfast.execution.progress import Progress
 from holdfast.execution.start_latency import StartLatency
+from holdfast.execution.stream_progress import StreamProgress
 from holdfast.execution.traces import AttemptTrace
 from holdfast.journal.run_writer import RunWriter
 from holdfast.telemetry.metrics import Metrics
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Attempt:
     """A claimed run while this worker holds it. `stop` may be called at any time, and more than once.
 
-    Creating an attempt raises nothing, whatever is stored with the run, because the claim loop does it. What reads
-    stored values may fail, and belongs to `begin`, where it fails this run alone."""
+    The claim loop creates attempts, so creating one reads no stored value that could make it raise. That is done by
+    `begin`, where an error fails this run alone."""
 
     meter: UsageMeter
 
@@ -55,8 +55,8 @@ class Attempt:
             self.stop(self.meter.exceeded)
 
     def stop(self, signal: RunSignal) -> None:
-        """Interrupt the graph where it stands. The first signal decides, except that nothing is written after a lost
-        lease, whatever came first."""
+        """Interrupt the graph where it is. The first signal decides the outcome. But after a LeaseLost nothing is
+        written, also if it is not the first."""
         if isinstance(signal, LeaseLost) and self.writer.failure is None:
             self.writer.mark_lost()
         if not self.stopped.done():
@@ -82,7 +82,7 @@ class Execution:
     # None: it could not be opened, or its state cannot be read any more.
     graph: Pregel[Any, Any, Any, Any] | None = None
     config: RunnableConfig | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: StreamProgress = field(default_factory=StreamProgress)
     # What ended the attempt. None: the graph came to its own end.
     failure: BaseException | None = None
 

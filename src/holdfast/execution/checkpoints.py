@@ -1,6 +1,6 @@
-"""The fenced checkpointer: the stock Postgres saver's schema and reads, with writes through the journal.
+"""The checkpointer of runs: the stock Postgres saver's schema and reads, with fenced writes through the journal.
 
-Existing LangGraph checkpoint tables keep working, and the stock saver can read whatever this one wrote.
+Existing LangGraph checkpoint tables keep working, and the stock saver can read everything that this one writes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["JournalSaver", "PooledSaver"]
 ERROR_SOURCE_NODE = "__error_source_node__"
 # What a `@task` returns.
 RETURN = "__return__"
-# What LangGraph writes about a task. Everything else is a task's output, and says that it has finished.
+# What LangGraph writes about a task. Every other channel is output of a task, and means that the task has finished.
 CONTROL_WRITES = frozenset({ERROR, ERROR_SOURCE_NODE, INTERRUPT, RESUME})
-# Channels whose writes have a fixed number, so that a task has one of each.
+# Channels whose writes have a fixed index, so a task has at most one write to each.
 NUMBERED_CHANNELS = frozenset(WRITES_IDX_MAP)
 
 
@@ -49,14 +49,15 @@ class JournalSaver(PooledSaver):
     """The checkpointer of one attempt at a run.
 
     - A write under a stale fence is refused: LeaseLost.
-    - With `wait` (durability "sync") a put returns when it is durable. Without, it returns when the journal has it:
-      the journal keeps the order, and the run's end is written after all of them.
-    - With `hold` (durability "exit") nothing is written before `release`, and then all at once: a crash between two
-      writes of an ending run would leave a state that no run was ever in.
-    - A read sees every write made before it.
-    - `fresh`: the thread is known to have had no checkpoint when the run began, so there is nothing to look for but
-      what this run wrote.
-    - `own_answer`: the run may have stored an answer by now. Otherwise one that is there is left out: it is another's.
+    - With `wait` (durability "sync") a put returns when it is durable. Otherwise it returns when the journal has it:
+      the journal keeps the order, and writes the run's end after all of them.
+    - With `hold` (durability "exit") nothing is written before `release`, and then everything in one transaction. A
+      crash between two writes of an ending run would leave a state that no run was ever in.
+    - A read returns every write made before it.
+    - `fresh`: the thread had no checkpoint when the run was claimed, so reads need not ask the database until this run
+      has written one.
+    - `own_answer`: this run may have stored an answer. Otherwise reads leave out a stored answer: it belongs to another
+      run.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class JournalSaver(PooledSaver):
         self._own_answer = own_answer
         self._written_namespaces: set[str] = set()
         self._has_head = False
-        # Namespaces of the graph, and of graphs inside it, that this attempt has begun, not gone on with.
+        # Namespaces of the graph and its subgraphs that this attempt started from their input, instead of continuing.
         self._begun_namespaces: set[str] = set()
-        # The checkpoint that the run names to start from, and whether the thread has moved past it.
+        # The checkpoint that the run names to start from, and whether the thread has newer ones.
         self._named_id: str | None = None
         self._past_head = False
 
@@ -106,7 +107,7 @@ class JournalSaver(PooledSaver):
         if found is not None and found.config["configurable"].get("checkpoint_ns", "") == "":
             self._has_head = True
             if found.metadata.get("source") == "input":
-                # The attempt before died between its input and LangGraph's own first step, which is no progress.
+                # The last attempt died between its input and LangGraph's own first step. That is no progress.
                 self._begun_namespaces.add("")
             if config["configurable"].get("checkpoint_id"):
                 self._named_id = found.checkpoint["id"]
@@ -134,7 +135,7 @@ class JournalSaver(PooledSaver):
             _json(get_serializable_checkpoint_metadata(public_config(config), metadata)),
         )
         self._written_namespaces.add(namespace)
-        # One without any channel is only there to hang writes on (durability "exit"): nothing can go on from it.
+        # A checkpoint without channels only carries writes (durability "exit"). A run cannot continue from it.
         reached = CHECKPOINT if namespace == "" and checkpoint["channel_versions"] else NOTHING
         self._has_head = self._has_head or namespace == ""
         progress = self._is_progress(namespace, metadata.get("source"))
@@ -155,9 +156,9 @@ class JournalSaver(PooledSaver):
         place = (configurable["thread_id"], namespace, configurable["checkpoint_id"], task_id)
         channels = {channel for channel, _ in writes}
         self._own_answer = self._own_answer or (task_id == NULL_TASK_ID and RESUME in channels)
-        # The answers that a task has used are stored beside its next question only. LangGraph would store them with
-        # its error and its result as well: then an answer whose run failed, or was rolled back, would win over the
-        # next answer to the same question.
+        # The answers that a task has used are stored only beside its next interrupt. LangGraph would store them beside
+        # its error and its result, too. Then the answer of a failed or rolled back run would win over the next answer
+        # to the same interrupt.
         asks = ERROR not in channels and channels <= CONTROL_WRITES
         rows = [
             (
@@ -167,30 +168,30 @@ class JournalSaver(PooledSaver):
             for index, (channel, value) in enumerate(writes)
             if asks or channel != RESUME or task_id == NULL_TASK_ID
         ]
-        # A Command's update and answer are stored under the null task, on the checkpoint the run found; what is held
-        # back comes with them, whatever it is. On a thread without a checkpoint they hang in the air, and the Command
-        # has to be given again.
+        # A Command's update and answer are stored under the null task, on the checkpoint that the run found. With
+        # `hold`, all writes are stored together with them. On a thread without a checkpoint they belong to none, and
+        # the next attempt must apply the Command again.
         command = namespace == "" and (task_id == NULL_TASK_ID or self._held is not None)
         reached = COMMAND_WRITES if command and self._has_head else NOTHING
         replace = channels <= NUMBERED_CHANNELS
         takes: WriteKey | None = None
-        # At a checkpoint that the thread has moved past, LangGraph executes a finished task again when the run is taken
-        # over, and it needs the answer again.
+        # At a checkpoint that is not the thread's newest, LangGraph executes a finished task again when the run is
+        # taken over. The task needs the answer then.
         repeated = self._past_head and not channels <= CONTROL_WRITES
         if task_id != NULL_TASK_ID and RESUME in channels and not _failed(channels) and not repeated:
             parents = configurable.get("checkpoint_map") or {}
             head = configurable["checkpoint_id"] if namespace == "" else parents.get("", "")
             takes = (configurable["thread_id"], "", head, NULL_TASK_ID, WRITES_IDX_MAP[RESUME])
         result = task_id != NULL_TASK_ID and channels.isdisjoint(NUMBERED_CHANNELS)
-        # An entrypoint has no checkpoint between its input and its end: only what its tasks return is durable.
+        # An entrypoint has no checkpoint between its input and its end. Its progress is what its tasks return.
         of_task = namespace == "" and RETURN in channels
         progress = result and (of_task or namespace not in self._begun_namespaces)
         await self._hand_in(WritesEntry(rows, replace, reached, takes), progress=progress)
 
     def _is_progress(self, namespace: str, source: str | None) -> bool:
-        """Whether a checkpoint is further than any attempt before has come. What this attempt began anew may only
-        repeat what an earlier one did. But the graph itself is begun anew only if nothing of it was durable; the first
-        step after its input is LangGraph's own."""
+        """Whether a checkpoint is further than any earlier attempt has come. A subgraph that this attempt has started
+        from its input may only repeat an earlier attempt. The root graph is started from its input only if nothing of
+        it was durable, so everything is progress but its first step, which is LangGraph's own."""
         if source == "input":
             self._begun_namespaces.add(namespace)
         elif source == "loop":
@@ -201,7 +202,7 @@ class JournalSaver(PooledSaver):
         return False
 
     def release(self) -> None:
-        """Hand in what was held back, as one."""
+        """Hand in everything that was held back. It becomes durable in one transaction."""
         if self._held:
             held, self._held = self._held, []
             for entry in held:
@@ -226,12 +227,12 @@ class JournalSaver(PooledSaver):
             await self._writer.wait_for_space()
 
 
-# LangGraph asks for it at the start of every run, and Python would find it out anew each time.
+# LangGraph asks for the signature at the start of every run. Python would compute it each time.
 setattr(JournalSaver.aput_writes, "__signature__", signature(JournalSaver.aput_writes))  # noqa: B010
 
 
 def _failed(channels: set[str]) -> bool:
-    """Whether these are the writes of a task that failed, and will be executed again: no error handler takes over."""
+    """Whether a task with these writes has failed and will be executed again, because no error handler follows."""
     return ERROR in channels and channels <= CONTROL_WRITES and ERROR_SOURCE_NODE not in channels
 
 

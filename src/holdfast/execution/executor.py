@@ -49,8 +49,8 @@ class Executor:
     async def execute(self, attempt: Attempt) -> Outcome | None:
         """Run the pipeline. Returns the outcome once it is durable, or None if the run was not this attempt's to end.
 
-        Whatever the code of the graph raises, returns or leaves in the state ends in an outcome. An exception is a
-        defect, or the database refuses every outcome.
+        All that the graph's code can raise, return or leave in the state ends in an outcome. If this raises, there is a
+        defect in Holdfast, or the database refuses every outcome.
         """
         try:
             attempt.begin(self.environment.database.metrics)

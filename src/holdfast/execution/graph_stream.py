@@ -22,10 +22,10 @@ GRAPH_MODES = {"messages-tuple": "messages"}
 
 
 def run_config(run: ClaimedRun) -> RunnableConfig:
-    """The config a graph sees. The run's id in its metadata is what marks the run's checkpoints as its own.
+    """The config that the graph gets. The run's id in the metadata marks the run's checkpoints.
 
-    A client's config and context count as far as `graphs/client_config.py` allows; what the server knows wins. The
-    context's values are options too, for graph code that reads them from `configurable`.
+    The client's config and context are used as far as `graphs/client_config.py` allows, and the server's own values
+    win. The context's values are also in `configurable`, for graph code that reads them there.
     """
     given = stored_config(run.kwargs.get("config"))
     identity = {
@@ -42,7 +42,7 @@ def run_config(run: ClaimedRun) -> RunnableConfig:
         **identity,
     }
     if run.progress == CHECKPOINT:
-        # Go on from the head, which this run has written, not from where it once branched off.
+        # Continue from the head, which this run has written, not from the checkpoint that it branched off from.
         for key in ("checkpoint_id", "checkpoint_map", "checkpoint_ns"):
             configurable.pop(key, None)
     config: dict[str, Any] = {
@@ -64,7 +64,7 @@ async def stream_graph(
     before, after = kwargs.get("interrupt_before"), kwargs.get("interrupt_after")
     modes = {GRAPH_MODES.get(mode, mode) for mode in requested} | {"values"}
     if before or after or has_breakpoints(graph):
-        # The only sign of a pause at a breakpoint.
+        # The graph reports a stop at a breakpoint only in this mode.
         modes.add("updates")
     subgraphs = bool(kwargs.get("subgraphs") or kwargs.get("protocol"))
     options: dict[str, Any] = {}
@@ -72,7 +72,7 @@ async def stream_graph(
     if (context := graph_context(graph.context_schema, kwargs, config["configurable"])) is not None:
         options["context"] = context
     if kwargs.get("protocol"):
-        # Messages come as content blocks only in this version of the stream's shape.
+        # Only this version of the stream has messages as content blocks.
         options["version"] = "v2"
     if "events" in requested:
         modes.discard("events")
@@ -109,15 +109,17 @@ async def stream_graph(
 
 @dataclass(frozen=True)
 class LangChainEvent:
-    """An event of LangChain's own, for the mode `events`."""
+    """An event of LangChain, for the mode `events`."""
 
     event: Any
 
 
 def _events_of(graph: Graph, config: RunnableConfig, run: ClaimedRun) -> Callable[..., AsyncIterator[Any]]:
-    """The graph's stream with LangChain's events in between. What `astream` would yield comes as the root's
-    `on_chain_stream` events. Those are not sent as events: they would repeat the other modes. Neither are events of
-    steps that are tagged as hidden, such as LangGraph's own `__start__`."""
+    """The graph's stream, with LangChain's events in between.
+
+    The items that `astream` would yield come as `on_chain_stream` events of the root. They are not sent as events, too,
+    because that would repeat the other modes. Events of steps that are tagged as hidden are left out, such as those of
+    LangGraph's own `__start__`."""
 
     async def stream(graph_input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:
         async for event in graph.astream_events(graph_input, config, version="v2", **options):

@@ -1,4 +1,4 @@
-"""The stream modes of v1 that are not LangGraph's own as they stand: `messages`, `messages-tuple` and `debug`."""
+"""The stream modes of the v1 API that differ from LangGraph's: `messages`, `messages-tuple` and `debug`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from holdfast.engine.thread_state import checkpoint_of
 
 
 class MessageModes:
-    """What clients of v1 asked for. `messages-tuple` passes each pair on. `messages` announces a message once, then
-    sends it as far as it has come. All other modes pass as they are."""
+    """Turns a graph's stream into the events of the requested modes. `messages-tuple` passes each pair on. `messages`
+    sends a message's metadata once, and then the message so far with each chunk. Other modes pass unchanged, except
+    that `debug` gets checkpoints as clients know them."""
 
     def __init__(self, requested: frozenset[str]) -> None:
         self._requested = requested
@@ -20,7 +21,7 @@ class MessageModes:
         self._seen: dict[str, BaseMessage] = {}
 
     def events(self, namespace: str, mode: str, chunk: Any) -> Iterable[tuple[str, str, Any]]:
-        """The events one item of the graph's stream becomes, as (namespace, kind, data)."""
+        """The events of one item of the graph's stream, as (namespace, kind, data)."""
         if mode == "messages":
             if self._tuples_only:
                 return ((namespace, "messages", chunk),)
@@ -30,7 +31,7 @@ class MessageModes:
         return ()
 
     def finish(self) -> Iterator[tuple[str, str, Any]]:
-        """Nothing is held back."""
+        """Events at the end of the stream: none."""
         return iter(())
 
     def _message(self, namespace: str, chunk: tuple[BaseMessage, dict[str, Any]]) -> Iterator[tuple[str, str, Any]]:
@@ -44,7 +45,7 @@ class MessageModes:
             if isinstance(message, BaseMessageChunk):
                 whole: BaseMessageChunk = known + message if isinstance(known, BaseMessageChunk) else message
                 self._seen[message.id] = whole
-                # As a message: chunks are for those who put them together themselves.
+                # A message and not a chunk, because it is the whole message so far.
                 yield "", "messages/partial", [message_chunk_to_message(whole)]
             else:
                 self._seen[message.id] = message
@@ -52,7 +53,7 @@ class MessageModes:
 
 
 def _with_checkpoints(debug: dict[str, Any]) -> dict[str, Any]:
-    """What `debug` says of a checkpoint, with its place and its parent's as clients name them elsewhere."""
+    """A `debug` item with its checkpoint, and that one's parent, in the form that the rest of the API uses."""
     if debug["type"] != "checkpoint":
         return debug
     payload = debug["payload"]

@@ -1,11 +1,10 @@
 """The meter of an attempt: counts what the graph uses as it happens, and stops the run at the end of its budget.
 
-It is a LangChain callback handler, and so hears of every call of a model wherever it is made: streamed or not, in sync
-and async nodes, in subgraphs and tools. LangChain finds it by a context variable, also where graph code passes
-callbacks of its own. A call is counted when it ends, once; a graph that calls models without LangChain tells by
-`holdfast.record_usage`.
+It is a LangChain callback handler, so LangChain calls it for every call of a model: streamed or not, in sync and async
+nodes, in subgraphs and tools. LangChain finds it by a context variable, also if graph code passes its own callbacks. A
+call is counted once, when it ends. Graph code that calls models without LangChain uses `holdfast.record_usage`.
 
-What is counted goes to the journal at once, before anything that the graph does with the answer.
+The count goes to the journal at once, before anything that the graph does with the model's answer.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class SharedBudget:
-    """A budget that the run shares with other runs, what those have used of it, and the seconds that earlier runs of
-    the thread have used."""
+    """A budget that the run shares with other runs, what the others have used of it, and the seconds that earlier runs
+    of the thread have used."""
 
     limits: Mapping[str, Any]
     others: Mapping[str, Any]
@@ -55,15 +54,16 @@ class SharedBudget:
 
 
 class UsageMeter(AttemptObserver, BaseCallbackHandler):
-    """Counts for one attempt. Its events come from the loop and from the threads of sync nodes.
+    """Counts for one attempt. It is called on the event loop and on the threads of sync nodes.
 
-    `hand_in` is given the whole count after each change, and `stop` the signal when the budget is used up; both on the
-    loop.
+    `hand_in` is called with the whole count after each change, and `stop` with the signal when the budget is used up,
+    both on the event loop.
     """
 
-    # Where the budget ends no further call of a model, and no further step, begins: the exception has to come through.
+    # LangChain must raise what the callbacks raise: at the end of the budget no further call of a model, and no further
+    # step, may begin.
     raise_error = True
-    # On the thread that calls, not in one of a pool: it takes microseconds.
+    # LangChain must call it on the calling thread, and not in a thread pool: it takes microseconds.
     run_inline = True
 
     def __init__(self, run: ClaimedRun, hand_in: Callable[[str], None], stop: Callable[[RunSignal], None]) -> None:
@@ -86,18 +86,19 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         self._home = threading.get_ident()
         self._lock = threading.Lock()
         self._last_step = self._tally.last_step
-        # Of calls under way: whose model it is, as the integration says.
+        # The metadata of the calls under way, in which LangChain's integration names the model.
         self._calls: dict[UUID, Mapping[str, Any]] = {}
         self._counted = False
         self._closed = False
         self.exceeded: BudgetExceeded | None = None
-        """Set once the budget is used up; maybe from the start, by an attempt that was lost before it could say so."""
-        self._compare()
+        """Set once the budget is used up. It may be from the start: an earlier attempt may have used the rest and been
+        lost before it could end the run."""
+        self._check_budgets()
 
     # --- for the executor -------------------------------------------------------------------------
 
     def time_limit(self, run_timeout: float) -> tuple[float, RunSignal]:
-        """How many seconds the run may take from its first start, and what it is told then."""
+        """How many seconds the run may take from its first start, and the signal that stops it then."""
         limits = [shared.seconds_left for shared in self._shared] + [self._budget.get("max_seconds")]
         limit = min((limit for limit in limits if limit is not None), default=run_timeout)
         if limit >= run_timeout:
@@ -105,21 +106,21 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         return limit, BudgetExceeded(out_of_time(limit))
 
     def graph_starts(self) -> None:
-        """Be found by everything that the current task calls from here on."""
+        """From here on, count everything that the current task calls."""
         METER.set(self)
 
     def graph_stopped(self) -> None:
-        """Hand in nothing more: code that was left behind may still be calling. `settle` has the last word."""
+        """Hand in nothing more: code that was left behind may still make calls. Only `final_count` is written."""
         self._closed = True
 
     def final_count(self) -> str | None:
-        """The count, if this attempt has added anything; to be written with the attempt's end."""
+        """The count, if this attempt has added something. It is written with the attempt's outcome."""
         with self._lock:
             return self._tally.stored() if self._counted else None
 
     @property
     def has_shared_budget(self) -> bool:
-        """Whether other runs may draw on the run's budget."""
+        """Whether other runs may use the run's budget."""
         return self._has_family and bool(self._budget or self._shared)
 
     @property
@@ -128,10 +129,9 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         return self._counted
 
     def update_shared(self, budgets: Sequence[SharedUsage]) -> None:
-        """Take note of what the other runs of shared budgets have used; on the loop, after a commit of this run's own
-        count."""
+        """Note what other runs have used of shared budgets. On the event loop, after a commit of this run's count."""
         with self._lock:
-            # The run's own budget is shared from its first child on, and no earlier run has used time of that.
+            # Budgets without seconds are the run's own, shared since its first child. No earlier run has used its time.
             seconds = [shared.earlier_seconds for shared in self._shared] + [0.0] * len(budgets)
             self._shared = [
                 SharedBudget(
@@ -139,16 +139,16 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
                 )
                 for budget, earlier in zip(budgets, seconds, strict=False)
             ]
-            self._compare()
+            self._check_budgets()
         if self.exceeded is not None and not self._closed:
             self._stop(self.exceeded)
 
     def child_spawned(self) -> None:
-        """The run has a child, which draws on its budget."""
+        """The run has a child, which uses the run's budget."""
         self._has_family = True
 
-    def _compare(self) -> None:
-        """Whether more has been used than there was."""
+    def _check_budgets(self) -> None:
+        """Set `exceeded` if more was used than a budget allows."""
         if self.exceeded is not None:
             return
         own = self._tally.totals
@@ -161,7 +161,7 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
     # --- for graph code ---------------------------------------------------------------------------
 
     def left(self) -> dict[str, Any]:
-        """What is left of the budget; has the limits that there are."""
+        """What is left of each limit that the run's budgets have."""
         with self._lock:
             elapsed = self._elapsed + self._loop.time() - self._began
             own = self._tally.totals
@@ -172,8 +172,8 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
             return {name: min(amounts) for name in LIMITS if (amounts := [rest[name] for rest in left if name in rest])}
 
     def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None:
-        """Count a call of a model. Raises nothing: a count that fails must not fail the run. The names may be anything.
-        A `cost` that is no amount of money is ignored, and the price list decides."""
+        """Count a call of a model. Raises nothing, because a count that fails must not fail the run. The names may be
+        any text. A `cost` that is no amount of money is ignored, and the price list decides."""
         reference = storable_name(reference)
         provider = storable_name(provider) if isinstance(provider, str) else None
         if cost is not None and not is_amount(cost):
@@ -194,14 +194,14 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         with self._lock:
             self._tally.add_call(model.name, amounts, price)
             self._counted = True
-            self._compare()
-        self._tell()
+            self._check_budgets()
+        self._hand_in_soon()
 
-    # --- what LangChain tells ---------------------------------------------------------------------
+    # --- callbacks of LangChain -------------------------------------------------------------------
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, metadata: dict[str, Any] | None = None, **_: Any) -> None:
-        """A node begins, among others. Those of the graph itself carry the number of their step. What a node calls has
-        metadata that graph code can write: a number that is none is ignored."""
+        """Count a step, if this is a node of the graph itself, which has the number of its step in its metadata. Graph
+        code can write the metadata of what a node calls, so an invalid number is ignored."""
         step = metadata.get("langgraph_step") if metadata else None
         if type(step) is not int or not self._last_step < step < COUNT_LIMIT:
             return
@@ -223,12 +223,12 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
             else:
                 self._tally.add_step(step)
                 self._last_step = step
-                # Without a limit nobody waits for the number: it is written with the next call, or the end.
+                # Without a limit the number is not written at once, but with the next call or the outcome.
                 limited = limit is not None or any(most is not None for most, _ in limits)
                 self._counted = self._counted or limited
                 if not limited:
                     return
-        self._tell()
+        self._hand_in_soon()
         if self.exceeded is not None:
             raise self.exceeded
 
@@ -242,7 +242,7 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         self._end(response, run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **more: Any) -> None:
-        # A stream that broke off has cost what came of it.
+        # A stream that broke has cost what it has produced.
         self._end(more.get("response"), run_id)
 
     def _begin(self, run_id: UUID, metadata: Mapping[str, Any] | None) -> None:
@@ -254,30 +254,35 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         about = self._calls.pop(run_id, {})
         message = _message(response)
         usage = None if message is None else message.usage_metadata
-        # An answer out of LangChain's cache has cost nothing, and says so.
+        # An answer from LangChain's cache has a cost of 0.
         if message is None or not isinstance(usage, dict) or usage.get("total_cost") == 0:
             return
-        told = message.response_metadata
-        names = (told.get("model_name"), told.get("model"), told.get("model_id"), about.get("ls_model_name"))
+        metadata = message.response_metadata
+        names = (
+            metadata.get("model_name"),
+            metadata.get("model"),
+            metadata.get("model_id"),
+            about.get("ls_model_name"),
+        )
         reference = next((name for name in names if isinstance(name, str) and name), "unknown")
-        provider = told.get("model_provider") or about.get("ls_provider")
+        provider = metadata.get("model_provider") or about.get("ls_provider")
         self.record(reference, provider if isinstance(provider, str) else None, usage, None)
 
-    # --- to the loop ------------------------------------------------------------------------------
+    # --- to the journal ---------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _hand_in_soon(self) -> None:
         if threading.get_ident() == self._home:
-            self._pass_on()
+            self._hand_in_count()
             return
         try:
-            # Comes before what the thread returns: the loop takes both in order.
-            self._loop.call_soon_threadsafe(self._pass_on)
+            # The event loop runs this before it gets what the thread returns.
+            self._loop.call_soon_threadsafe(self._hand_in_count)
         except RuntimeError:
-            log.info("usage.late")  # The loop is gone, and this thread was left behind.
+            log.info("usage.late")  # The event loop has ended, and this thread was left behind.
 
-    def _pass_on(self) -> None:
-        """Hand in the count. Raises nothing, because graph code and the loop call it. A run whose usage cannot be
-        written is stopped: no budget would count it."""
+    def _hand_in_count(self) -> None:
+        """Hand in the count. Raises nothing, because graph code and the event loop call it. A run whose usage cannot be
+        written is stopped, because it could exceed its budget."""
         if self._closed:
             return
         try:
@@ -293,12 +298,12 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
 
 
 def _exact(name: str, amount: Any) -> Any:
-    """An amount as the tally has it: money without the noise of binary fractions."""
+    """An amount as the tally has it: money as a Decimal without the error of binary fractions."""
     return Decimal(str(amount)).quantize(COST_DIGITS) if name == "cost_usd" else int(amount)
 
 
 def _message(response: LLMResult | None) -> AIMessage | None:
-    """The message that tells the usage. Of several candidates each tells that of the whole call."""
+    """The message with the usage. If there are several candidates, each has the usage of the whole call."""
     for generations in [] if response is None else response.generations:
         for generation in generations:
             message = generation.message if isinstance(generation, ChatGeneration) else None

@@ -1,6 +1,6 @@
-"""What a call of a model costs, by the price list of genai-prices that is installed. Nothing is asked of the network.
+"""What a call of a model costs, by the price list in the installed package genai-prices. It makes no network requests.
 
-A model that the list does not know has no price: its tokens count, its cost does not.
+A model that is not in the list has no price: its tokens are counted, its cost is not.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from genai_prices.data_snapshot import find_provider_by_id, get_snapshot
 
 log = structlog.get_logger(__name__)
 
-# The list is long. It is read while the worker starts, and not while all of its runs wait for the first price.
+# Reading the list takes long. Do it at the start of the worker; otherwise all runs would wait for the first price.
 get_snapshot()
 
-# They have models of the same names as those that are paid for, and send no bill.
+# Providers that run on the user's own machine. Their models cost nothing, although some share names with paid ones.
 LOCAL = frozenset({"ollama", "llamacpp", "llamafile", "lmstudio", "vllm", "mlx", "gpt4all", "huggingface"})
 
-# LangChain's names for parts of the tokens, by where they are, and the price list's.
+# The names of token counts in LangChain's `usage_metadata`, by field, and their names in the price list.
 DETAILS = {
     "input_token_details": {
         "cache_read": "cache_read_tokens",
@@ -38,7 +38,7 @@ DETAILS = {
 
 @dataclass(frozen=True)
 class Model:
-    """A model by the name under which it is counted. `provider` None: not to be found in the list."""
+    """A model, with the name under which it is counted. `provider` None: the model is not in the list."""
 
     name: str
     reference: str
@@ -47,12 +47,12 @@ class Model:
 
 @lru_cache(maxsize=1024)
 def find_model(reference: str, provider: str | None) -> Model:
-    """The model that a message names. Without a provider that the list knows, the model's own name may tell it."""
+    """The model that a message names. If the provider is not in the list, the model's name may be enough."""
     snapshot = get_snapshot()
-    told = (provider or "").lower().strip()
-    if told in LOCAL:
-        return Model(f"{told}:{reference}", reference, None)
-    known = find_provider_by_id(snapshot.providers, told) if told else None
+    name = (provider or "").lower().strip()
+    if name in LOCAL:
+        return Model(f"{name}:{reference}", reference, None)
+    known = find_provider_by_id(snapshot.providers, name) if name else None
     try:
         found, _ = snapshot.find_provider_model(reference, known, None, None)
     except LookupError:
@@ -62,13 +62,13 @@ def find_model(reference: str, provider: str | None) -> Model:
 
 
 def count_tokens(value: Any) -> int:
-    """A number of tokens, whatever an integration makes of it."""
+    """A number of tokens; 0 for a value that cannot be one. Integrations report any type."""
     usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 2**53
     return int(value) if usable else 0
 
 
 def price_of(model: Model, usage: Mapping[str, Any]) -> Decimal | None:
-    """US dollars for the tokens that a message tells of (LangChain's `usage_metadata`); None without a price."""
+    """US dollars for a message's tokens (LangChain's `usage_metadata`). None if the model has no price."""
     if model.provider is None:
         return None
     plain = {name: count_tokens(usage.get(name)) for name in ("input_tokens", "output_tokens")}
@@ -79,7 +79,7 @@ def price_of(model: Model, usage: Mapping[str, Any]) -> Decimal | None:
     }
     written = parts["cache_write_5m_tokens"] + parts["cache_write_1h_tokens"]
     parts["cache_write_tokens"] = max(parts["cache_write_tokens"], written)
-    # Parts that contradict the whole, or each other, are left out: the plain price is nearer than none.
+    # If the parts contradict the whole, or each other, compute the price without them: it is nearer than no price.
     for counts in (plain | {name: count for name, count in parts.items() if count}, plain):
         try:
             return calc_price(Usage(**counts), model.reference, provider_id=model.provider).total_price

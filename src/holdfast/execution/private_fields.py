@@ -1,8 +1,8 @@
-"""What graph code may read of its run's config, and clients may not: the user's own fields, and forwarded headers.
+"""Keeps private fields of a run's config out of checkpoints and events: the user's fields, and forwarded headers.
 
-Everybody who may read a thread can read its checkpoints and its events. A config can get into both: LangGraph copies
-`configurable` into the metadata of checkpoints, and a step whose input holds its config or runtime shows them in the
-events of the run.
+Graph code may read them. But a client that may read the thread can read its checkpoints and events, and a config can
+get into both: LangGraph copies `configurable` into the metadata of checkpoints, and a step whose input contains its
+config or runtime shows it in the events of the run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from langchain_core.runnables import RunnableConfig
 from holdfast.graphs.client_config import INTERNAL_PREFIX
 from holdfast.streams.serialize import to_json
 
-# A key of `configurable`, beside the values that came from headers: their names. LangGraph writes no key of this form.
+# A key of `configurable` with the names of the keys that came from headers. LangGraph uses no key of this form.
 FORWARDED_NAMES = "__forwarded__"
 USER_FIELDS = frozenset({"langgraph_auth_user", "langgraph_auth_permissions"})
-# Events with what the graph's own code has written.
+# Events with data that the graph's own code has written.
 GRAPH_OUTPUT = frozenset({"values", "updates", "messages", "custom", "output"})
-# Where neither is in the JSON of an event, no config is in it that holds something private.
+# JSON that contains neither of these contains no config with private fields.
 MARKS = (b'"__forwarded__"', b'"langgraph_auth_user"')
 
 
 def mark_forwarded(forwarded: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `configurable` that came from a request's headers, with a mark by which it is found again."""
+    """The part of `configurable` that came from a request's headers, with the names of its private keys."""
     private = [name for name in forwarded if name != "langgraph_request_id"]
     return {**forwarded, FORWARDED_NAMES: private} if private else dict(forwarded)
 
 
 def public_config(config: RunnableConfig) -> RunnableConfig:
-    """A config without its private part."""
+    """A config without its private fields."""
     configurable = config.get("configurable") or {}
     if FORWARDED_NAMES not in configurable and USER_FIELDS.isdisjoint(configurable):
         return config
@@ -40,8 +40,8 @@ def public_config(config: RunnableConfig) -> RunnableConfig:
 
 
 def public_json(kind: str, data: bytes) -> bytes:
-    """The JSON of an event, with every config in it cut down to its public part. What a graph itself puts into its
-    state and its messages is not changed."""
+    """The JSON of an event, without the private fields of any config in it. What a graph itself writes into its state
+    and its messages is not changed."""
     if kind.partition("/")[0] in GRAPH_OUTPUT or not any(mark in data for mark in MARKS):
         return data
     return to_json(_without_private(json.loads(data)))
@@ -53,7 +53,7 @@ def _public(configurable: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in configurable.items()
-        # LangGraph's own entries hold functions, whose text shows the config that they are bound to.
+        # LangGraph's own entries are functions, whose text form shows the config that they are bound to.
         if not name.startswith(INTERNAL_PREFIX) and name not in USER_FIELDS and name not in forwarded
     }
 

@@ -1,8 +1,7 @@
-"""What a run of the thread-centric protocol puts into the log besides the ordinary modes.
+"""The events of a run of the thread-centric protocol.
 
-One row of the log is one event of the protocol, so what LangGraph says in one breath is taken apart here: the
-checkpoint before the values it belongs to, an interrupt as a request of its own, and the beginning and end of every
-subgraph.
+One row of the event log is one event of the protocol. So an item of LangGraph's stream may become several events: the
+checkpoint comes before its values, an interrupt is an event of its own, and so are the start and end of each subgraph.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from langchain_core.language_models._compat_bridge import message_to_events
 from langchain_core.messages import AIMessageChunk, BaseMessage, ToolMessage
 
-# What the graph is asked for. `messages` come as content blocks when the config says so.
+# The stream modes that the graph runs with. With CONTENT_BLOCKS in its config, `messages` are content blocks.
 PROTOCOL_MODES = frozenset({"values", "updates", "custom", "tasks", "messages", "checkpoints", "tools"})
 CONTENT_BLOCKS = "__pregel_stream_messages_v2"
 
@@ -25,9 +24,9 @@ class ProtocolModes:
     """Turns a graph's stream into the events of the log. One per attempt."""
 
     def __init__(self, highest_step: int | None = None) -> None:
-        """`highest_step` is the highest one that any branch of the thread had come to before this attempt."""
+        """`highest_step`: the highest step number of any branch of the thread before this attempt."""
         self._highest_step = highest_step
-        # Values wait for their checkpoint, which LangGraph announces right after them.
+        # Values by namespace, kept until their checkpoint, which LangGraph sends right after them.
         self._held: dict[str, Any] = {}
         # Open subgraphs, by namespace: the id of the task that runs them.
         self._open: dict[str, str] = {}
@@ -36,14 +35,14 @@ class ProtocolModes:
         self._requested: set[str] = set()
 
     def events(self, namespace: str, mode: str, chunk: Any) -> Iterator[Event]:
-        """The events that one item of the graph's stream becomes."""
+        """The events of one item of the graph's stream."""
         yield from self._opened(namespace)
         match mode:
             case "values":
                 yield from self._release(namespace)
                 self._held[namespace] = chunk
                 if isinstance(chunk, dict) and chunk.get("__interrupt__"):
-                    # A question has no checkpoint to wait for, and other nodes may go on for long.
+                    # No checkpoint follows an interrupt, and other nodes may take long.
                     yield from self._release(namespace)
             case "checkpoints":
                 yield namespace, "checkpoint", self._checkpoint(namespace, chunk)
@@ -59,7 +58,7 @@ class ProtocolModes:
                 yield namespace, mode, chunk
 
     def finish(self) -> Iterator[Event]:
-        """What is left once the graph has ended or been stopped."""
+        """The events that are still due when the graph has ended or was stopped."""
         for namespace in sorted(self._held, key=len, reverse=True):
             yield from self._release(namespace)
         for namespace in sorted(self._open, key=len, reverse=True):
@@ -85,8 +84,8 @@ class ProtocolModes:
         metadata = payload.get("metadata") or {}
         step = metadata.get("step")
         if namespace == "" and self._highest_step is not None and step is not None and step < self._highest_step:
-            # A branch that began further back counts its steps from there. To a client a lower step than one it has
-            # seen is an old snapshot that comes late, and it would go on showing the messages of the other branch.
+            # A branch from an earlier checkpoint counts its steps from there. A client ignores a step that is lower
+            # than one it has seen, as a late old snapshot, and would go on showing the other branch.
             step = None
         described = {
             "id": payload["config"]["configurable"]["checkpoint_id"],
@@ -115,7 +114,7 @@ class ProtocolModes:
                 )
 
     def _closed(self, namespace: str, task: dict[str, Any]) -> Iterator[Event]:
-        """A task's result ends the subgraph that it ran, if it ran one."""
+        """The end of the subgraph that a task ran, if it ran one."""
         if "result" not in task and "error" not in task:
             return
         for place, task_id in list(self._open.items()):

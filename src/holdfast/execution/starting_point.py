@@ -1,8 +1,8 @@
-"""What an attempt starts from: the run's input, or the last thing an earlier attempt made durable.
+"""Where an attempt starts: from the run's input, or from the last thing that an earlier attempt made durable.
 
-The journal records on the run's row, in the same transaction as the write itself, how far the run has come
-(`progress`). That is exact where comparing run ids with the head checkpoint is not: a Command leaves writes on a
-checkpoint of an earlier run, and a fork starts from one that is not the head.
+The journal records in the run's row how far the run has come (`progress`), in the same transaction as the write itself.
+Comparing run ids with the head checkpoint would be wrong in two cases: a Command stores its writes on a checkpoint of
+an earlier run, and a fork starts from a checkpoint that is not the head.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from langgraph.types import All, Command, Send, StateSnapshot
 
 from holdfast.engine.interrupts.resume import names_interrupts
 
+# What is durable of a run: nothing, the writes of its Command, or a checkpoint.
 NOTHING, COMMAND_WRITES, CHECKPOINT = 0, 1, 2
 
-# The task that a Command's writes are stored under.
+# The id of the task under which LangGraph stores a Command's writes.
 NULL_TASK_ID = "00000000-0000-0000-0000-000000000000"
 
-# LangGraph's switch, in the config, for refusing an answer to a question that does not wait.
+# A key of the config that makes LangGraph refuse an answer to an interrupt that does not wait.
 STRICT_RESUME = "__pregel_strict_resume"
 
 
 def build_command(command: dict[str, Any]) -> Command[Any]:
-    """A Command as clients send it. `goto` takes node names and {node, input} objects."""
+    """LangGraph's Command from the form that clients send. `goto` takes node names and {node, input} objects."""
     goto = command.get("goto")
     targets = goto if isinstance(goto, list) else [] if goto is None else [goto]
     update = command.get("update")
@@ -49,13 +50,14 @@ async def starting_input(
     attempt: int,
     asked: frozenset[str],
 ) -> tuple[Any, bool]:
-    """The graph's input for this attempt, and whether it must answer nothing that does not wait. None as the input
-    means: go on from the thread's head. `asked` is what waited for an answer before the first attempt."""
+    """The graph's input for this attempt, and whether LangGraph must refuse answers to interrupts that do not wait. An
+    input of None means: continue from the thread's head. `asked`: the interrupts that waited before the first attempt.
+    """
     command = kwargs.get("command")
     if progress == CHECKPOINT:
         return None, False
     if command is None and kwargs.get("answers"):
-        # They may be for this graph, or for another that its caller has asked.
+        # A client may send answers to interrupts of several graphs. Take those for this one.
         waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
         for_this = {key: answer for key, answer in kwargs["answers"].items() if key in waiting}
         command = {"resume": for_this} if for_this else None
@@ -65,8 +67,8 @@ async def starting_input(
     by_id = names_interrupts(resume)
     strict = bool(kwargs.get("strict_resume")) and progress == NOTHING
     if by_id and attempt > 1:
-        # To LangGraph, what an earlier attempt has answered does not wait any more. Only what was never asked is
-        # certain to be wrong.
+        # For LangGraph, an interrupt that an earlier attempt has answered does not wait any more. Only an answer to an
+        # interrupt that never waited is certainly wrong.
         strict = strict and not (asked | await _asked_interrupts(graph, config)).issuperset(resume)
         if not strict:
             waiting = waiting_interrupts(await graph.aget_state(config, subgraphs=True))
@@ -75,16 +77,17 @@ async def starting_input(
         return build_command({**command, "resume": resume}), strict
     if resume is None:
         return None, False
-    # The Command is stored, but for answers by interrupt id. An empty answer says that this is a resume: with None,
-    # a run that names its checkpoint would be taken for a fork, and forget the answers it has.
+    # The Command is stored, except for answers by interrupt id. An empty answer tells LangGraph that this is a resume.
+    # With None, it would treat a run that names its checkpoint as a fork, and drop the stored answers.
     return Command(resume=resume if by_id else await _unstored_answer(graph, config, resume, asked)), False
 
 
 async def _unstored_answer(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, answer: Any, asked: frozenset[str]
 ) -> dict[str, Any]:
-    """An answer that was given as a value, by interrupt id, if its question still waits and the answer is not stored:
-    with durability "exit" a task that failed has used it up, and a dead letter's is deleted when the run ends."""
+    """An answer that was given as a plain value, by interrupt id, if its interrupt still waits and the answer is not
+    stored. With durability "exit" a task that failed has used it up; and that of a dead letter was deleted when the run
+    ended."""
     saver = graph.checkpointer
     assert isinstance(saver, BaseCheckpointSaver)
     saved = await saver.aget_tuple(config)
@@ -96,7 +99,7 @@ async def _unstored_answer(
 
 
 async def _asked_interrupts(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> set[str]:
-    """The last questions of the checkpoint that a run starts from, answered or not."""
+    """The interrupts of the checkpoint that a run starts from, answered or not."""
     saver = graph.checkpointer
     assert isinstance(saver, BaseCheckpointSaver)
     saved = await saver.aget_tuple(config)
@@ -105,8 +108,8 @@ async def _asked_interrupts(graph: Pregel[Any, Any, Any, Any], config: RunnableC
 
 
 def waiting_interrupts(state: StateSnapshot) -> set[str]:
-    """The questions that still wait, as the innermost graphs know them. A node that took an answer, and asked
-    something else before the crash, would take the same answer again for the next question."""
+    """The ids of the interrupts that still wait, by the states of the innermost subgraphs. The state of an outer graph
+    may name an interrupt that its subgraph has passed. Answering that again would answer the next interrupt."""
     waiting: set[str] = set()
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot) and task.state.tasks:
@@ -117,14 +120,14 @@ def waiting_interrupts(state: StateSnapshot) -> set[str]:
 
 
 def has_breakpoints(graph: Pregel[Any, Any, Any, Any]) -> bool:
-    """Whether the graph, or a graph inside it, was compiled with static breakpoints."""
+    """Whether the graph or a subgraph was compiled with static breakpoints."""
     return bool(graph.interrupt_before_nodes or graph.interrupt_after_nodes or _nested_breakpoints(graph))
 
 
 def _nested_breakpoints(
     graph: Pregel[Any, Any, Any, Any],
 ) -> dict[str, tuple[All | Sequence[str], All | Sequence[str]]]:
-    """Where the graphs inside stop, before and after, by their path."""
+    """The breakpoints of the subgraphs, before and after nodes, by the path of the subgraph."""
     return {
         path: (child.interrupt_before_nodes, child.interrupt_after_nodes)
         for path, child in graph.get_subgraphs(recurse=True)
@@ -139,8 +142,8 @@ async def waits_at_breakpoint(
     before: All | Sequence[str] | None,
     after: All | Sequence[str] | None,
 ) -> StateSnapshot | None:
-    """The thread's state, if an earlier attempt of this run came to a static breakpoint and was lost before it could
-    say so. Going on from there would walk through the breakpoint: LangGraph takes a resume for the consent."""
+    """The thread's state, if an earlier attempt of this run reached a static breakpoint and was lost before its end was
+    written. Continuing from there would pass the breakpoint, because LangGraph takes a resume as permission."""
     before, after = before or graph.interrupt_before_nodes, after or graph.interrupt_after_nodes
     nested = _nested_breakpoints(graph)
     if not before and not after and not nested:
@@ -169,7 +172,7 @@ async def _stopped(
     before: All | Sequence[str],
     after: All | Sequence[str],
 ) -> bool:
-    """Whether this run brought one graph to the place it is in, and that place is a breakpoint."""
+    """Whether this run wrote the state of this graph, and the graph is at a breakpoint."""
     metadata = state.metadata or {}
     if not state.next or metadata.get("run_id") != run_id or metadata.get("source") == "fork":
         return False
@@ -178,8 +181,8 @@ async def _stopped(
     if not after or metadata.get("source") != "loop":
         return False
     head = await saver.aget_tuple(state.config)
-    # With durability "exit" the parent is where the run began, or missing. That does as well: had an earlier step
-    # executed such a node, the run would have stopped there.
+    # With durability "exit" the parent is the checkpoint where the run began, or missing. The result is the same: if an
+    # earlier step had executed such a node, the run would have stopped there.
     parent = None if state.parent_config is None else await saver.aget_tuple(state.parent_config)
     seen = {} if head is None else head.checkpoint["versions_seen"]
     earlier = {} if parent is None else parent.checkpoint["versions_seen"]

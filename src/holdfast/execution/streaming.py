@@ -92,13 +92,13 @@ async def _run_graph(execution: Execution, environment: Environment) -> None:
         config = {**config, "configurable": {**config["configurable"], CONTENT_BLOCKS: True}}
     else:
         modes = MessageModes(requested)
-    see: Callable[[str, str, Any], None] | None = progress.see
+    note: Callable[[str, str, Any], None] | None = progress.note
     if run.kwargs.get("protocol") and graph.stream_transformers:
         transformers = Transformers(graph.stream_transformers)
         items = stream_graph(graph, config, run, requested | transformers.modes, asked)
         # Progress is what the graph itself says, so it is noted before the transformers change it.
         items = transformers.transform(progress.watch(items))
-        see = None
+        note = None
     else:
         items = stream_graph(graph, config, run, requested, asked)
     silent = True
@@ -106,8 +106,8 @@ async def _run_graph(execution: Execution, environment: Environment) -> None:
         observer.graph_starts()
     try:
         async for namespace, mode, chunk in items:
-            if see is not None:
-                see(namespace, mode, chunk)
+            if note is not None:
+                note(namespace, mode, chunk)
             if silent:
                 silent = False
                 for observer in attempt.observers:
@@ -122,7 +122,7 @@ async def _run_graph(execution: Execution, environment: Environment) -> None:
         if writer.failure is None:
             for place, kind, data in modes.finish():
                 writer.add_event(kind, public_json(kind, to_json(data)), place)
-    if progress.seen_values and ("values" not in requested or not progress.told):
+    if progress.seen_values and ("values" not in requested or not progress.output_was_sent):
         # A client that waits for the result reads it here.
         writer.add_event("output", to_json(progress.output))
 

@@ -1,7 +1,7 @@
-"""Stream transformers: a project's own look at the events of a run, as LangGraph defines it.
+"""Runs a project's stream transformers, as LangGraph defines them.
 
-A transformer sees every event of the thread-centric protocol before it is written. It may change it or keep it back,
-and what it pushes into a named channel of its own becomes an event on `custom:<name>`. They come from
+A transformer gets every event of the thread-centric protocol before it is written. It may change the event or drop it,
+and what it pushes into a named channel becomes an event `custom:<name>`. Transformers come from
 `compile(transformers=…)` and from the function `stream_transformers` of the graph's module.
 """
 
@@ -21,22 +21,22 @@ CUSTOM = "custom:"
 
 
 class Transformers:
-    """The transformers of one attempt at a run. Only those of the root: they see what happens in subgraphs too."""
+    """The transformers of one attempt: those of the root graph, which get the events of subgraphs, too."""
 
     def __init__(self, factories: Sequence[Callable[[tuple[str, ...]], Any]]) -> None:
         self._mux = StreamMux(factories=list(factories), is_async=True)
         self._main = self._mux._events
-        # Without a reader it would drop what it is given.
+        # Without a reader the channel drops its events.
         self._reader = aiter(self._main)
 
     @property
     def modes(self) -> frozenset[str]:
-        """What the graph has to be asked for, for them to have something to see."""
+        """The stream modes that the transformers need from the graph."""
         transformers: list[StreamTransformer] = self._mux._transformers
         return frozenset(mode for one in transformers for mode in one.required_stream_modes)
 
     async def transform(self, stream: AsyncIterator[Item]) -> AsyncIterator[Item]:
-        """A graph's stream as they leave it."""
+        """A graph's stream after the transformers."""
         try:
             async for namespace, mode, chunk in stream:
                 await self._mux.apush(_event(namespace, mode, chunk))
@@ -49,7 +49,7 @@ class Transformers:
                 yield item
             raise
         except BaseException as error:
-            # Stopped from outside: nobody reads on.
+            # The attempt is stopped: nothing reads the rest.
             await self._mux.afail(error)
             raise
         for item in self._taken():

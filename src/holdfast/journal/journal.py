@@ -11,7 +11,7 @@ One connection and one loop: take everything that waits, write it in one transac
 Guarantees:
 
 - What a run hands in is written in that order. What it hands in without waiting in between is written whole or not at
-  all, whatever happens to other runs in the batch.
+  all, also if other runs in the batch fail.
 - Nothing is written for a run that is not held under its fence. Such a run fails with LeaseLost.
 - A run whose data the database refuses, or cannot write in time, fails alone. A run that waits for a lock is written
   apart from the others (`group_writer.py`).
