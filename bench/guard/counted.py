@@ -62,11 +62,11 @@ LOOPS = frozenset(
 # Functions whose timers delay nobody when they are set for at least so many seconds: they fire in whatever case is
 # counted then. The timers are counted, the seconds are not.
 UNAWAITED = {
-    # Forgets what was kept for a client that did not come.
-    "holdfast.streams.hub.Hub.begin": 1.0,
-    "holdfast.streams.hub.Hub.expect": 1.0,
-    # Rings for a stream that may have ended long ago.
-    "holdfast.streams.changes.Alarms.add": 10.0,
+    # Drops what was kept for a client that did not connect.
+    "holdfast.streams.hub.Hub.run_created": 1.0,
+    "holdfast.streams.hub.Hub.expect_run": 1.0,
+    # Times out a wait of a stream that may have ended long ago.
+    "holdfast.streams.timed_event.SharedTimers.add": 10.0,
     # Poll in case a hint was lost, as seldom as the guard's settings say.
     "holdfast.streams.hub.Hub.run": 10.0,
     "holdfast.upkeep.webhooks.Webhooks.run": 10.0,
@@ -231,7 +231,7 @@ def main() -> None:
         patch("uvloop.run", run_counted),
         patch("time.sleep", SLEEPS.sleep),
         patch("holdfast.worker.main.BEGUN_HINT_MAX_DELAY_SECONDS", NEVER),
-        patch("holdfast.streams.pulse.WIDTH", NEVER),
+        patch("holdfast.streams.shared_heartbeat.SLOT_SECONDS", NEVER),
     ):
         if wanted := os.environ.get(SLOW_FRAMES):
             how, seconds = wanted.split()

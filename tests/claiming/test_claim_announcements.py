@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.db.connect import Database
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.streams.hints import EventHint, understand
+from holdfast.streams.hints import EventHint, parse_hint
 from holdfast.streams.log import LogEvent
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -34,7 +34,7 @@ async def test_claim_publishes_the_event_it_wrote(database_url: str, database: D
             thread_id, run_id = created.run["thread_id"], created.run["run_id"]
 
             def heard() -> list[LogEvent]:
-                hints = [understand(payload, {thread_id}) for payload in told if payload is not None]
+                hints = [parse_hint(payload, {thread_id}) for payload in told if payload is not None]
                 return [event for hint in hints if isinstance(hint, EventHint) for event in hint.events]
 
             await until_true(lambda: any(event.kind == "end" for event in heard()), "the end is heard")

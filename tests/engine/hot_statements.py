@@ -343,7 +343,7 @@ STATEMENTS = [
     Statement(
         "read", log.READ_AFTER, lambda: {"thread_id": thread_at(RESTING), "after": 4, "limit": 5, "bytes": 2**20}, 6
     ),
-    Statement("heads", log.HEADS, watched_threads, 20),
+    Statement("heads", log.NEWEST_SEQS, watched_threads, 20),
     Statement("ended runs", log.ENDED_RUNS, running_runs, 20),
     Statement(
         "last output",

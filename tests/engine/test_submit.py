@@ -15,7 +15,7 @@ from holdfast.engine.cancel import CancelledRuns
 from holdfast.engine.new_run import CreatedRun, RunRequest
 from holdfast.engine.submit import announce_run, continue_run, make_merged_run, make_run
 from holdfast.signals import Listener, Topic
-from holdfast.streams.log import ACCEPTANCE, LogEvent
+from holdfast.streams.log import ACCEPTED_DATA, LogEvent
 
 ASSISTANT: dict[str, Any] = {
     "assistant_id": UUID(int=1),
@@ -135,11 +135,11 @@ def test_runs_that_the_strategy_cancels_are_announced_before_the_new_run() -> No
 
 def test_accepted_event_of_a_streamed_run_is_announced_to_watchers() -> None:
     asked = request(streamed=True)
-    event = LogEvent(4, asked.run_id, "accepted", "", ACCEPTANCE, datetime(2026, 1, 1, tzinfo=UTC))
+    event = LogEvent(4, asked.run_id, "accepted", "", ACCEPTED_DATA, datetime(2026, 1, 1, tzinfo=UTC))
     signals = RecordedSignals()
     announce_run(signals, created(asked, accepted=event))
     assert [topic for topic, _ in signals.published] == ["work", "events"]
-    assert ACCEPTANCE.decode() in signals.published[1][1]
+    assert ACCEPTED_DATA.decode() in signals.published[1][1]
 
 
 def test_created_run_is_logged_without_signals() -> None:

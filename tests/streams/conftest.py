@@ -1,4 +1,4 @@
-"""A web process's server on a database whose log the tests write themselves."""
+"""The HTTP server of a web process. The tests write the event log themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub without hints: what it asks the database, and how often."""
+"""The hub without hints: its reads of the database, and the watching of newly created runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals import Listener, Topic
 from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
-from holdfast.streams.log import PORTION_BYTES, LogEvent
-from holdfast.streams.recent import RECENT
+from holdfast.streams.log import EVENT_PAGE_BYTES, LogEvent
+from holdfast.streams.recent_events import MAX_RECENT_EVENTS
 from tests.support.records import query
 from tests.support.waiting import until_true
 
@@ -29,7 +29,7 @@ WRITE = "INSERT INTO event (thread_id, seq, run_id, kind, data) VALUES (%s, %s, 
 
 
 class SilentSignals:
-    """Signals that carry nothing."""
+    """Signals that deliver no hints."""
 
     max_payload = 1000
 
@@ -48,7 +48,7 @@ class SilentSignals:
         self.followed[thread_id] -= 1
 
     def publish(self, topic: Topic, payload: str, *, thread_id: UUID | None = None, max_delay: float = 0.0) -> None:
-        raise AssertionError("the hub tells nobody anything")
+        raise AssertionError("the hub publishes no hints")
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -60,7 +60,7 @@ def settings(database_url: str) -> Settings:
 
 
 class Watching:
-    """Threads, each watched twice, and what their watchers have seen."""
+    """Threads with two watchers each, and the events that these have got."""
 
     def __init__(self, hub: Hub) -> None:
         self.threads = [uuid4() for _ in range(THREADS)]
@@ -80,8 +80,8 @@ class Watching:
 
 
 @pytest.fixture
-async def asked(database: Database) -> AsyncIterator[Counter[str]]:
-    """How often each question was put to the database."""
+async def reads(database: Database) -> AsyncIterator[Counter[str]]:
+    """Counts the calls of the functions that read the database."""
     counted: Counter[str] = Counter()
 
     def counting(name: str) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ async def asked(database: Database) -> AsyncIterator[Counter[str]]:
 
         return ask
 
-    with patch.multiple(hub_module, read_after=counting("read_after"), heads=counting("heads")):
+    with patch.multiple(hub_module, read_after=counting("read_after"), newest_seqs=counting("newest_seqs")):
         yield counted
 
 
@@ -102,44 +102,43 @@ async def write(database: Database, threads: list[UUID], number: int) -> None:
         await query(database, WRITE, thread_id, number, uuid4())
 
 
-async def test_while_hints_do_not_come_one_statement_asks_for_all_threads(
-    database: Database, asked: Counter[str]
-) -> None:
+async def test_degraded_hub_polls_all_threads_with_one_statement(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
     hub = Hub(database, signals)
     polling = asyncio.create_task(hub.run())
     watching = Watching(hub)
-    await until_true(lambda: asked["read_after"] == THREADS, "every thread is read once")
+    await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
     signals.degraded = True
     for listener in signals.listeners:
         listener(None)
-    await until_true(lambda: asked["heads"] >= 5, "the hub polls often")
-    assert asked["read_after"] == THREADS, "and reads nothing where nothing is new"
+    await until_true(lambda: reads["newest_seqs"] >= 5, "the hub polls often")
+    assert reads["read_after"] == THREADS, "threads without new events are not read"
     await write(database, watching.threads[:3], 1)
     await until_true(
-        lambda: all(seen == [1] for thread in watching.threads[:3] for seen in watching.seen[thread]), "news are seen"
+        lambda: all(seen == [1] for thread in watching.threads[:3] for seen in watching.seen[thread]),
+        "new events arrive",
     )
-    assert asked["read_after"] == THREADS + 3, "once for each thread that has news, however many watch it"
+    assert reads["read_after"] == THREADS + 3, "one read for each thread with new events, for all its watchers"
     await cancel_all([polling, *watching.tasks])
     assert not any(signals.followed.values())
 
 
-async def test_when_hints_may_have_been_missed_it_looks_at_once(database: Database, asked: Counter[str]) -> None:
+async def test_hub_polls_at_once_when_hints_may_be_lost(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
     hub = Hub(database, signals)
     polling = asyncio.create_task(hub.run())
     watching = Watching(hub)
-    await until_true(lambda: asked["read_after"] == THREADS, "every thread is read once")
+    await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
     await write(database, watching.threads, 1)
     for listener in signals.listeners:
         listener(None)
-    await until_true(lambda: watching.all_saw(1), "what was missed is found")
-    assert asked["heads"] == 1
+    await until_true(lambda: watching.all_saw(1), "missed events are found")
+    assert reads["newest_seqs"] == 1
     await cancel_all([polling, *watching.tasks])
 
 
 class Expecting:
-    """A thread with events of one run in its log, where another run is being created."""
+    """A thread whose log has events of one run while another run is being created."""
 
     def __init__(self, database: Database, hub: Hub) -> None:
         self.thread_id, self.old, self.new = uuid4(), uuid4(), uuid4()
@@ -151,9 +150,9 @@ class Expecting:
             statement = WRITE.replace("'custom'", f"'{kind}'")
             await query(self._database, statement, self.thread_id, number, run_id)
 
-    async def seen(self, run_id: UUID, after: int = 0, *, over: bool = False) -> list[int]:
+    async def seen(self, run_id: UUID, after: int = 0, *, ended: bool = False) -> list[int]:
         async with asyncio.timeout(60):
-            watching = self.hub.run_events(self.thread_id, run_id, after, tick=None, over=over)
+            watching = self.hub.run_events(self.thread_id, run_id, after, tick=None, ended=ended)
             return [event.seq async for events in watching for event in events]
 
 
@@ -162,57 +161,58 @@ async def expecting(database: Database) -> Expecting:
     scene = Expecting(database, Hub(database, SilentSignals()))
     await scene.write(scene.old, 1, 2)
     await scene.write(scene.old, 3, kind="end")
-    scene.hub.expect(scene.thread_id)
+    scene.hub.expect_run(scene.thread_id)
     return scene
 
 
-async def test_who_comes_while_a_run_is_being_created_sees_what_was_before(expecting: Expecting) -> None:
-    """A run that is over ends with the first empty answer, so there must not be one."""
-    assert await expecting.seen(expecting.old, over=True) == [1, 2, 3]
+async def test_watcher_during_creation_of_run_gets_earlier_events(expecting: Expecting) -> None:
+    """The stream of an ended run ends at the first empty read, so the first read must return its events."""
+    assert await expecting.seen(expecting.old, ended=True) == [1, 2, 3]
 
 
-async def test_and_after_it_was_created(expecting: Expecting) -> None:
-    # Whoever created it knows less than the log.
-    expecting.hub.begin(expecting.thread_id, expecting.new, 1)
-    assert await expecting.seen(expecting.old, 1, over=True) == [2, 3]
+async def test_watcher_after_creation_of_run_gets_earlier_events(expecting: Expecting) -> None:
+    # The log has more events than the creation of the run knows of.
+    expecting.hub.run_created(expecting.thread_id, expecting.new, 1)
+    assert await expecting.seen(expecting.old, 1, ended=True) == [2, 3]
 
 
-async def test_the_events_of_the_expected_run_are_not_looked_for(expecting: Expecting, asked: Counter[str]) -> None:
-    expecting.hub.begin(expecting.thread_id, expecting.new, 3)
+async def test_events_of_expected_run_are_not_read_from_log(expecting: Expecting, reads: Counter[str]) -> None:
+    expecting.hub.run_created(expecting.thread_id, expecting.new, 3)
     watching = asyncio.create_task(expecting.seen(expecting.new, 3))
-    told = [LogEvent(4, expecting.new, "custom", "", b"1", NOW), LogEvent(5, expecting.new, "end", "", b"{}", NOW)]
-    for flush in (told[:1], told[1:]):
+    first = LogEvent(4, expecting.new, "custom", "", b"1", NOW)
+    last = LogEvent(5, expecting.new, "end", "", b"{}", NOW)
+    for flush in ([first], [last]):
         await asyncio.sleep(0)
         expecting.hub._feeds[expecting.thread_id].hint(flush[-1].seq, flush)
     assert await watching == [4, 5]
-    assert asked["read_after"] == 0
+    assert reads["read_after"] == 0
 
 
-async def test_a_run_that_is_over_is_seen_whole_although_others_are_behind(expecting: Expecting) -> None:
-    """Somebody follows the thread, and has not heard yet how its run ended."""
+async def test_watcher_of_ended_run_gets_all_events_from_stale_feed(expecting: Expecting) -> None:
+    """Another watcher follows the thread, and its feed does not have the last events of the run yet."""
     watching = asyncio.create_task(expecting.seen(expecting.new, 3))
-    await until_true(lambda: expecting.hub.watchers == 1, "somebody watches")
+    await until_true(lambda: expecting.hub.watchers == 1, "the first watcher has started")
     await expecting.hub._feeds[expecting.thread_id].read(3)
     await expecting.write(expecting.new, 4, 5)
     await expecting.write(expecting.new, 6, kind="end")
-    assert await expecting.seen(expecting.new, 3, over=True) == [4, 5, 6]
+    assert await expecting.seen(expecting.new, 3, ended=True) == [4, 5, 6]
     await cancel_all([watching])
 
 
-async def test_nothing_piles_up_for_a_run_that_never_comes(expecting: Expecting) -> None:
+async def test_buffered_hints_of_expected_run_are_limited_in_number(expecting: Expecting) -> None:
     feed = expecting.hub._feeds[expecting.thread_id]
-    for number in range(4, 3 * RECENT):
+    for number in range(4, 3 * MAX_RECENT_EVENTS):
         feed.hint(number, [LogEvent(number, expecting.new, "custom", "", b"1", NOW)])
-    assert feed._early is None
+    assert feed._buffered is None
     assert feed.stale
 
 
-async def test_large_events_do_not_pile_up_for_a_run_that_never_comes(expecting: Expecting) -> None:
+async def test_buffered_hints_of_expected_run_are_limited_in_bytes(expecting: Expecting) -> None:
     feed = expecting.hub._feeds[expecting.thread_id]
-    large = b"x" * (PORTION_BYTES // 2)
+    large = b"x" * (EVENT_PAGE_BYTES // 2)
     for number in (4, 5):
         feed.hint(number, [LogEvent(number, expecting.new, "custom", "", large, NOW)])
-        assert feed._early is not None
+        assert feed._buffered is not None
     feed.hint(6, [LogEvent(6, expecting.new, "custom", "", large, NOW)])
-    assert feed._early is None
+    assert feed._buffered is None
     assert feed.stale

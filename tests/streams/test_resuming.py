@@ -1,4 +1,4 @@
-"""Readers that stop reading, and readers that come back too late."""
+"""Clients that stop reading a stream, and clients that resume after their events have expired."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.sse import Frame, frames
 from tests.support.waiting import until_true
 from tests.support.watching import parse_frames
 
-# More than the kernel takes for a client that does not read.
+# More than the socket buffers hold for a client that does not read.
 EVENTS, SIZE = 300, 100_000
 
 END = """
@@ -36,7 +36,7 @@ AGE = "UPDATE run SET finished_at = now() - interval '2 days' WHERE run_id = %s 
 
 
 def served(port: int) -> list[tuple[str, int]]:
-    """The clients that this process serves on a port."""
+    """The addresses of the clients that are connected to a port of this process."""
     return [
         (connection.raddr.ip, connection.raddr.port)
         for connection in psutil.Process().net_connections("tcp")
@@ -52,7 +52,7 @@ async def finished_run(database: Database, events: int, size: int) -> tuple[UUID
     return thread_id, run_id
 
 
-async def test_a_reader_that_stops_reading_is_dropped_and_resumes_where_it_was(
+async def test_stalled_reader_is_disconnected_and_can_resume(
     client: httpx.AsyncClient, database: Database, settings: Settings
 ) -> None:
     thread_id, run_id = await finished_run(database, EVENTS, SIZE)
@@ -68,7 +68,7 @@ async def test_a_reader_that_stops_reading_is_dropped_and_resumes_where_it_was(
         assert [frame.id for frame in frames] == list(range(seen + 1, EVENTS + 1))
 
 
-async def test_a_cursor_into_expired_events_is_answered_410(client: httpx.AsyncClient, database: Database) -> None:
+async def test_run_stream_answers_410_for_expired_cursor(client: httpx.AsyncClient, database: Database) -> None:
     thread_id, run_id = await finished_run(database, 5, 10)
     path = f"/threads/{thread_id}/runs/{run_id}/stream"
     assert (await client.get(path, headers={"last-event-id": "2"})).status_code == 200
@@ -80,12 +80,12 @@ async def test_a_cursor_into_expired_events_is_answered_410(client: httpx.AsyncC
         gone = await client.get(place, headers={"last-event-id": "2"})
         assert gone.status_code == 410
         assert "have expired" in gone.text
-        # Without one it is the run that is asked for, which has ended.
+        # Without a cursor, the stream starts with the end of the run.
         assert (await client.get(place)).status_code == 200
 
 
 async def thread_with_a_gap(database: Database) -> UUID:
-    """Of ten events the first five have expired."""
+    """A thread whose first five of ten events have expired."""
     thread_id, run_id = await finished_run(database, 9, 10)
     await query(database, "UPDATE thread SET last_seq = 10 WHERE thread_id = %s RETURNING 1", thread_id)
     await query(database, "DELETE FROM event WHERE run_id = %s AND seq <= 5 RETURNING 1", run_id)
@@ -93,15 +93,13 @@ async def thread_with_a_gap(database: Database) -> UUID:
 
 
 async def first_of(client: httpx.AsyncClient, method: str, path: str, **given: Any) -> Frame:
-    """The first event of a stream that does not end."""
+    """The first event of an endless stream."""
     async with asyncio.timeout(60), client.stream(method, path, **given) as response:
         assert response.status_code == 200, await response.aread()
         return await anext(frames(response))
 
 
-async def test_a_cursor_into_what_a_thread_has_forgotten_is_answered_410(
-    client: httpx.AsyncClient, database: Database
-) -> None:
+async def test_thread_stream_answers_410_for_expired_cursor(client: httpx.AsyncClient, database: Database) -> None:
     thread_id = await thread_with_a_gap(database)
     path = f"/threads/{thread_id}/stream"
     for cursor in (1, 4):
@@ -116,9 +114,7 @@ async def test_a_cursor_into_what_a_thread_has_forgotten_is_answered_410(
     assert (await client.get(path, headers={"last-event-id": "9"})).status_code == 410
 
 
-async def test_events_since_what_a_thread_has_forgotten_are_answered_410(
-    client: httpx.AsyncClient, database: Database
-) -> None:
+async def test_event_stream_answers_410_for_expired_since(client: httpx.AsyncClient, database: Database) -> None:
     thread_id = await thread_with_a_gap(database)
     path, wanted = f"/threads/{thread_id}/stream/events", {"channels": ["custom", "lifecycle"]}
     for since in (1, 4):
@@ -128,17 +124,15 @@ async def test_events_since_what_a_thread_has_forgotten_are_answered_410(
         assert "have expired" in gone.json()["detail"]
     for kept in ({"since": 5}, {"since": 0}, {}):
         assert (await first_of(client, "POST", path, json={**wanted, **kept})).id == 6
-    # A thread that is not there yet has forgotten nothing.
+    # A thread that does not exist yet has no expired events.
     unknown = {**wanted, "since": 3}
     async with client.stream("POST", f"/threads/{uuid4()}/stream/events", json=unknown) as response:
         assert response.status_code == 200
 
 
-async def test_a_watcher_that_is_overtaken_by_forgetting_is_not_shown_a_gap(
-    client: httpx.AsyncClient, database: Database
-) -> None:
-    """What it would be sent next expires while it is connected: the connection breaks, and it hears of it when it comes
-    back."""
+async def test_stream_closes_when_next_events_expire(client: httpx.AsyncClient, database: Database) -> None:
+    """If the next events expire while a client is connected, the server closes the connection. When the client
+    reconnects, it gets status 410."""
     thread_id, run_id = await finished_run(database, 4, 10)
     path = f"/threads/{thread_id}/stream"
     async with client.stream("GET", path, headers={"last-event-id": "-"}) as response:
@@ -157,7 +151,7 @@ async def test_a_watcher_that_is_overtaken_by_forgetting_is_not_shown_a_gap(
     assert (await client.get(path, headers={"last-event-id": "5"})).status_code == 410
 
 
-async def test_a_run_that_is_removed_has_no_stream(client: httpx.AsyncClient, database: Database) -> None:
+async def test_removed_run_has_no_stream(client: httpx.AsyncClient, database: Database) -> None:
     thread_id, run_id = await finished_run(database, 5, 10)
     await query(database, AGE, run_id)
     async with database.connection() as connection:
@@ -173,7 +167,7 @@ async def test_a_run_that_is_removed_has_no_stream(client: httpx.AsyncClient, da
     assert (await client.get(f"/threads/{thread_id}/runs")).json() == []
 
 
-async def test_a_run_that_never_started_has_no_expired_events(client: httpx.AsyncClient, database: Database) -> None:
+async def test_run_that_never_started_has_no_expired_events(client: httpx.AsyncClient, database: Database) -> None:
     run = (await post_run(database, "graph")).run
     await query(
         database,
@@ -184,8 +178,8 @@ async def test_a_run_that_never_started_has_no_expired_events(client: httpx.Asyn
     assert (await client.get(path, headers={"last-event-id": "2"})).status_code == 200
 
 
-async def test_a_new_run_is_watched_from_where_the_thread_is(database: Database) -> None:
-    """Not from the thread's beginning: its history may be long, and none of it is the run's."""
+async def test_stream_of_new_run_starts_at_end_of_log(database: Database) -> None:
+    """It does not start at the beginning of the thread: the log may be long, and contains no events of this run."""
     thread_id, _ = await finished_run(database, 5, 10)
     await query(database, "UPDATE thread SET last_seq = 6 WHERE thread_id = %s RETURNING 1", thread_id)
     created = await post_run(database, "graph", thread_id=thread_id)

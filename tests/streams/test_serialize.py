@@ -1,4 +1,4 @@
-"""What orjson does not take is written as orjson would have written it."""
+"""Values that orjson refuses are encoded as orjson would encode them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from holdfast.streams.serialize import to_json
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
-NOBODY = UUID(int=1)
+SOME_UUID = UUID(int=1)
 HUGE = 2**70
 Pair = namedtuple("Pair", "left right")
 
@@ -35,7 +35,7 @@ class Model(BaseModel):
     "value",
     [
         NOON,
-        NOBODY,
+        SOME_UUID,
         float("nan"),
         float("inf"),
         {"a", "b"} - {"b"},
@@ -44,23 +44,23 @@ class Model(BaseModel):
         Pair(1, NOON),
         Point(1, NOON),
         Model(size=1, at=NOON),
-        {1: "int", NOBODY: "uuid", None: "none", 1.5: "float"},
+        {1: "int", SOME_UUID: "uuid", None: "none", 1.5: "float"},
         ValueError("no"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_same_next_to_a_number_past_64_bits(value: Any) -> None:
+def test_value_beside_huge_integer_is_encoded_equally(value: Any) -> None:
     expected = orjson.loads(to_json(value))
     written = to_json({"huge": HUGE, "value": value})
     assert orjson.loads(written)["value"] == expected
     assert str(HUGE).encode() in written
 
 
-def test_numbers_past_64_bits_inside_of_things() -> None:
+def test_huge_integers_in_objects_are_encoded() -> None:
     written = to_json([Pair(HUGE, NOON), Point(HUGE, NOON), Model(size=HUGE, at=NOON), {HUGE: 1}])
     assert written.count(str(HUGE).encode()) == 4
     assert written.count(b"2026-11-15T12:00:00") == 3
 
 
-def test_lone_surrogates_become_characters_that_every_client_reads() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert orjson.loads(to_json({"half\ud83d": ["\ud800 🦊 é \0"]})) == {"half\ufffd": ["\ufffd 🦊 é \0"]}

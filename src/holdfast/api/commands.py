@@ -27,8 +27,8 @@ from holdfast.engine.budget import LIMITS
 from holdfast.engine.runs import get_run, list_runs
 from holdfast.engine.threads import ThreadSummary, get_thread_summary
 from holdfast.errors import AlreadyAnswered, InvalidRequest, NotFound, RequestError
-from holdfast.streams.log import ended_through, life_of_run, requested_inputs
-from holdfast.streams.tree import tree_of
+from holdfast.streams.log import last_ended_seq, lifecycle_events, requested_inputs
+from holdfast.streams.tree import run_tree
 
 routes = Routes(tags=["event streaming"])
 
@@ -94,7 +94,7 @@ async def answer(web: WebContext, thread_id: UUID, body: dict[str, Any]) -> dict
     try:
         # Before the command, which may cause events at once.
         async with web.database.connection() as connection:
-            past = await ended_through(connection, thread_id)
+            past = await last_ended_seq(connection, thread_id)
         params = {} if body.get("params") is None else body["params"]
         result = await _carry_out(web, thread_id, body["method"], params)
     except CommandFailed as failure:
@@ -252,7 +252,7 @@ async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dic
                 await get_run(connection, run_id, thread_id)
             except NotFound as error:
                 raise CommandFailed("no_such_run", str(error)) from None
-        tree = tree_of(thread_id, await life_of_run(connection, thread_id, run_id))
+        tree = run_tree(thread_id, await lifecycle_events(connection, thread_id, run_id))
         if tree is None and not (await list_runs(connection, thread_id, None, Page(limit=1).within(web.settings))).rows:
             raise CommandFailed("no_such_run", "No run has been started on this thread.")
     if tree is None:

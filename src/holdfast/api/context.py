@@ -42,7 +42,7 @@ from holdfast.resources.tenant_store import TenantStore
 from holdfast.resources.tenants import Quota
 from holdfast.settings import Settings
 from holdfast.signals import Signals
-from holdfast.streams.hints import tell_touched
+from holdfast.streams.hints import thread_changed_hint
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.exceptions import in_words
 from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
@@ -128,7 +128,7 @@ class WebContext:
 
     def touched(self, thread_id: UUID) -> None:
         """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
-        self.signals.publish("events", tell_touched(thread_id), thread_id=thread_id)
+        self.signals.publish("events", thread_changed_hint(thread_id), thread_id=thread_id)
 
     async def delete_thread(self, thread_id: UUID, visible: Visibility) -> None:
         """Delete a thread with its runs, and notify its workers and watchers. Raises NotFound for a thread that

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from holdfast.errors import AlreadyAnswered, OverLimit, RequestError
-from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
+from holdfast.streams.serialize import MAX_RESPONSE_DEPTH, to_json
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return to_json(content, DEEPEST_ANSWER)
+        return to_json(content, MAX_RESPONSE_DEPTH)
 
 
 def _answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Json:

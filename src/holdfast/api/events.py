@@ -22,10 +22,10 @@ from holdfast.api.routes import Routes
 from holdfast.api.streaming import STREAM_HEADERS, EventStream, NoLongerReadable, readable, resumed_at
 from holdfast.errors import BadRequest, Denied, RequestError
 from holdfast.lifecycle.cancelling import cancel_all
-from holdfast.streams.envelopes import CHANNELS, Filter, envelope
+from holdfast.streams.envelopes import CHANNELS, EnvelopeFilter, envelope
 from holdfast.streams.hub import Expired, HubClosed
-from holdfast.streams.log import LogEvent, heads, place_in_log
-from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
+from holdfast.streams.log import LogEvent, find_position, newest_seqs
+from holdfast.streams.serialize import MAX_RESPONSE_DEPTH, to_json
 from holdfast.streams.sse import HEARTBEAT
 
 routes = Routes(tags=["event streaming"])
@@ -48,7 +48,7 @@ def subscription_size(params: Any) -> int:
     return len(orjson.dumps(params))
 
 
-def read_filter(params: Any) -> tuple[Filter, int]:
+def read_filter(params: Any) -> tuple[EnvelopeFilter, int]:
     """A subscription's filter and cursor; BadRequest says what is wrong with it."""
     if not isinstance(params, dict):
         raise BadRequest("A subscription is an object with channels.")
@@ -69,7 +69,7 @@ def read_filter(params: Any) -> tuple[Filter, int]:
         raise BadRequest("namespaces must be a list of lists of segments.")
     depth = _whole_number(params.get("depth"), "depth")
     since = _whole_number(params.get("since"), "since")
-    return Filter(frozenset(channels), tuple(tuple(prefix) for prefix in namespaces), depth), since or 0
+    return EnvelopeFilter(frozenset(channels), tuple(tuple(prefix) for prefix in namespaces), depth), since or 0
 
 
 @routes.post(
@@ -96,19 +96,19 @@ async def stream_events(web: Web, thread_id: UUID, request: Request) -> Response
     return EventStream(web, body, STREAM_HEADERS)
 
 
-def _frame(thread_id: UUID, event: LogEvent, wanted: Filter) -> bytes:
+def _frame(thread_id: UUID, event: LogEvent, wanted: EnvelopeFilter) -> bytes:
     shown = envelope(thread_id, event)
     if shown is None or not _admits(wanted, shown):
         return b""
     return b"event: %s\r\ndata: %s\r\nid: %d\r\n\r\n" % (
         shown["method"].encode(),
-        to_json(shown, DEEPEST_ANSWER),
+        to_json(shown, MAX_RESPONSE_DEPTH),
         event.seq,
     )
 
 
-def _admits(wanted: Filter, shown: dict[str, Any]) -> bool:
-    return wanted.admits(shown["method"], shown["params"]["namespace"], shown["params"]["data"])
+def _admits(wanted: EnvelopeFilter, shown: dict[str, Any]) -> bool:
+    return wanted.matches(shown["method"], shown["params"]["namespace"], shown["params"]["data"])
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class Subscription:
     """What a client asked for on a socket, delivered through `seen`. Its past ends at `end`, the last event there was
     when it came."""
 
-    wanted: Filter
+    wanted: EnvelopeFilter
     seen: int
     end: int
     caught_up: asyncio.Future[None]
@@ -154,7 +154,7 @@ class Socket:
         async with self._sending:
             if self._socket.application_state is WebSocketState.DISCONNECTED:
                 raise WebSocketDisconnect(1006)
-            await self._socket.send_text(to_json(message, DEEPEST_ANSWER).decode())
+            await self._socket.send_text(to_json(message, MAX_RESPONSE_DEPTH).decode())
 
     async def _frame(self) -> bytes:
         message = await self._socket.receive()
@@ -246,7 +246,7 @@ class Socket:
         if since is None:
             raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
         async with self._web.database.connection() as connection:
-            after, available = await place_in_log(connection, self._thread_id, since)
+            after, available = await find_position(connection, self._thread_id, since)
         if available is not None:
             raise CommandFailed(
                 "resume_gap",
@@ -260,7 +260,7 @@ class Socket:
         """The number of the log's last event; none to wait for while the database is out of reach."""
         try:
             async with self._web.database.connection() as connection:
-                return (await heads(connection, {self._thread_id: 0})).get(self._thread_id, 0)
+                return (await newest_seqs(connection, {self._thread_id: 0})).get(self._thread_id, 0)
         except (psycopg.Error, OSError):
             return 0
 

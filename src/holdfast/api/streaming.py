@@ -23,7 +23,7 @@ from holdfast.engine.threads import get_thread
 from holdfast.errors import Gone, NotFound, RequestError
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.streams.hub import Expired, HubClosed
-from holdfast.streams.log import LogEvent, last_output, place_in_log
+from holdfast.streams.log import LogEvent, find_position, last_output
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 
@@ -93,7 +93,7 @@ class EventStream(Breakable):
             return
         # One timer sends the heartbeats of all streams: to wake up each stream's task costs twice as much.
         self.body_iterator = self._body(None)
-        with self._web.hub.pulse.beating(partial(_send_now, send)):
+        with self._web.hub.heartbeat.calling(partial(_send_now, send)):
             await super().stream_response(send)
 
 
@@ -131,7 +131,7 @@ async def resumed_at(web: WebContext, thread_id: UUID, cursor: int) -> int:
     if cursor == 0:
         return 0
     async with web.database.connection() as connection:
-        after, available = await place_in_log(connection, thread_id, cursor)
+        after, available = await find_position(connection, thread_id, cursor)
     if available is not None:
         raise Gone(
             f"The events after {cursor} have expired, so the stream of thread {thread_id} cannot be resumed there. "
@@ -146,7 +146,7 @@ async def run_resumed_at(web: WebContext, run: DictRow, cursor: int | None) -> i
     if cursor is None or _has_expired(run):
         return cursor
     async with web.database.connection() as connection:
-        return (await place_in_log(connection, run["thread_id"], cursor)).after or None
+        return (await find_position(connection, run["thread_id"], cursor)).after or None
 
 
 class NoLongerReadable(HubClosed):
@@ -169,7 +169,7 @@ async def readable(
         if any(event.run_id != run_id for event in events):
             try:
                 await web.may_thread(thread_id, "read")
-                logged = web.auth is None or await web.hub.still_logged(thread_id, events[0])
+                logged = web.auth is None or await web.hub.is_in_log(thread_id, events[0])
             except RequestError as reason:
                 raise NoLongerReadable(reason) from None
             except (psycopg.Error, PoolTimeout, OSError) as error:
@@ -316,7 +316,7 @@ def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> As
     """A run's events, and an empty list when it is time to say that we are still there. Whether the run has ended is
     read from its row, as well: one that ended long ago has no events in the log any more."""
     over = run["status"] not in ("pending", "running")
-    return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, over=over)
+    return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, ended=over)
 
 
 def _has_expired(run: DictRow) -> bool:

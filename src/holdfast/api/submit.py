@@ -51,7 +51,7 @@ async def submit_run(
         if kept:
             new = replace(new, kwargs={**new.kwargs, **kept})
         if watched:
-            web.hub.expect(new.thread_id)
+            web.hub.expect_run(new.thread_id)
         try:
             if web.committer is None:
                 created = await create_run(web.database, new)
@@ -66,7 +66,7 @@ async def submit_run(
             # With an idempotency key the run is part of a larger transaction that is not committed yet. Clients must
             # not see its event before that: they get it by the hint that is sent after the commit.
             accepted = () if created.accepted is None or web.committer is None else (created.accepted,)
-            web.hub.begin(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
+            web.hub.run_created(new.thread_id, new.run_id, created.run["first_seq"] - 1, accepted)
         return announce_requested_run(web, created)
 
     with suppress(AssistantChanged, LargeAssistant):

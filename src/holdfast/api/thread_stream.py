@@ -25,9 +25,9 @@ from holdfast.api.streaming import STREAM_HEADERS, Breakable, readable, resumed_
 from holdfast.engine.thread_state import read_state
 from holdfast.engine.threads import state_times
 from holdfast.errors import InvalidRequest, NotFound, RequestError
-from holdfast.streams.log import LogEvent, heads, read_after
+from holdfast.streams.log import LogEvent, newest_seqs, read_after
 from holdfast.streams.serialize import to_json
-from holdfast.streams.sse import BEGINNINGS, HEARTBEAT, frame
+from holdfast.streams.sse import HEARTBEAT, START_KINDS, frame
 from holdfast.telemetry.exceptions import kind_and_place
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,7 @@ async def stream(
         moments = await state_times(connection, thread_id)
         if moments is None:
             raise NotFound("Thread", thread_id)
-        after = 0 if resumed else (await heads(connection, {thread_id: 0})).get(thread_id, 0)
+        after = 0 if resumed else (await newest_seqs(connection, {thread_id: 0})).get(thread_id, 0)
     if resumed:
         after = await resumed_at(web, thread_id, cursor)
     created_at, updated_at = moments
@@ -118,7 +118,7 @@ class Follower:
             with hub.watch(self._thread_id, self._after):
                 if first := await self._state():
                     yield first
-                followed = hub.thread_events(self._thread_id, self._after, tick=tick, touches=True)
+                followed = hub.thread_events(self._thread_id, self._after, tick=tick, include_changes=True)
                 async for events in readable(self._web, self._thread_id, followed):
                     if not events:
                         yield await self._state() or HEARTBEAT
@@ -147,7 +147,7 @@ class Follower:
                 return b""
             done = orjson.dumps({"status": "run_done", "run_id": str(event.run_id)})
             return b"event: metadata\r\ndata: %s\r\nid: %d\r\n\r\n" % (done, event.seq)
-        if "run_modes" in self._modes or ("lifecycle" in self._modes and event.kind in BEGINNINGS):
+        if "run_modes" in self._modes or ("lifecycle" in self._modes and event.kind in START_KINDS):
             return frame(event)
         return b""
 

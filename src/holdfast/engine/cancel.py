@@ -24,7 +24,7 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.rollback import erase_runs
 from holdfast.engine.states import CancelAction
 from holdfast.signals import Signals
-from holdfast.streams.hints import tell_ended, tell_to_look
+from holdfast.streams.hints import check_log_hint, ended_runs_hints
 
 log = structlog.get_logger(__name__)
 
@@ -156,10 +156,10 @@ def announce_cancelled(signals: Signals, cancelled: CancelledRuns, action: Cance
         signals.publish("cancel", orjson.dumps({"run_id": str(run["run_id"]), "action": action}).decode())
     for run_id in cancelled.ended:
         log.info("run.cancelled", run_id=str(run_id), action=action)
-    for hint in tell_ended(cancelled.ended):
+    for hint in ended_runs_hints(cancelled.ended):
         signals.publish("events", hint)
     for thread_id in dict.fromkeys(cancelled.logged):
-        signals.publish("events", tell_to_look(thread_id), thread_id=thread_id)
+        signals.publish("events", check_log_hint(thread_id), thread_id=thread_id)
     if cancelled.webhooks:
         announce_webhooks(signals)
     announce_ready(signals, [ReadyRun(run["run_id"], run["graph_id"]) for run in cancelled.promoted])

@@ -24,7 +24,7 @@ from holdfast.engine.interrupts.resume import resume_of
 from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
 from holdfast.engine.quota import read_tenant_usage, refuse_over_limit
 from holdfast.errors import Conflict, NotFound
-from holdfast.streams.log import ACCEPTANCE, LogEvent
+from holdfast.streams.log import ACCEPTED_DATA, LogEvent
 from holdfast.streams.serialize import storable, to_json
 
 RUN_COLUMNS = (
@@ -235,7 +235,7 @@ class InsertedRuns:
             # streams the run need not read older ones.
             row["first_seq"] = (0 if thread is None else thread["last_seq"]) + 1
         else:
-            accepted = LogEvent(row["first_seq"], new.run_id, "accepted", "", ACCEPTANCE, accepted_at)
+            accepted = LogEvent(row["first_seq"], new.run_id, "accepted", "", ACCEPTED_DATA, accepted_at)
         return CreatedRun(new=new, run=row, ready=ready, cancelled=CancelledRuns(), accepted=accepted)
 
 
@@ -267,7 +267,7 @@ def _parameters(runs: Sequence[NewRun]) -> dict[str, Any]:
         "webhooks": texts([_webhook(new) for new in runs]),
         "thread_stamps": texts([_thread_stamp(new) for new in runs]),
         "streamed": booleans([new.streamed for new in runs]),
-        "acceptance": ACCEPTANCE,
+        "acceptance": ACCEPTED_DATA,
     }
 
 

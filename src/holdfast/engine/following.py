@@ -19,7 +19,7 @@ from holdfast.engine.interrupts.resume import resume_of
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.streams.hub import Hub, HubClosed
 from holdfast.streams.log import LogEvent
-from holdfast.streams.sse import BEGINNINGS
+from holdfast.streams.sse import START_KINDS
 
 BEGINNINGS_AND_ENDS = """
 SELECT seq, run_id, kind, namespace, data, created_at FROM event
@@ -91,7 +91,7 @@ class RunChain:
         run_id, end = self.current, None
         found = await self._rows(ENDED, {"run_id": run_id})
         over = not found or found[0]["ended"]
-        async for events in self._hub.run_events(self._thread_id, run_id, after, tick=tick, over=over):
+        async for events in self._hub.run_events(self._thread_id, run_id, after, tick=tick, ended=over):
             end = next((event for event in events if event.kind == "end"), end)
             yield events
         self._ended(end)
@@ -100,11 +100,11 @@ class RunChain:
         """Wait for the run that continues. Yields None on each tick, and at last the number of the run's first event.
         Ends without a number if no run will continue."""
         with self._hub.watch(self._thread_id, after) as feed:
-            touched, ticks = feed.touches, 0
-            waiting = self._hub.thread_events(self._thread_id, after, tick=tick, touches=True, counted=False)
+            touched, ticks = feed.changes, 0
+            waiting = self._hub.thread_events(self._thread_id, after, tick=tick, include_changes=True, counted=False)
             async for events in waiting:
                 for event in events:
-                    if event.kind in BEGINNINGS and event.run_id != self.current:
+                    if event.kind in START_KINDS and event.run_id != self.current:
                         await self._see(event)
                         if self.over:
                             return
@@ -113,10 +113,10 @@ class RunChain:
                             return
                 if not events:
                     ticks += 1
-                    look = feed.touches != touched or ticks % TICKS_BETWEEN_CHECKS == 0
+                    look = feed.changes != touched or ticks % TICKS_BETWEEN_CHECKS == 0
                     if look and not await self._rows(THREAD_STATUS, {"thread_id": self._thread_id}):
                         return
-                    touched = feed.touches
+                    touched = feed.changes
                     yield None
 
     async def _rows(self, statement: str, parameters: dict[str, Any], *, binary: bool = False) -> list[DictRow]:
@@ -137,7 +137,7 @@ class RunChain:
         if not self.paused:
             if event.run_id == self.current and event.kind == "end":
                 self._ended(event)
-        elif event.kind in BEGINNINGS and event.run_id != self.current:
+        elif event.kind in START_KINDS and event.run_id != self.current:
             found = await self._rows(KWARGS, {"run_id": event.run_id})
             if not found:
                 return  # It was rolled back: the interrupt waits as before.

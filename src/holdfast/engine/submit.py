@@ -41,7 +41,7 @@ from holdfast.engine.new_run import CreatedRun, NewRun, RunRequest
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.graphs.client_config import client_config, client_metadata, client_options, stored_config
 from holdfast.signals import Signals
-from holdfast.streams.hints import Flush, tell
+from holdfast.streams.hints import Flush, flush_hints
 from holdfast.telemetry import tracing
 
 log = structlog.get_logger(__name__)
@@ -186,5 +186,5 @@ def announce_run(signals: Signals | None, created: CreatedRun) -> None:
         announce_ready(signals, [ReadyRun(new.run_id, new.graph_id, new.after_seconds)])
     if (event := created.accepted) is not None:
         flush = Flush(new.thread_id, new.run_id, event.seq, event.seq, [event], event.created_at)
-        for hint in tell(flush, signals.max_payload):
+        for hint in flush_hints(flush, signals.max_payload):
             signals.publish("events", hint, thread_id=new.thread_id)

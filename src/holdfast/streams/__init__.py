@@ -1,1 +1,1 @@
-"""The event log and its way to clients: reading, following, framing."""
+"""The event log and its streams: reading, following, framing."""

@@ -1,4 +1,5 @@
-"""The log as the thread-centric protocol shows it: one row, one envelope, the row's number as its `seq`."""
+"""Converts events of the log to the envelopes of the thread-centric protocol: one envelope for each row, with its
+`seq`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from holdfast.streams.log import LogEvent
 
 CHANNELS = frozenset({"values", "updates", "messages", "tools", "lifecycle", "input", "checkpoints", "tasks", "custom"})
 
-# Which channel a kind of row is on. What is not here is not for this protocol.
+# The method of each kind of event. Other kinds are not part of this protocol.
 _METHODS = {
     "metadata": "lifecycle",
     "lifecycle": "lifecycle",
@@ -35,7 +36,7 @@ _TERMINAL = {
     "interrupted": "interrupted",
     "rolled_back": "interrupted",
 }
-# What clients read of a message; the rest of LangChain's fields stays on the server.
+# The fields of a message that clients read. LangChain's other fields are not sent.
 _MESSAGE_FIELDS = (
     "type",
     "content",
@@ -51,22 +52,22 @@ _MESSAGE_FIELDS = (
 
 
 @dataclass(frozen=True)
-class Filter:
-    """A subscription: channels, and where in the tree of graphs."""
+class EnvelopeFilter:
+    """The filter of a subscription: channels, and namespaces in the tree of graphs."""
 
     channels: frozenset[str]
     namespaces: tuple[tuple[str, ...], ...] = ()
     depth: int | None = None
 
-    def admits(self, method: str, namespace: Sequence[str], data: Any) -> bool:
+    def matches(self, method: str, namespace: Sequence[str], data: Any) -> bool:
         channel = "input" if method == "input.requested" else method
         if channel not in self.channels:
             named = f"custom:{data.get('name')}" if method == "custom" and isinstance(data, dict) else ""
             if named not in self.channels:
                 return False
-        return not self.namespaces or any(self._below(prefix, namespace) for prefix in self.namespaces)
+        return not self.namespaces or any(self._is_within(prefix, namespace) for prefix in self.namespaces)
 
-    def _below(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
+    def _is_within(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
         if len(namespace) < len(prefix) or (self.depth is not None and len(namespace) - len(prefix) > self.depth):
             return False
         return all(
@@ -76,7 +77,8 @@ class Filter:
 
 
 def envelope(thread_id: UUID, event: LogEvent) -> dict[str, Any] | None:
-    """A row as an envelope, or None if it has no place in the protocol. The same row always gives the same one."""
+    """The envelope of an event; None if its kind is not part of the protocol. The same event gives the same
+    envelope."""
     method = _METHODS.get(event.kind)
     if method is None:
         return None
@@ -121,7 +123,7 @@ def _data(event: LogEvent) -> tuple[Any, str | None]:
         case "message":
             node = data.pop("node", None)
             if node is not None and data["event"] == "message-start":
-                # Where the Python client looks for it.
+                # The Python client reads it here.
                 data["metadata"] = {**(data.get("metadata") or {}), "langgraph_node": node}
             return data, node
         case _:
@@ -140,7 +142,7 @@ def _ending(event: LogEvent, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(value: Any) -> Any:
-    """State without `__interrupt__`, its messages reduced to what clients read."""
+    """A state without `__interrupt__`, and its messages with only the fields that clients read."""
     if isinstance(value, dict):
         if "type" in value and "content" in value and "additional_kwargs" in value:
             return {

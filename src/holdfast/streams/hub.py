@@ -1,7 +1,7 @@
-"""The hub of a web process: follows each watched thread once, whatever the number of watchers.
+"""The hub of a web process follows each watched thread once, for any number of watchers.
 
-A watcher is a cursor. It is served from the thread's recent events if it is near their end, and from the log
-otherwise: after a gap, after a pause, or because it only just came. The log is the only buffer there is.
+A watcher is a cursor. It gets events from the recent events of the thread if they include the next one, else from the
+log: after a gap, after a pause, or at its start. There is no buffer for each watcher.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
-from holdfast.streams.changes import Alarms, Change
-from holdfast.streams.hints import EventHint, Touched, understand
-from holdfast.streams.log import PORTION_BYTES, LogEvent, ended_runs, has_event, heads, read_after
-from holdfast.streams.pulse import Pulse
-from holdfast.streams.recent import RECENT, AllRecent, Recent
+from holdfast.streams.hints import EventHint, ThreadChanged, parse_hint
+from holdfast.streams.log import EVENT_PAGE_BYTES, LogEvent, ended_runs, has_event, newest_seqs, read_after
+from holdfast.streams.recent_events import MAX_RECENT_EVENTS, RecentEvents, RecentEventsMemory
+from holdfast.streams.shared_heartbeat import SharedHeartbeat
+from holdfast.streams.timed_event import SharedTimers, TimedEvent
 
 log = structlog.get_logger(__name__)
 
-# Seconds for which a watcher is waited for.
-EXPECTED = 2.0
-# Threads asked for at once by the slow poll.
+# How long a feed is kept for the watcher of a run that has just been created.
+EXPECTED_RUN_SECONDS = 2.0
+# The number of threads in one statement of the slow poll.
 POLL_BATCH = 2000
 
 
@@ -41,123 +41,127 @@ class HubClosed(Exception):
 
 
 class Expired(HubClosed):
-    """What comes next for a watcher has expired while it was on its way. It has to come back, and will be told."""
+    """The next events of a watcher have expired while it was connected. When it reconnects, it gets an error."""
 
 
 @dataclass(slots=True)
-class Eagerness:
-    """Whether a watcher has come to the end once and waits for what is new. Until then it is told of the past, which
-    is late by nobody's fault."""
+class CatchUp:
+    """Whether a watcher has reached the end of the log once. Until then it gets past events, whose delay is not
+    measured."""
 
-    waits: bool = False
+    done: bool = False
 
 
 class Feed:
-    """One followed thread. `recent` ends at `head`; `stale` means that the log may hold more."""
+    """A followed thread. The recent events end at `last_seq`; `stale` means that the log may have more."""
 
-    def __init__(self, database: Database, thread_id: UUID, after: int, everything: AllRecent | None = None) -> None:
+    def __init__(
+        self, database: Database, thread_id: UUID, after: int, memory: RecentEventsMemory | None = None
+    ) -> None:
         self.thread_id = thread_id
         self.watchers = 0
-        # Those, and whoever expects to be one.
-        self.holders = 0
-        self.head = after
+        # The watchers, and the expected runs of this thread.
+        self.references = 0
+        self.last_seq = after
         self.stale = True
-        # How often something about the thread was said to have changed that the log does not tell.
-        self.touches = 0
-        # Of a thread where a run is being created: what has been said before it is known where its events begin.
-        self._early: list[tuple[int | None, Sequence[LogEvent]]] | None = None
-        self._early_bytes = 0
-        # Whether `head` is not known from the log.
-        self._unseen = False
-        # Whether the events that are kept have to be compared with the log before they are used.
-        self._doubtful = False
+        # The number of hints that the thread has changed in a way that its log does not show.
+        self.changes = 0
+        # While a run is being created: the hints that arrive before the number of its first event is known.
+        self._buffered: list[tuple[int | None, Sequence[LogEvent]]] | None = None
+        self._buffered_bytes = 0
+        # Whether `last_seq` comes from the creation of a run and not from the log.
+        self._last_seq_from_hint = False
+        # Whether the recent events must be compared with the log before they are used.
+        self._must_verify = False
         self._database = database
-        self._recent = Recent(everything or AllRecent())
-        self._changed = Change()
+        self._recent = RecentEvents(memory or RecentEventsMemory())
+        self._changed = TimedEvent()
         self._reading = asyncio.Lock()
 
-    def expect(self) -> None:
-        """Keep what is said until `begin`."""
-        self._early, self._early_bytes = [], 0
+    def buffer_hints(self) -> None:
+        """Buffer hints until `start_after`."""
+        self._buffered, self._buffered_bytes = [], 0
 
-    def begin(self, head: int, events: Sequence[LogEvent] = ()) -> None:
-        """What the expected run says comes after `head`, and nothing that has come since was missed. For whoever waits
-        for that run, the log need not be looked at: if it had gone further before, a gap in what comes will show it.
-        `events`: the first of it."""
-        early, self._early = self._early, None
-        if early is not None:
-            self.head, self.stale = head, False
-            self._unseen = True
+    def start_after(self, last_seq: int, events: Sequence[LogEvent] = ()) -> None:
+        """Process the buffered hints: the events of the expected run come after `last_seq`, and no hint was lost since.
+        A watcher of that run need not read the log: if the log was longer already, a gap in the hints will show it.
+        `events`: the first events of the run."""
+        buffered, self._buffered = self._buffered, None
+        if buffered is not None:
+            self.last_seq, self.stale = last_seq, False
+            self._last_seq_from_hint = True
         if events:
             self.hint(events[-1].seq, events)
-        for seq, told in early or ():
-            self.hint(seq, told)
+        for seq, hint in buffered or ():
+            self.hint(seq, hint)
 
-    def doubt(self, after: int) -> None:
-        """Somebody else has come, who may want what was in the log before."""
-        self.begin(after)
-        if self._unseen:
+    def mark_stale(self, after: int) -> None:
+        """Read the log before the next events are given out, for a watcher that may want earlier events."""
+        self.start_after(after)
+        if self._last_seq_from_hint:
             self.stale = True
 
     def hint(self, seq: int | None, events: Sequence[LogEvent] = ()) -> None:
-        """The log has grown to `seq`, or (None) may have. `events`: the last of it, consecutive.
+        """The log has grown to `seq`; None: it may have grown. `events`: its last ones, consecutive.
 
-        Events that go on where we are need not be read. After a gap, or when others are being read already, the log
-        has the last word.
+        Events that directly follow the recent ones are appended. After a gap, or while the feed is stale, the events
+        are read from the log.
         """
-        if self._early is not None:
-            self._early_bytes += sum(len(event.data) for event in events)
-            if len(self._early) < RECENT and self._early_bytes <= PORTION_BYTES:
-                self._early.append((seq, events))
+        if self._buffered is not None:
+            self._buffered_bytes += sum(len(event.data) for event in events)
+            if len(self._buffered) < MAX_RECENT_EVENTS and self._buffered_bytes <= EVENT_PAGE_BYTES:
+                self._buffered.append((seq, events))
                 return
-            # It is a long time to wait, for a run that may never have been created.
-            self.doubt(0)
-        if seq is None or seq > self.head:
-            if events and not self.stale and events[0].seq <= self.head + 1:
+            # Too many hints are buffered: the run may not have been created at all.
+            self.mark_stale(0)
+        if seq is None or seq > self.last_seq:
+            if events and not self.stale and events[0].seq <= self.last_seq + 1:
                 self._append(events)
             else:
                 self.stale = True
         self.wake()
 
-    def forget(self) -> None:
-        """Keep no events: nobody follows the thread any more."""
+    def clear(self) -> None:
+        """Drop all events. Called when the thread has no watchers."""
         self._recent.clear()
 
-    def touch(self) -> None:
+    def thread_changed(self) -> None:
         """The thread's state has been updated, or the thread deleted."""
-        self.touches += 1
-        self.compare()
+        self.changes += 1
+        self.verify_before_use()
 
-    def compare(self) -> None:
-        """Compare what is kept with the log before it is used again. The thread may have been deleted, and its id be
-        that of another thread, whose log begins anew."""
-        self._doubtful = self.stale = True
+    def verify_before_use(self) -> None:
+        """Compare the recent events with the log before they are used again. The thread may have been deleted, and a
+        new thread with another log may have its id."""
+        self._must_verify = self.stale = True
         self.wake()
 
     def _append(self, events: Sequence[LogEvent]) -> None:
-        """Consecutive events, of which some may be there already."""
-        new = [event for event in events if event.seq > self.head]
+        """Append consecutive events, of which some may be present already."""
+        new = [event for event in events if event.seq > self.last_seq]
         if new:
             self._recent.extend(new)
-            self.head = new[-1].seq
+            self.last_seq = new[-1].seq
 
     def wake(self) -> None:
+        """Wake the watchers."""
         self._changed.set()
-        self._changed = Change()
+        self._changed = TimedEvent()
 
     @property
-    def changed(self) -> Change:
-        """Set at the next change. To be fetched before looking, so that nothing falls in between."""
+    def changed(self) -> TimedEvent:
+        """The event of the next change. Get it before you call `read`, so that no change is lost in between."""
         return self._changed
 
     async def read(self, after: int) -> list[LogEvent]:
-        """The events after a cursor that are there now; empty when it is at the end."""
-        # Not past a refill that is under way either: a watcher whose run is over leaves at the first empty answer.
+        """The events after a cursor that exist now; empty at the end of the log."""
+        # Also wait for a refill that another watcher has begun: the watcher of an ended run leaves at the first empty
+        # result, and would miss events.
         if self.stale or self._reading.locked():
             async with self._reading:
                 if self.stale:
                     await self._refill()
-        if after >= self.head:
+        if after >= self.last_seq:
             return []
         if (recent := self._recent.after(after)) is not None:
             return recent
@@ -165,148 +169,149 @@ class Feed:
             return (await read_after(connection, self.thread_id, after)).events
 
     async def _refill(self) -> None:
-        doubtful = self._doubtful
-        self.stale = self._unseen = self._doubtful = False
+        must_verify = self._must_verify
+        self.stale = self._last_seq_from_hint = self._must_verify = False
         try:
             async with self._database.connection() as connection:
-                if doubtful:
-                    await self._drop_deleted(connection)
-                events, more = await read_after(connection, self.thread_id, self.head, RECENT)
+                if must_verify:
+                    await self._drop_if_deleted(connection)
+                events, more = await read_after(connection, self.thread_id, self.last_seq, MAX_RECENT_EVENTS)
         except BaseException:
             self.stale = True
-            self._doubtful = self._doubtful or doubtful
+            self._must_verify = self._must_verify or must_verify
             raise
         if more:
             self.stale = True
         if events:
-            # Hints may have brought some of them meanwhile, or more.
+            # Hints may have added some of them meanwhile, or later ones.
             self._append(events)
             self.wake()
 
-    async def _drop_deleted(self, connection: AsyncConnection[DictRow]) -> None:
-        """Keep nothing of a thread that was deleted. Its events come before those of the thread that has its id now, so
-        the oldest tells."""
+    async def _drop_if_deleted(self, connection: AsyncConnection[DictRow]) -> None:
+        """Drop the recent events if the thread was deleted. They come before those of a new thread with the same id, so
+        it is enough to check the oldest one."""
         first = self._recent.first
         if first is not None and not await has_event(connection, self.thread_id, first):
             self._recent.clear()
-            self.head = (await heads(connection, {self.thread_id: 0})).get(self.thread_id, 0)
+            self.last_seq = (await newest_seqs(connection, {self.thread_id: 0})).get(self.thread_id, 0)
 
 
 class Hub:
-    """All feeds of a process, woken by hints and, behind them, by one slow poll for all."""
+    """All feeds of a process. Hints wake them, and one slow poll for all feeds finds what hints have missed."""
 
     def __init__(self, database: Database, signals: Signals) -> None:
         self._database = database
         self._settings = database.settings
         self._metrics = database.metrics
         self._feeds: dict[UUID, Feed] = {}
-        self._recent = AllRecent()
+        self._recent = RecentEventsMemory()
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}
         self._run_watchers: dict[UUID, int] = {}
-        # Runs that were created a moment ago to be watched.
-        self._expected: set[UUID] = set()
+        # Runs that were just created and will be watched from this process.
+        self._expected_runs: set[UUID] = set()
         self._closing = False
         self._signals = signals
-        self._look = asyncio.Event()
-        self._alarms = Alarms()
-        self.pulse = Pulse(database.settings.stream_heartbeat)
+        self._poll_now = asyncio.Event()
+        self._timers = SharedTimers()
+        self.heartbeat = SharedHeartbeat(database.settings.stream_heartbeat)
         signals.listen("events", self._hint)
 
     @property
     def watchers(self) -> int:
-        """Open streams."""
+        """The number of open streams."""
         return sum(feed.watchers for feed in self._feeds.values())
 
     @property
     def threads(self) -> int:
-        """Followed threads."""
+        """The number of followed threads."""
         return len(self._feeds)
 
     @contextmanager
     def watch(self, thread_id: UUID, after: int, run_id: UUID | None = None) -> Iterator[Feed]:
-        """Follow a thread for the length of the block; `run_id`: for what this run says."""
-        feed = self._hold(thread_id, after)
-        if run_id not in self._expected:
-            feed.doubt(after)
+        """Follow a thread during the block. `run_id`: only events of this run are wanted."""
+        feed = self._acquire_feed(thread_id, after)
+        if run_id not in self._expected_runs:
+            feed.mark_stale(after)
         feed.watchers += 1
         try:
             yield feed
         finally:
             feed.watchers -= 1
-            self._let_go(feed)
+            self._release_feed(feed)
 
-    def expect(self, thread_id: UUID) -> None:
-        """A run is about to be created in a thread, and to be watched from here: what is said of it from now on is
-        kept for a moment, and whoever watches it need not look into the log first. To be followed by `begin`."""
+    def expect_run(self, thread_id: UUID) -> None:
+        """Prepare for a run that is about to be created in a thread and watched from this process. Its hints are
+        buffered for a moment, so that its watcher need not read the log first. Call `run_created` afterwards."""
         if thread_id not in self._feeds:
-            self._hold(thread_id, 0).expect()
+            self._acquire_feed(thread_id, 0).buffer_hints()
         else:
-            self._hold(thread_id, 0)
-        asyncio.get_running_loop().call_later(EXPECTED, self._let_go, self._feeds[thread_id])
+            self._acquire_feed(thread_id, 0)
+        asyncio.get_running_loop().call_later(EXPECTED_RUN_SECONDS, self._release_feed, self._feeds[thread_id])
 
-    def begin(self, thread_id: UUID, run_id: UUID, head: int, events: Sequence[LogEvent] = ()) -> None:
-        """The run that was expected is there, and its events come after `head`; `events`: those that it has already."""
+    def run_created(self, thread_id: UUID, run_id: UUID, last_seq: int, events: Sequence[LogEvent] = ()) -> None:
+        """The expected run has been created. Its events come after `last_seq`; `events`: those that exist already."""
         if (feed := self._feeds.get(thread_id)) is not None:
-            feed.begin(head, events)
-            self._expected.add(run_id)
-            asyncio.get_running_loop().call_later(EXPECTED, self._expected.discard, run_id)
+            feed.start_after(last_seq, events)
+            self._expected_runs.add(run_id)
+            asyncio.get_running_loop().call_later(EXPECTED_RUN_SECONDS, self._expected_runs.discard, run_id)
 
-    def _hold(self, thread_id: UUID, after: int) -> Feed:
+    def _acquire_feed(self, thread_id: UUID, after: int) -> Feed:
         feed = self._feeds.get(thread_id)
         if feed is None:
             feed = self._feeds[thread_id] = Feed(self._database, thread_id, after, self._recent)
             self._signals.follow(thread_id, partial(feed.hint, None))
-        feed.holders += 1
+        feed.references += 1
         return feed
 
-    def _let_go(self, feed: Feed) -> None:
-        feed.holders -= 1
-        if feed.holders == 0:
+    def _release_feed(self, feed: Feed) -> None:
+        feed.references -= 1
+        if feed.references == 0:
             del self._feeds[feed.thread_id]
-            feed.forget()
+            feed.clear()
             self._signals.unfollow(feed.thread_id)
 
     async def thread_events(
-        self, thread_id: UUID, after: int, *, tick: float | None, touches: bool = False, counted: bool = True
+        self, thread_id: UUID, after: int, *, tick: float | None, include_changes: bool = False, counted: bool = True
     ) -> AsyncIterator[list[LogEvent]]:
-        """A thread's events after a cursor, as they become visible, run after run; never ends by itself.
+        """Yield a thread's events after a cursor as they are committed, of all its runs. Does not end by itself.
 
-        Yields an empty list about every `tick` seconds, regularly, also while events flow; None: not at all. Survives
-        an outage of the database. Raises HubClosed when the process is going away: the watcher goes on elsewhere, from
-        its cursor.
+        Yields an empty list about every `tick` seconds, also between events; None: never. Continues after an outage of
+        the database. Raises HubClosed when the process stops: the watcher reconnects elsewhere with its cursor.
 
-        With `touches`, an empty list also comes when the thread was changed or deleted otherwise since it is being
-        watched: look for yourself.
+        With `include_changes`, also yields an empty list when the thread has changed in a way that its log does not
+        show, or was deleted: the caller must check the database.
 
-        Raises Expired when the next events are gone. From the beginning (0), what is left is all there is. Not
-        `counted`: nobody is sent them.
+        Raises Expired when the next events have been deleted. From the beginning (0), it starts with the oldest event
+        that exists. `counted`: the events are sent to a client, and are counted in the metrics.
         """
         with self.watch(thread_id, after) as feed:
-            eager = Eagerness()
-            async for events in self._follow(feed, after, tick, lambda: False, eager, touches=touches):
+            catch_up = CatchUp()
+            async for events in self._follow(
+                feed, after, tick, lambda: False, catch_up, include_changes=include_changes
+            ):
                 if events:
                     if events[-1].seq != (after or events[0].seq - 1) + len(events):
                         raise Expired(f"The events after {after} have expired. Subscribe anew, and read the state.")
                     after = events[-1].seq
                     if counted:
-                        self._count(events, eager)
+                        self._count(events, catch_up)
                 yield events
 
     async def run_events(
-        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float | None, over: bool = False
+        self, thread_id: UUID, run_id: UUID, after: int, *, tick: float | None, ended: bool = False
     ) -> AsyncIterator[list[LogEvent]]:
-        """The same for one run, up to and including its `end`. A run that ends without a word in the log (cancelled
-        before it started, deleted) ends the iteration. `over`: it is known to have ended."""
-        with self.watch(thread_id, after, run_id) as feed, self._watch_run(run_id, feed) as ended:
-            if over:
-                # Others may have the feed, and be behind.
-                ended.set()
+        """Yield the events of one run, up to and including its `end`. Also ends if the run ends without an `end` event
+        (cancelled before it started, deleted). `ended`: the run is known to have ended."""
+        with self.watch(thread_id, after, run_id) as feed, self._watch_run(run_id, feed) as has_ended:
+            if ended:
+                # Another watcher may have created the feed, and it may be behind the log.
+                has_ended.set()
                 feed.hint(None)
-            eager = Eagerness()
-            async for events in self._follow(feed, after, tick, ended.is_set, eager):
+            catch_up = CatchUp()
+            async for events in self._follow(feed, after, tick, has_ended.is_set, catch_up):
                 mine = [event for event in events if event.run_id == run_id]
                 if mine:
-                    self._count(mine, eager)
+                    self._count(mine, catch_up)
                 if mine or not events:
                     yield mine
                 if mine and mine[-1].kind == "end":
@@ -317,19 +322,19 @@ class Hub:
         feed: Feed,
         after: int,
         tick: float | None,
-        over: Callable[[], bool],
-        eager: Eagerness,
+        ended: Callable[[], bool],
+        catch_up: CatchUp,
         *,
-        touches: bool = False,
+        include_changes: bool = False,
     ) -> AsyncIterator[list[LogEvent]]:
         loop = asyncio.get_running_loop()
-        touched = 0
+        seen_changes = 0
         backoff = Backoff("stream.outage", "stream.recovered")
         next_tick = None if tick is None else loop.time() + tick
         while True:
             if self._closing:
                 raise HubClosed
-            changed, finished = feed.changed, over()
+            changed, finished = feed.changed, ended()
             try:
                 events = await feed.read(after)
                 backoff.succeeded()
@@ -342,29 +347,29 @@ class Hub:
             elif finished:
                 return
             else:
-                eager.waits = True
-                await changed.wait(self._alarms, next_tick)
+                catch_up.done = True
+                await changed.wait(self._timers, next_tick)
             if tick is not None and next_tick is not None and loop.time() >= next_tick:
                 next_tick += tick
                 yield []
-            elif touches and feed.touches != touched:
-                touched = feed.touches
+            elif include_changes and feed.changes != seen_changes:
+                seen_changes = feed.changes
                 yield []
 
-    async def still_logged(self, thread_id: UUID, event: LogEvent) -> bool:
-        """Whether an event that a watcher was given is in the thread's log. If it is not, the thread was deleted or the
-        event has expired: what is kept of the thread is then compared with the log before anybody is given more."""
+    async def is_in_log(self, thread_id: UUID, event: LogEvent) -> bool:
+        """Whether an event that a watcher has got is still in the thread's log. If it is not, the thread was deleted or
+        the event has expired. Then the recent events are compared with the log before they are used again."""
         async with self._database.connection() as connection:
             if await has_event(connection, thread_id, event):
                 return True
         if (feed := self._feeds.get(thread_id)) is not None:
-            feed.compare()
+            feed.verify_before_use()
         return False
 
-    def _count(self, events: list[LogEvent], eager: Eagerness) -> None:
-        """Events are about to be sent."""
+    def _count(self, events: list[LogEvent], catch_up: CatchUp) -> None:
+        """Count events that are about to be sent, and measure their delay."""
         self._metrics.events_delivered.add(len(events))
-        if eager.waits:
+        if catch_up.done:
             now = time.time() + self._metrics.clock_ahead
             self._metrics.event_lag.observe(max(0.0, now - events[0].created_at.timestamp()))
 
@@ -374,28 +379,28 @@ class Hub:
         return self._closing
 
     def close(self) -> None:
-        """End all watching."""
+        """End all streams."""
         self._closing = True
         for feed in self._feeds.values():
             feed.wake()
 
     def run_ended(self, run_id: UUID) -> None:
-        """Tell the watchers of a run that it is over."""
+        """End the streams of a run's watchers after its last events."""
         if run_id in self._ended:
             event, feed = self._ended[run_id]
             event.set()
-            # Its last events were committed with its end, or before: whoever stops watching must have read them.
+            # Its last events were committed with its end, or before. The watchers must read them before they leave.
             feed.hint(None)
 
     async def run(self) -> None:
-        """The slow poll behind the hints; a quicker one while they do not come through."""
+        """Poll slowly in addition to hints; poll faster while hints do not arrive."""
         backoff = Backoff("hub.outage", "hub.recovered")
         while True:
             degraded = self._signals.degraded
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.degraded_poll if degraded else self._settings.poll_interval):
-                    await self._look.wait()
-            self._look.clear()
+                    await self._poll_now.wait()
+            self._poll_now.clear()
             try:
                 await self._poll()
                 backoff.succeeded()
@@ -405,11 +410,11 @@ class Hub:
     async def _poll(self) -> None:
         feeds, runs = list(self._feeds.values()), list(self._ended)
         for start in range(0, len(feeds), POLL_BATCH):
-            known = {feed.thread_id: feed.head for feed in feeds[start : start + POLL_BATCH]}
+            known = {feed.thread_id: feed.last_seq for feed in feeds[start : start + POLL_BATCH]}
             async with self._database.connection() as connection:
-                for thread_id, seq in (await heads(connection, known)).items():
+                for thread_id, seq in (await newest_seqs(connection, known)).items():
                     feed = self._feeds.get(thread_id)
-                    if feed is not None and seq > feed.head:
+                    if feed is not None and seq > feed.last_seq:
                         feed.hint(seq)
         for start in range(0, len(runs), POLL_BATCH):
             async with self._database.connection() as connection:
@@ -429,18 +434,18 @@ class Hub:
 
     def _hint(self, payload: str | None) -> None:
         if payload is None:
-            # Not a read for each thread: the poll asks for all of them at once.
-            self._look.set()
+            # Poll once for all threads instead of reading each one.
+            self._poll_now.set()
             return
         with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
-            told = understand(payload, self._feeds)
-            if isinstance(told, EventHint):
-                if (watched := self._feeds.get(told.thread_id)) is not None:
-                    watched.hint(told.seq, told.events)
+            hint = parse_hint(payload, self._feeds)
+            if isinstance(hint, EventHint):
+                if (watched := self._feeds.get(hint.thread_id)) is not None:
+                    watched.hint(hint.seq, hint.events)
                 return
-            if isinstance(told, Touched):
-                if (watched := self._feeds.get(told.thread_id)) is not None:
-                    watched.touch()
+            if isinstance(hint, ThreadChanged):
+                if (watched := self._feeds.get(hint.thread_id)) is not None:
+                    watched.thread_changed()
                 return
-            for run_id in told:
+            for run_id in hint:
                 self.run_ended(run_id)

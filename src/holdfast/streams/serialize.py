@@ -1,4 +1,4 @@
-"""What graphs produce, as JSON: exact where JSON can say it, readable where it cannot."""
+"""Serialises the values of graphs as JSON: exactly if JSON can represent them, else as readable text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pydantic import BaseModel
 
 @runtime_checkable
 class PublicFields(Protocol):
-    """An object of which clients may read only a part."""
+    """An object that shows clients only some of its fields."""
 
     def public_fields(self) -> Mapping[str, Any]: ...
 
 
-# Levels of lists and objects in a value that is stored. No reader has room for many more: see `db/stored_json.py`.
-DEEPEST = 1_000
-# In an answer, which has such values inside.
-DEEPEST_ANSWER = DEEPEST + 50
-# Every escape of a JSON text, so that a backslash that is escaped itself begins none.
+# Nested lists and objects in a stored value. Readers do not support many more levels: see `db/stored_json.py`.
+MAX_JSON_DEPTH = 1_000
+# The same for a response, which contains such values.
+MAX_RESPONSE_DEPTH = MAX_JSON_DEPTH + 50
+# Matches all escapes of a JSON text, so that an escaped backslash is not taken for the start of another escape.
 ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(?P<refused>\\u0000|\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.S,
 )
-OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+ORJSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def _default(value: Any) -> Any:
@@ -59,48 +59,48 @@ def _default(value: Any) -> Any:
     return str(value)
 
 
-def to_json(value: Any, deepest: int = DEEPEST) -> bytes:
-    """Compact JSON for anything. Raises ValueError for circular references and for more than `deepest` levels, and
-    for nothing else that a graph can hold."""
+def to_json(value: Any, max_depth: int = MAX_JSON_DEPTH) -> bytes:
+    """Compact JSON for any value. Raises ValueError for circular references and for more than `max_depth` levels, and
+    for no other value that a graph can hold."""
     try:
-        return orjson.dumps(value, _default, OPTIONS)
+        return orjson.dumps(value, _default, ORJSON_OPTIONS)
     except (TypeError, ValueError, RecursionError):
-        # Integers past 64 bits, more than 254 levels, and lone surrogates, which nobody should write: half of the
-        # clients refuse the whole answer.
-        return _written(value, deepest).encode()
+        # orjson refuses integers beyond 64 bits, more than 254 levels, and lone surrogates. Lone surrogates are
+        # replaced: half of the clients refuse a response that contains them.
+        return _encode(value, max_depth).encode()
 
 
-class _End(NamedTuple):
-    """The end of a list or an object."""
+class _Close(NamedTuple):
+    """The closing bracket of a list or an object."""
 
     bracket: str
 
 
-class _Written(NamedTuple):
-    """JSON text."""
+class _Text(NamedTuple):
+    """Encoded JSON text."""
 
     text: str
 
 
-def _written(value: Any, deepest: int) -> str:
-    """The same as orjson would have written. Not recursive: a deep value must not exhaust the stack."""
+def _encode(value: Any, max_depth: int) -> str:
+    """Encode a value as orjson would. Not recursive, because a deep value must not exhaust the stack."""
     parts: list[str] = []
     pending: list[Any] = [value]
     depth = 0
     while pending:
         item = pending.pop()
-        if isinstance(item, _Written):
+        if isinstance(item, _Text):
             parts.append(item.text)
-        elif isinstance(item, _End):
+        elif isinstance(item, _Close):
             parts.append(item.bracket)
             depth -= 1
         elif isinstance(item, dict) or (isinstance(item, (list, tuple)) and not hasattr(item, "_asdict")):
-            if depth >= deepest:
+            if depth >= max_depth:
                 # A circular reference ends here, too.
-                raise ValueError(f"JSON with more than {deepest:,} levels")
+                raise ValueError(f"JSON with more than {max_depth:,} levels")
             depth += 1
             parts.append("{" if isinstance(item, dict) else "[")
-            pending.append(_End("}" if isinstance(item, dict) else "]"))
+            pending.append(_Close("}" if isinstance(item, dict) else "]"))
             pending.extend(reversed(_contents(item)))
         else:
             pending.append(_scalar(item))
@@ -108,32 +108,32 @@ def _written(value: Any, deepest: int) -> str:
 
 
 def _contents(item: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> list[Any]:
-    """The parts of a list or an object, with what is written between them."""
+    """The items of a list or an object, with the text between them."""
     contents: list[Any] = []
     if isinstance(item, dict):
         for key, part in item.items():
             comma = "," if contents else ""
-            contents += [_Written(f"{comma}{json.dumps(_key(key), ensure_ascii=False)}:"), part]
+            contents += [_Text(f"{comma}{json.dumps(_key(key), ensure_ascii=False)}:"), part]
     else:
         for part in item:
-            contents += [_Written(","), part] if contents else [part]
+            contents += [_Text(","), part] if contents else [part]
     return contents
 
 
 def _scalar(value: Any) -> Any:
-    """JSON text of a value that has no parts, or a value that can be written in its place."""
+    """The JSON text of a value without items, or another value to encode in its place."""
     if value is None or isinstance(value, (bool, int)):
         try:
-            return _Written(json.dumps(value))
+            return _Text(json.dumps(value))
         except ValueError:
-            # More digits than Python writes or reads. No client can read it either.
-            return _Written("null")
+            # More digits than Python can convert to text. No client could read them either.
+            return _Text("null")
     if isinstance(value, float):
-        return _Written(json.dumps(value) if math.isfinite(value) else "null")
+        return _Text(json.dumps(value) if math.isfinite(value) else "null")
     if type(value) is str:
-        return _Written(json.dumps(_text(value), ensure_ascii=False))
+        return _Text(json.dumps(_text(value), ensure_ascii=False))
     try:
-        return _Written(orjson.dumps(value, _default, OPTIONS).decode())
+        return _Text(orjson.dumps(value, _default, ORJSON_OPTIONS).decode())
     except (TypeError, ValueError, RecursionError):
         return _default(value)
 
@@ -142,29 +142,28 @@ def _key(key: Any) -> str:
     if isinstance(key, str):
         return _text(key)
     try:
-        [name] = orjson.loads(orjson.dumps({key: None}, option=OPTIONS))
+        [name] = orjson.loads(orjson.dumps({key: None}, option=ORJSON_OPTIONS))
     except (TypeError, ValueError):
         return _text(str(key))
     return str(name)
 
 
 def _text(value: str) -> str:
-    """The same with U+FFFD for lone surrogates."""
+    """Replace lone surrogates by U+FFFD."""
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def to_jsonb(data: bytes) -> str:
-    """The same JSON as text that a `jsonb` column accepts: NUL characters and lone surrogates, which it has no
-    room for, become U+FFFD."""
+    """Convert JSON to text that a `jsonb` column accepts: NUL characters and lone surrogates become U+FFFD."""
     if b"\\u0000" not in data and b"\\ud" not in data and b"\\uD" not in data:
         return data.decode()
-    return ESCAPE.sub(_allowed, data.decode())
+    return ESCAPE.sub(_replace_refused, data.decode())
 
 
 def storable(value: Any) -> Any:
-    """The value as a `jsonb` column will return it. Raises what `to_json` raises."""
+    """The value as a `jsonb` column will return it. Raises the same errors as `to_json`."""
     return json.loads(to_jsonb(to_json(value)))
 
 
-def _allowed(escape: re.Match[str]) -> str:
+def _replace_refused(escape: re.Match[str]) -> str:
     return "\ufffd" if escape["refused"] else escape[0]

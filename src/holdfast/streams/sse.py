@@ -1,4 +1,4 @@
-"""Framing of Server-Sent Events, v1: one frame per event of the log."""
+"""Formats events of the log as Server-Sent Events of the v1 protocol: one frame for each event."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import orjson
 
 from holdfast.streams.log import LogEvent
 
-# Without an empty line after it: in both SDKs one ends an event even if there is none, once an id has come.
+# No empty line follows it. After the first id, both SDKs would take an empty line for the end of an event.
 HEARTBEAT = b": heartbeat\r\n"
 
-# In the log for Holdfast's own use; clients of v1 learn of an end by the stream's.
-# A run has been created to be watched; an attempt at it begins.
-BEGINNINGS = ("accepted", "metadata")
+# The kinds that mark a start: a watched run has been created (`accepted`), or an attempt begins (`metadata`).
+START_KINDS = ("accepted", "metadata")
+# Kinds that v1 clients do not get. The end of the stream shows them the end of the run.
 _HIDDEN = frozenset({"end", "released", "output", "lifecycle", "message", "tool", "checkpoint", "input.requested"})
 
 
 def frame(event: LogEvent, modes: frozenset[str] | None = None) -> bytes:
-    """An event as clients see it, or nothing if it is not for them.
+    """The frame of an event; empty if clients do not get it.
 
-    `modes` selects by base mode: `values` also passes `values|child:…`, and all kinds of messages go together.
-    Errors always pass.
+    `modes` filters by base mode: `values` includes `values|child:…`, and `messages` includes all kinds of messages.
+    Errors are always included.
     """
     if event.kind in _HIDDEN:
         return b""
     kind, data = event.kind, event.data
-    if kind in BEGINNINGS:
-        told = orjson.loads(data)
-        if told.get("accepted"):
-            return b""  # Of this attempt the run's acceptance has told.
-        kind, data = "metadata", orjson.dumps({"run_id": str(event.run_id), "attempt": told["attempt"]})
+    if kind in START_KINDS:
+        start = orjson.loads(data)
+        if start.get("accepted"):
+            return b""  # The `accepted` event has announced this attempt already.
+        kind, data = "metadata", orjson.dumps({"run_id": str(event.run_id), "attempt": start["attempt"]})
     if modes is not None and kind != "error" and _base(kind) not in modes:
         return b""
     name = f"{kind}|{event.namespace}" if event.namespace else kind

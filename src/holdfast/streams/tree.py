@@ -1,4 +1,4 @@
-"""A run as a tree of graphs, each in the state that it last told of itself."""
+"""Builds the tree of a run's graphs, each with its last status."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from holdfast.streams.envelopes import envelope
 from holdfast.streams.log import LogEvent
 
 
-def tree_of(thread_id: UUID, events: Iterable[LogEvent]) -> dict[str, Any] | None:
-    """The tree that a run's `metadata`, `lifecycle` and `end` events make, in the order of the log; None for none."""
+def run_tree(thread_id: UUID, events: Iterable[LogEvent]) -> dict[str, Any] | None:
+    """The tree from a run's `metadata`, `lifecycle` and `end` events in the order of the log; None without events."""
     nodes: dict[tuple[str, ...], dict[str, Any]] = {}
     for event in events:
         shown = envelope(thread_id, event)
         if shown is None or shown["method"] != "lifecycle":
             continue
-        place = tuple(shown["params"]["namespace"])
+        namespace = tuple(shown["params"]["namespace"])
         data = shown["params"]["data"]
-        node = nodes.get(place)
+        node = nodes.get(namespace)
         if node is None:
-            node = nodes[place] = {"namespace": list(place), "status": "", "graph_name": ""}
+            node = nodes[namespace] = {"namespace": list(namespace), "status": "", "graph_name": ""}
             parent = next(
-                (nodes[place[:depth]] for depth in range(len(place) - 1, -1, -1) if place[:depth] in nodes), None
+                (nodes[namespace[:depth]] for depth in range(len(namespace) - 1, -1, -1) if namespace[:depth] in nodes),
+                None,
             )
             if parent is not None:
                 parent.setdefault("children", []).append(node)

@@ -10,7 +10,7 @@ from holdfast.engine.dead_letters.graph_gone import end_graphless_runs, record_m
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
 from holdfast.signals import Signals
-from holdfast.streams.hints import tell_ended, tell_to_look
+from holdfast.streams.hints import check_log_hint, ended_runs_hints
 
 log = structlog.get_logger(__name__)
 
@@ -52,10 +52,10 @@ class Letters:
             # What was not reached because others took their time is next.
             return pause if self._aside.ids() == passed_over else 0.0
         self._database.metrics.dead_letters.add(len(ended), "graph_gone")
-        for hint in tell_ended([run["run_id"] for run in ended]):
+        for hint in ended_runs_hints([run["run_id"] for run in ended]):
             self._signals.publish("events", hint)
         for run in ended:
-            self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
+            self._signals.publish("events", check_log_hint(run["thread_id"]), thread_id=run["thread_id"])
         announce_webhooks(self._signals)
         announce_perhaps_ready(self._signals)
         # There may be more, and the next runs of the same threads may be of the same graph.

@@ -16,7 +16,7 @@ from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_ready
 from holdfast.engine.reap import Watched, mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
-from holdfast.streams.hints import tell_ended, tell_to_look
+from holdfast.streams.hints import check_log_hint, ended_runs_hints
 from holdfast.upkeep.traces import trace_lost
 
 # Seconds between two looks for runs that nobody holds.
@@ -151,10 +151,10 @@ class Reaper:
             announce_ready(self._signals, ready)
             if poisoned := [run for run in released if run["status"] == "error"]:
                 self._database.metrics.dead_letters.add(len(poisoned), "poison")
-                for hint in tell_ended([run["run_id"] for run in poisoned]):
+                for hint in ended_runs_hints([run["run_id"] for run in poisoned]):
                     self._signals.publish("events", hint)
                 for run in poisoned:
-                    self._signals.publish("events", tell_to_look(run["thread_id"]), thread_id=run["thread_id"])
+                    self._signals.publish("events", check_log_hint(run["thread_id"]), thread_id=run["thread_id"])
                 announce_webhooks(self._signals)
                 # The next runs of their threads.
                 announce_perhaps_ready(self._signals)

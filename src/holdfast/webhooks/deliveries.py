@@ -20,7 +20,7 @@ from holdfast.db.pages import PageLimits, PageRows, fetch_page, size_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.engine.runs import present_run
 from holdfast.errors import NotFound
-from holdfast.streams.serialize import DEEPEST_ANSWER, to_json
+from holdfast.streams.serialize import MAX_RESPONSE_DEPTH, to_json
 
 DeliveryState = Literal["pending", "delivered", "failed"]
 
@@ -196,7 +196,7 @@ class Delivery:
         if payload["error"] is None:
             del payload["error"]
         told = {key: value for key, value in payload.items() if allowed is None or key in allowed}
-        return to_json(told, DEEPEST_ANSWER)
+        return to_json(told, MAX_RESPONSE_DEPTH)
 
 
 def _utc(stamp: str | None) -> datetime | None:

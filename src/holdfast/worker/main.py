@@ -49,7 +49,7 @@ from holdfast.lifecycle.cancelling import cancel_all, run_together
 from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
-from holdfast.streams.hints import Flush, tell
+from holdfast.streams.hints import Flush, flush_hints
 from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.telemetry.loop_delay import watch_loop
 from holdfast.telemetry.run_context import logging_run
@@ -470,7 +470,7 @@ class Worker:
 
     def _announce(self, visible: list[Flush], ready: list[ReadyRun], *, max_delay: float = 0.0) -> None:
         for flush in visible:
-            for hint in tell(flush, self.signals.max_payload):
+            for hint in flush_hints(flush, self.signals.max_payload):
                 self.signals.publish("events", hint, thread_id=flush.thread_id, max_delay=max_delay)
         if ready:
             announce_ready(self.signals, ready)
