@@ -49,13 +49,13 @@ StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]
 # Loops that sleep whether there is a run or not. How often one wakes up during a case is chance, and delays no run.
 LOOPS = frozenset(
     {
-        "holdfast.api.unsent_bytes.UnsentBytes.run",
-        "holdfast.auth.known_keys.Roster.run",
+        "holdfast.api.unsent_bytes.UnsentBytes._run",
+        "holdfast.auth.known_keys.Roster._run",
         "holdfast.telemetry.loop_delay.watch_loop",
         "holdfast.upkeep.duty.Duty.run",
-        "holdfast.worker.condition.Condition.watch",
+        "holdfast.worker.condition.Condition._run",
         "holdfast.worker.main.Worker._report",
-        "holdfast.worker.main.Worker._watch_lease",
+        "holdfast.worker.lease.Lease._run",
         "uvicorn.server.Server.main_loop",
     }
 )
@@ -68,9 +68,9 @@ UNAWAITED = {
     # Times out a wait of a stream that may have ended long ago.
     "holdfast.streams.timed_event.SharedTimers.add": 10.0,
     # Poll in case a hint was lost, as seldom as the guard's settings say.
-    "holdfast.streams.hub.Hub.run": 10.0,
+    "holdfast.streams.hub.Hub._run": 10.0,
     "holdfast.upkeep.webhooks.Webhooks.run": 10.0,
-    "holdfast.worker.main.Worker._claim_loop": 10.0,
+    "holdfast.claiming.claim_loop.ClaimLoop._run": 10.0,
     # The guard sets this delay itself (`first_write_delay`). What it is where nothing is counted is among `delays`.
     "holdfast.journal.run_writer.RunWriter._add": 0.1,
     # Looks ten times a second whether a statement is to be interrupted: how often depends on how fast Postgres is.
@@ -230,7 +230,7 @@ def main() -> None:
     with (
         patch("uvloop.run", run_counted),
         patch("time.sleep", SLEEPS.sleep),
-        patch("holdfast.worker.main.BEGUN_HINT_MAX_DELAY_SECONDS", NEVER),
+        patch("holdfast.claiming.claim_loop.CLAIM_EVENT_HINT_MAX_DELAY_SECONDS", NEVER),
         patch("holdfast.streams.shared_heartbeat.SLOT_SECONDS", NEVER),
     ):
         if wanted := os.environ.get(SLOW_FRAMES):

@@ -27,10 +27,10 @@ import httpx
 
 from bench.guard.cases import CASES, CLIENTS
 from bench.stage import PROJECT, Process, Stage, wait_for
+from holdfast.claiming import claim_loop
 from holdfast.cli.readiness import answers
 from holdfast.journal import journal, run_writer
 from holdfast.settings import Settings
-from holdfast.worker import main as worker
 
 DATABASE = "bench_guard"
 WARM_UP, REPETITIONS = 6, 11
@@ -251,7 +251,7 @@ def delays() -> dict[str, float]:
     calls are counted, so they are kept as they are."""
     return {
         "first write of a run (FIRST_WRITE_DELAY_SECONDS)": 1000 * run_writer.FIRST_WRITE_DELAY_SECONDS,
-        "announcing that a run has begun (BEGUN_HINT_MAX_DELAY_SECONDS)": 1000 * worker.BEGUN_HINT_MAX_DELAY_SECONDS,
+        "event of the claim (CLAIM_EVENT_HINT_MAX_DELAY_SECONDS)": 1000 * claim_loop.CLAIM_EVENT_HINT_MAX_DELAY_SECONDS,
         "between commits of several runs (MAX_GROUP_DELAY_SECONDS)": 1000 * journal.MAX_GROUP_DELAY_SECONDS,
     }
 

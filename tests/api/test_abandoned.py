@@ -19,7 +19,6 @@ from holdfast.api.abandoned import AbandonedRuns, Cancel
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.records import query
@@ -78,9 +77,10 @@ class Cancelling:
 
 @asynccontextmanager
 async def running(runs: AbandonedRuns, cancel: Cancel) -> AsyncIterator[None]:
-    task = asyncio.create_task(runs.run(cancel))
+    runs.cancel = cancel
+    await runs.start()
     yield
-    await cancel_all([task])
+    await runs.stop()
 
 
 async def test_cancel_is_tried_again_on_a_server_that_is_not_primary_yet() -> None:
@@ -151,13 +151,14 @@ async def test_a_process_that_stops_tries_for_a_while(monkeypatch: pytest.Monkey
     runs, cancelling, run_id = AbandonedRuns(), Cancelling(OUTAGE, OUTAGE), uuid4()
     runs.add(uuid4(), run_id)
     async with running(runs, cancelling):
-        await runs.drain()
+        pass
     assert cancelling.done == [run_id]
     monkeypatch.setattr(abandoned, "DRAIN_SECONDS", 0.05)
+    runs = AbandonedRuns()
     runs.add(uuid4(), run_id)
     with capture_logs() as logs:
         async with running(runs, Cancelling(*[OUTAGE] * 100)):
-            await runs.drain()
+            pass
     assert [line["run_id"] for line in logs if line["event"] == "run.not_cancelled"] == [str(run_id)]
 
 

@@ -101,7 +101,7 @@ async def test_a_parent_that_waits_is_busy_and_says_what_it_waits_for(settings: 
             await thread_row(database, created.run["thread_id"]),
         )
         assert (row["status"], row["worker_id"], thread["status"]) == ("pending", None, "busy")
-        assert len(worker._attempts) == 1
+        assert len(worker.attempts.executing()) == 1
         kinds = [event.kind for event in await thread_events(database, created.run["thread_id"])]
         assert "end" not in kinds
         assert "children" in await spans_of(database, created)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from holdfast.db.connect import Database
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hints import EventHint, parse_hint
 from holdfast.streams.log import LogEvent
@@ -25,7 +23,7 @@ async def test_claim_publishes_the_event_it_wrote(database_url: str, database: D
     told: list[str | None] = []
     signals = PostgresSignals(database)
     signals.listen("events", told.append)
-    listening = asyncio.create_task(signals.run())
+    await signals.start()
     try:
         # As soon as it hears everything it is told that it may have missed something.
         await until_true(lambda: None in told, "somebody listens")
@@ -40,6 +38,6 @@ async def test_claim_publishes_the_event_it_wrote(database_url: str, database: D
             await until_true(lambda: any(event.kind == "end" for event in heard()), "the end is heard")
         first = (await thread_events(database, thread_id))[0]
     finally:
-        await cancel_all([listening])
+        await signals.stop()
     assert (first.kind, first.run_id) == ("metadata", run_id)
     assert heard()[0] == first

@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from holdfast.claiming.claim_loop import TAKEN_HINT_MAX_DELAY_SECONDS
 from holdfast.claiming.claim_timing import STEP_SECONDS, ClaimTiming, run_ids_of
 from holdfast.db.connect import Database
 from holdfast.engine.ready import ANONYMOUS_HINT, ReadyRun, announce_perhaps_ready, announce_ready, announce_taken
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.signals.postgres import PostgresSignals
-from holdfast.worker.main import TAKEN_HINT_MAX_DELAY_SECONDS
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
@@ -98,7 +98,8 @@ class IdleFleet:
             idler.timing.set_workers(idler.worker_id, {other.worker_id: GRAPH for other in idlers})
         ear = self.signals
         ear.listen("events", heard.append)
-        tasks = [asyncio.create_task(ear.run()), *(asyncio.create_task(idler.run()) for idler in idlers)]
+        await ear.start()
+        tasks = [asyncio.create_task(idler.run()) for idler in idlers]
         try:
             await until_true(lambda: bool(heard), "the fleet listens")
             await until_true(lambda: all(idler.looks for idler in idlers), "everybody has looked once")
@@ -106,6 +107,7 @@ class IdleFleet:
             yield ear
         finally:
             await cancel_all(tasks)
+            await ear.stop()
 
 
 async def test_new_run_costs_idle_fleet_at_most_two_claims(database: Database) -> None:

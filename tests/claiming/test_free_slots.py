@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.claiming import claim_loop
 from holdfast.db.connect import Database
 from holdfast.engine.claim import claim as engine_claim
 from holdfast.engine.new_run import NewRun
@@ -17,7 +18,7 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.submit import create_run
 from holdfast.graphs.assistants import assistant_id
 from holdfast.settings import Settings
-from holdfast.worker import main
+from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import Words, line
@@ -64,8 +65,8 @@ async def test_worker_claims_next_run_of_limited_tenant_when_one_ends(settings: 
             assert (await run_ended(database, new.run_id))["status"] == "success"
 
 
-def at_rest(worker: main.Worker) -> bool:
-    wake: Any = worker._wake
+def at_rest(worker: Worker) -> bool:
+    wake: Any = worker.claims._wake
     return bool(wake._waiters and not wake.is_set())
 
 
@@ -77,7 +78,7 @@ async def test_worker_does_not_claim_after_a_run_when_queue_was_empty(settings: 
         looks["all"] += 1
         return await claim(*arguments, **options)
 
-    with patch.object(main, "claim", counted):
+    with patch.object(claim_loop, "claim", counted):
         async with running_worker(settings, catalog_of(line=line(say))) as worker:
             heard: list[str | None] = []
             worker.signals.listen("work", heard.append)
@@ -109,19 +110,19 @@ async def test_worker_claims_again_when_slot_becomes_free_during_claim(settings:
         if looking.is_set():
             looking.clear()
             gates["first"].set()
-            await until_true(lambda: worker.finished == 1, "the first run ends meanwhile")
+            await until_true(lambda: worker.attempts.finished == 1, "the first run ends meanwhile")
         return await engine_claim(*arguments, **options)
 
-    with patch.object(main, "claim", slow):
+    with patch.object(claim_loop, "claim", slow):
         async with running_worker(settings, catalog_of(first=line(first), other=line(other))) as worker:
             created = await post_run(database, "first", input={"words": []})
             announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "first")])
-            await until_true(lambda: len(worker._attempts) == 1, "it has begun")
+            await until_true(lambda: len(worker.attempts.executing()) == 1, "it has begun")
             others = [await post_run(database, "other", input={"words": []}) for _ in range(2)]
             looking.set()
             announce_ready(worker.signals, [ReadyRun(one.run["run_id"], "other") for one in others])
             # Neither of them ends before the other has begun.
-            await until_true(lambda: len(worker._attempts) == 2, "both places are taken")
+            await until_true(lambda: len(worker.attempts.executing()) == 2, "both places are taken")
             gates["others"].set()
             for one in others:
                 assert (await run_ended(database, one.run["run_id"]))["status"] == "success"
@@ -134,7 +135,7 @@ async def test_claim_connection_reuses_query_plan(settings: Settings, database: 
             created = await post_run(database, "line", input={"words": []})
             announce_ready(worker.signals, [ReadyRun(created.run["run_id"], "line")])
             await run_ended(database, created.run["run_id"])
-        async with worker._claiming.connection() as connection:
+        async with worker.claims._connection.connection() as connection:
             cursor = await connection.execute(
                 "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%WITH RECURSIVE level%'"
             )

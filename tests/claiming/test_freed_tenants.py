@@ -30,18 +30,18 @@ async def test_next_claim_asks_for_tenants_whose_runs_ended_during_claim(
         asked.append(set(tenants))
         if len(asked) == 1:
             await asyncio.sleep(0)
-            workers[0]._freed.update({"again", "later"})
+            workers[0].claims._freed_tenants.update({"again", "later"})
             if fails:
                 raise psycopg.OperationalError("the connection was lost")
         return Claims()
 
-    monkeypatch.setattr("holdfast.worker.main.claim", claim)
+    monkeypatch.setattr("holdfast.claiming.claim_loop.claim", claim)
     async with running_worker(quick_settings(database_url), catalog_of(steps=steps([]))) as worker:
         workers.append(worker)
-        worker._freed.update({"first", "again"})
-        worker._wake.set()
+        worker.claims._freed_tenants.update({"first", "again"})
+        worker.claims.wake()
         await until_true(lambda: len(asked) > 0, "a claim")
-        worker._wake.set()
+        worker.claims.wake()
         await until_true(lambda: len(asked) > 1, "the next claim")
     assert asked[0] == {"first", "again"}
     assert asked[1] == {"again", "later"} | ({"first"} if fails else set())

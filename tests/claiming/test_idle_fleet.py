@@ -24,9 +24,8 @@ from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.submit import create_run
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
-from holdfast.signals import Signals
+from holdfast.signals.carrier import Carrier
 from holdfast.signals.choose import signals_for
 from holdfast.worker.main import Worker
 from tests.support.redis_server import RedisServer
@@ -87,12 +86,12 @@ class Statements:
 class IdleFleet:
     """Workers that know each other. `step` is how long one group of them leaves a run to the one before."""
 
-    def __init__(self, settings: Settings, database: Database, signals: Signals, step: float) -> None:
+    def __init__(self, settings: Settings, database: Database, signals: Carrier, step: float) -> None:
         catalog = GraphCatalog.load(load_config(EXAMPLES))
         self.workers = [Worker(settings, catalog, upkeep=False) for _ in range(WORKERS)]
         self._heard: list[list[str | None]] = []
         for worker in self.workers:
-            worker._timing._step_seconds = step
+            worker.claims.timing._step_seconds = step
             self._heard.append([])
             worker.signals.listen("events", self._heard[-1].append)
         self._database = database
@@ -100,25 +99,23 @@ class IdleFleet:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(worker.run()) for worker in self.workers]
+        await asyncio.gather(*(worker.start() for worker in self.workers))
         try:
             await until_true(lambda: all(self._heard), "everybody listens")
             await until_true(self._have_met, "everybody knows the others")
             await self.at_rest()
             yield
         finally:
-            for worker in self.workers:
-                worker.stop()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     def _have_met(self) -> bool:
-        return all(len(worker._timing._others) == WORKERS - 1 for worker in self.workers)
+        return all(len(worker.claims.timing._others) == WORKERS - 1 for worker in self.workers)
 
     async def at_rest(self) -> None:
         """Wait until everybody waits for a reason to look."""
 
         def rests() -> bool:
-            wakes = [cast(Any, worker._wake) for worker in self.workers]
+            wakes = [cast(Any, worker.claims._wake) for worker in self.workers]
             return all(wake._waiters and not wake.is_set() for wake in wakes)
 
         await until_true(rests, "the fleet is at rest")
@@ -136,7 +133,7 @@ class IdleFleet:
         announce_ready(self._signals, [ReadyRun(new.run_id, "steps")])
         await ended(self._database, new.run_id)
         await until_true(
-            lambda: not any(worker._timing.claim_started() for worker in self.workers), "it is known to be taken"
+            lambda: not any(worker.claims.timing.claim_started() for worker in self.workers), "it is known to be taken"
         )
         await self.at_rest()
         return new.run_id
@@ -147,13 +144,13 @@ async def idle_fleet(settings: Settings, step: float) -> AsyncIterator[IdleFleet
     database = Database(settings.model_copy(update={"pool_max": 2}), "test")
     await database.open()
     signals = signals_for(database)
-    sending = asyncio.create_task(signals.run())
+    await signals.start()
     try:
         fleet = IdleFleet(settings, database, signals, step)
         async with fleet.working():
             yield fleet
     finally:
-        await cancel_all([sending])
+        await signals.stop()
         await database.close()
 
 
@@ -170,7 +167,7 @@ async def test_new_run_costs_idle_workers_a_handful_of_statements(
         assert statements.seen.total() < WORKERS * RUNS, "its execution included"
         # Without anybody to leave it to, all of them look: the test can tell.
         for worker in fleet.workers:
-            worker._timing._step_seconds = 0.0
+            worker.claims.timing._step_seconds = 0.0
         statements.seen.clear()
         await fleet.execute()
         assert statements.seen[CLAIM] >= WORKERS // 2

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from holdfast.claiming.unexecuted_runs import UnexecutedRuns
 from holdfast.db.connect import Database
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from tests.engine.scene import claim_runs, create, online_worker
 from tests.support.records import run_row
 from tests.upkeep.test_bad_rows import refuse_changes
@@ -25,7 +26,7 @@ async def owned(database: Database) -> tuple[UUID, list[UUID]]:
 
 
 def unexecuted_runs(database: Database, *held: UUID) -> UnexecutedRuns:
-    return UnexecutedRuns(database, PostgresSignals(database), lambda: held, lambda: None)
+    return UnexecutedRuns(database, PostgresSignals(database), lambda: held, lambda: None, Metrics())
 
 
 async def states(database: Database, run_ids: list[UUID]) -> list[str]:

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, cast
 
 from holdfast.cli.lifeline import inherited_socket, join_supervisor
-from holdfast.worker.health import HealthServer, Verdict
+from holdfast.worker.health import ProbeServer, Verdict
 
 
 def say(line: str) -> None:
@@ -51,7 +51,7 @@ def answer_probes(health_fd: int) -> None:
 
     threading.Thread(target=hang, daemon=True).start()
     signal.signal(signal.SIGUSR1, lambda *_: told.set())
-    HealthServer(cast(Any, Well()), listener=inherited_socket(health_fd)).start()
+    ProbeServer(cast(Any, Well()), listener=inherited_socket(health_fd)).start()
 
 
 def main() -> None:

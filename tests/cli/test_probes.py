@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cli.probes import FleetHealth, worker_socket
 from holdfast.cli.supervisor import Child, ChildState, Supervisor
-from holdfast.worker.health import HealthServer, Verdict
+from holdfast.worker.health import ProbeServer, Verdict
 
 # Its tests start processes or listen on sockets.
 pytestmark = pytest.mark.servers
@@ -44,7 +44,7 @@ class OneWorker:
 def test_a_worker_that_leaves_in_time_does_not_cost_the_others_their_lives(in_time: bool) -> None:
     child = Child("worker", [], worker_socket())
     worker = Leaving()
-    server = HealthServer(cast(Any, worker), listener=cast(socket.socket, child.probes).dup())
+    server = ProbeServer(cast(Any, worker), listener=cast(socket.socket, child.probes).dup())
     server.start()
     supervisor = OneWorker(child, grace=600.0 if in_time else -1.0)
     health = FleetHealth(cast(Supervisor, supervisor), "127.0.0.1", 0)
@@ -60,7 +60,7 @@ def test_a_worker_that_leaves_in_time_does_not_cost_the_others_their_lives(in_ti
 
 def test_a_worker_that_stops_answering_is_not_alive() -> None:
     child = Child("worker", [], worker_socket())
-    server = HealthServer(cast(Any, Leaving()), listener=cast(socket.socket, child.probes).dup())
+    server = ProbeServer(cast(Any, Leaving()), listener=cast(socket.socket, child.probes).dup())
     server.start()
     health = FleetHealth(cast(Supervisor, OneWorker(child, grace=600.0)), "127.0.0.1", 0)
     assert health.live() == Verdict(True)

@@ -115,7 +115,6 @@ class Fleet:
         self._database = Database(self._settings, "test")
         self._observer = open_blocking_session(self._settings, "observer")
         self._journals: list[Journal] = []
-        self._tasks: list[asyncio.Task[None]] = []
         self._run(self._open(journals))
 
     def __enter__(self) -> Self:
@@ -131,12 +130,11 @@ class Fleet:
         for _ in range(journals):
             journal = Journal(self._settings, lambda visible, ready: None, lambda writer: None)
             self._journals.append(journal)
-            self._tasks.append(asyncio.create_task(journal.run()))
+            await journal.start()
 
     async def _close(self) -> None:
         for journal in self._journals:
-            journal.close()
-        await asyncio.gather(*self._tasks)
+            await journal.stop()
         await self._database.close()
 
     def _run(self, step: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -108,12 +107,11 @@ async def open_journal(settings: Settings, announced: list[ReadyRun] | None = No
     """A worker's journal, at work. `announced` gets the runs that became ready."""
     heard: list[ReadyRun] = [] if announced is None else announced
     journal = Journal(settings, lambda visible, ready: heard.extend(ready), lambda writer: None)
-    task = asyncio.create_task(journal.run())
+    await journal.start()
     try:
         yield journal
     finally:
-        journal.close()
-        await task
+        await journal.stop()
 
 
 def writer_of(journal: Journal, run: ClaimedRun) -> RunWriter:

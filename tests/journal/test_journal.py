@@ -451,11 +451,11 @@ async def test_a_superseded_writer_is_silent_and_its_successor_goes_on(station: 
     assert (await run_row(station.database, writer.run_id))["status"] == "success"
 
 
-async def test_close_writes_what_waits_first(settings: Settings, database: Database) -> None:
+async def test_stopped_journal_writes_what_was_handed_in(settings: Settings, database: Database) -> None:
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
         writers = await open_writers(station, 5)
         for writer in writers:
             say(writer, "at the last moment")
-        station.journal.close()
+        await station.journal.stop()
     for writer in writers:
         assert await written(station, writer) == ["at the last moment"]

@@ -55,7 +55,7 @@ async def test_a_loop_that_is_blocked_is_late() -> None:
 
 async def test_a_process_that_lost_its_session_does_not_say_that_it_leads(database: Database) -> None:
     upkeep = Upkeep(database, PostgresSignals(database))
-    leading = asyncio.create_task(upkeep.run())
+    await upkeep.start()
     await waiting.until_true(lambda: upkeep.leading, "it leads")
     async with database.transaction() as connection, database.connection() as other:
         # Somebody is next in line, so that it does not lead again as soon as it has a new session.
@@ -69,7 +69,7 @@ async def test_a_process_that_lost_its_session_does_not_say_that_it_leads(databa
         await next_in_line
         await waiting.until_true(lambda: not upkeep.leading, "it does not lead any more")
     await waiting.until_true(lambda: upkeep.leading, "it leads again")
-    await cancel_all([leading])
+    await upkeep.stop()
     assert not upkeep.leading
 
 
@@ -102,7 +102,7 @@ def test_every_end_of_an_attempt_has_its_word(outcome: Outcome | None, word: str
 
 async def test_a_worker_counts_that_it_was_lost(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     # After a registration no renewal comes between what the test changes and what it looks at.
-    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 3600.0)
+    monkeypatch.setattr("holdfast.worker.heartbeat.FIRST_RENEWAL_SECONDS", 3600.0)
     rare = {"heartbeat": 3600.0, "lease": 7200.0}
     watched = settings.model_copy(update={"health_port": free_port(), "poll_interval": 0.2, **rare})
     url = f"http://127.0.0.1:{watched.health_port}"
@@ -110,14 +110,14 @@ async def test_a_worker_counts_that_it_was_lost(settings: Settings, monkeypatch:
         await waiting.until_true(lambda: worker.ready().well, "the worker is ready")
         before = await scrape(client, url)
         assert (before.value("leases_lost_total"), before.value("worker_ready")) == (0, 1)
-        lost = worker._worker_id
+        lost = worker.lease.worker_id
         assert lost is not None
-        worker._lost(lost)
-        await waiting.until_true(lambda: worker._worker_id not in (None, lost), "it is another worker")
+        worker.lease.lose(lost)
+        await waiting.until_true(lambda: worker.lease.worker_id not in (None, lost), "it is another worker")
         after = await scrape(client, url)
         assert (after.value("leases_lost_total"), after.value("worker_ready")) == (1, 1)
         # Without a lease, and without the loop: the answer comes from another thread.
-        worker._heartbeat._deadline = time.monotonic() - 3
+        worker.heartbeat._deadline = time.monotonic() - 3
         lapsed = worker.metrics().json()["metrics"]
         [age], [left] = lapsed["holdfast_worker_lease_age_seconds"], lapsed["holdfast_worker_lease_left_seconds"]
         assert age["value"] >= watched.lease + 3

@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
+from holdfast.lifecycle.service import run_until
 from holdfast.resources import history
 from holdfast.resources.checkpoints import PooledSaver
 from holdfast.resources.history import count_old, first_id, prune_next, written_at
@@ -72,11 +73,11 @@ GRAPHS = {"plain": plain(), "asking": outer(asks=True), "calling": outer(asks=Fa
 @asynccontextmanager
 async def working(settings: Settings) -> AsyncIterator[None]:
     worker = Worker(settings, catalog_of(**GRAPHS))
-    task = asyncio.create_task(worker.run())
+    task = asyncio.create_task(run_until(worker, worker.stop_requested))
     try:
         yield
     finally:
-        worker.stop()
+        worker.request_stop()
         await task
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
 from holdfast.db.connect import Database
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
-from holdfast.signals import Signals, Topic
+from holdfast.signals import Topic
+from holdfast.signals.carrier import Carrier
 from holdfast.signals.choose import signals_for
 from tests.support.waiting import until_true
 
@@ -24,7 +23,7 @@ TOPICS: tuple[Topic, ...] = ("work", "cancel", "events")
 class Process:
     """The signals of one process, and the hints that it has received."""
 
-    def __init__(self, signals: Signals) -> None:
+    def __init__(self, signals: Carrier) -> None:
         self.signals = signals
         self.received: dict[Topic, list[str | None]] = {topic: [] for topic in TOPICS}
         for topic in TOPICS:
@@ -49,20 +48,17 @@ async def process(settings: Settings, *, wait: bool = True) -> AsyncIterator[Pro
     """Run the signals of a process during the block. `wait`: first wait until hints arrive."""
     database = Database(settings, "test")
     await database.open()
-    running: asyncio.Task[None] | None = None
+    one = Process(signals_for(database))
+    one.signals._echo_timeout = ECHO_TIMEOUT_SECONDS
     try:
-        one = Process(signals_for(database))
-        one.signals._echo_timeout = ECHO_TIMEOUT_SECONDS  # type: ignore[attr-defined]
-        running = asyncio.create_task(one.signals.run(), name="signals")
+        await one.signals.start()
         if wait:
             await wait_until_connected(one)
         yield one
     finally:
-        if running is not None:
-            await cancel_all([running])
+        await one.signals.stop()
         await database.close()
-    assert running is not None
-    assert running.cancelled(), running.exception()
+    assert one.signals.failure is None
 
 
 async def wait_until_connected(one: Process) -> None:

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdfast.db.connect import Database
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
+from holdfast.signals import Topic
 from holdfast.signals.choose import signals_for
 from tests.signals.rig import Process, process, signal_settings, wait_until_connected
 from tests.support.postgres_proxy import PostgresProxy
@@ -73,16 +73,16 @@ async def test_failing_listener_loses_only_that_hint(settings: Settings) -> None
     signals.listen("work", received_hints.append)
     async with process(settings) as other:
         await database.open()
-        running = asyncio.create_task(signals.run())
+        await signals.start()
         try:
             await until_true(lambda: None in received_hints, "the process has joined")
             for hint in ("strange", "usual"):
                 other.signals.publish("work", hint)
             await until_true(lambda: "usual" in received_hints, "the next hint is there")
             assert not signals.degraded
-            assert not running.done()
+            assert signals.failure is None
         finally:
-            await cancel_all([running])
+            await signals.stop()
             await database.close()
 
 
@@ -146,14 +146,14 @@ async def test_healthy_signals_log_nothing(settings: Settings) -> None:
     with capture_logs() as logs:
         async with process(settings) as one:
             echoes = 0
-            received = one.signals._received  # type: ignore[attr-defined]
+            received = one.signals._received
 
-            def counting(topic: str | None, payload: str) -> None:
+            def counting(topic: Topic | None, payload: str | bytes) -> None:
                 nonlocal echoes
                 echoes += topic is None
                 received(topic, payload)
 
-            one.signals._received = counting  # type: ignore[attr-defined]
+            one.signals._received = counting  # type: ignore[method-assign]
             await until_true(lambda: echoes >= 2, "pings come back")
             assert not one.signals.degraded
     assert not [entry for entry in logs if entry["event"].startswith("signals.")]
@@ -203,9 +203,9 @@ async def test_signals_can_be_stopped_at_any_moment(settings: Settings) -> None:
     await database.open()
     for milliseconds in range(0, 40, 2):
         one = Process(signals_for(database))
-        running = asyncio.create_task(one.signals.run())
+        await one.signals.start()
         one.signals.publish("work", "hint")
         await asyncio.sleep(milliseconds / 1000)
         async with asyncio.timeout(60):
-            await cancel_all([running])
+            await one.signals.stop()
     await database.close()

@@ -105,7 +105,7 @@ async def write(database: Database, threads: list[UUID], number: int) -> None:
 async def test_degraded_hub_polls_all_threads_with_one_statement(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
     hub = Hub(database, signals)
-    polling = asyncio.create_task(hub.run())
+    await hub.start()
     watching = Watching(hub)
     await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
     signals.degraded = True
@@ -119,14 +119,15 @@ async def test_degraded_hub_polls_all_threads_with_one_statement(database: Datab
         "new events arrive",
     )
     assert reads["read_after"] == THREADS + 3, "one read for each thread with new events, for all its watchers"
-    await cancel_all([polling, *watching.tasks])
+    await hub.stop()
+    await cancel_all(watching.tasks)
     assert not any(signals.followed.values())
 
 
 async def test_hub_polls_at_once_when_hints_may_be_lost(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
     hub = Hub(database, signals)
-    polling = asyncio.create_task(hub.run())
+    await hub.start()
     watching = Watching(hub)
     await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
     await write(database, watching.threads, 1)
@@ -134,7 +135,8 @@ async def test_hub_polls_at_once_when_hints_may_be_lost(database: Database, read
         listener(None)
     await until_true(lambda: watching.all_saw(1), "missed events are found")
     assert reads["newest_seqs"] == 1
-    await cancel_all([polling, *watching.tasks])
+    await hub.stop()
+    await cancel_all(watching.tasks)
 
 
 class Expecting:

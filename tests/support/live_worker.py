@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast.graphs.catalog import GraphCatalog
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings, load_settings
 from holdfast.worker.main import Worker
 
@@ -33,9 +34,9 @@ def quick_settings(database_url: str, **settings: Any) -> Settings:
 async def running_worker(settings: Settings, catalog: GraphCatalog, **options: Any) -> AsyncIterator[Worker]:
     """A worker that works for the length of the block and is then shut down in good order."""
     worker = Worker(settings, catalog, **options)
-    running = asyncio.create_task(worker.run(), name="worker")
+    running = asyncio.create_task(run_until(worker, worker.stop_requested), name="worker")
     try:
         yield worker
     finally:
-        worker.stop()
+        worker.request_stop()
         await asyncio.wait_for(running, 60)

@@ -17,6 +17,7 @@ from holdfast.engine.submit import create_run
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings
 from holdfast.streams.log import LogEvent, read_after
 from holdfast.worker.main import Worker
@@ -28,11 +29,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "langgraph.json"
 async def working(settings: Settings, config: Path = EXAMPLES) -> AsyncIterator[Worker]:
     """A worker with the graphs of a project, for the length of the block."""
     worker = Worker(settings, GraphCatalog.load(load_config(config)))
-    task = asyncio.create_task(worker.run())
+    task = asyncio.create_task(run_until(worker, worker.stop_requested))
     try:
         yield worker
     finally:
-        worker.stop()
+        worker.request_stop()
         await task
 
 

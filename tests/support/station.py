@@ -5,9 +5,8 @@ Nothing happens in it that the test did not ask for, so a test can put a crash a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -132,12 +131,8 @@ async def open_station(
     """A registered station whose journal runs for the length of the block."""
     station = Station(settings, database, catalog, lifetime=lifetime, whole=whole)
     await query(database, REGISTER, station.worker_id)
-    running = asyncio.create_task(station.journal.run(), name="journal")
+    await station.journal.start()
     try:
         yield station
     finally:
-        station.journal.close()
-        await asyncio.wait({running}, timeout=5)
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        await station.journal.stop()

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from holdfast.cli.main import main
 from holdfast.journal import batch, journal
-from holdfast.worker.main import Worker
+from holdfast.worker.lease import Lease
 
 # Takes what the real one takes, and is content with everything.
 UNCHECKED = """
@@ -21,11 +21,11 @@ SELECT now() AS written_at FROM unnest(%(run_ids)s::uuid[], %(fences)s::bigint[]
 """
 
 
-def unheard(worker: Worker, worker_id: UUID) -> None:
+def lose_and_keep_runs(lease: Lease, worker_id: UUID) -> None:
     """Comes back under a new name, as it must, but drops nothing of what it held under the old one."""
-    if worker_id == worker._worker_id:
-        worker._worker_id = None
-        worker._heartbeat.register_anew()
+    if worker_id == lease.worker_id:
+        lease.worker_id = None
+        lease._heartbeat.register_anew()
 
 
 def go_wrong(how: str) -> None:
@@ -34,7 +34,7 @@ def go_wrong(how: str) -> None:
             right = time.time
             time.time = lambda: right() + 3600
         case "deaf":
-            Worker._lost = unheard  # type: ignore[method-assign, assignment]
+            Lease.lose = lose_and_keep_runs  # type: ignore[method-assign, assignment]
         case "no-fence":
             go_wrong("deaf")
             batch.VERIFY = UNCHECKED

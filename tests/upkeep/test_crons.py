@@ -24,7 +24,6 @@ from holdfast.engine.threads import delete_thread
 from holdfast.graphs.assistants import assistant_id
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources import crons
 from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.resources.crons import CronContent, create_cron, new_cron_id, upcoming_crons
@@ -455,7 +454,8 @@ async def test_it_waits_for_no_other_duty(database: Database, database_url: str)
     # Not a connection of ours: those are ended when they are idle in a transaction.
     async with await AsyncConnection.connect(database_url, options="-c search_path=holdfast") as connection:
         await connection.execute("LOCK TABLE webhook_delivery, interrupt, abandoned, graph_absence, checkpoint_writes")
-        upkeep = asyncio.create_task(Upkeep(other, PostgresSignals(other)).run())
+        upkeep = Upkeep(other, PostgresSignals(other))
+        await upkeep.start()
         await somebody_waits(database, 3)
         await make_due(database, cron_id)
 
@@ -463,7 +463,7 @@ async def test_it_waits_for_no_other_duty(database: Database, database_url: str)
             return bool(await runs(database, cron_id))
 
         await until(fired, "the cron fires while the tables are locked")
-    await cancel_all([upkeep])
+    await upkeep.stop()
     await other.close()
 
 

@@ -56,12 +56,12 @@ async def leading(settings: Settings) -> AsyncIterator[Upkeep]:
     database = Database(settings, "test")
     await database.open()
     upkeep = Upkeep(database, PostgresSignals(database))
-    task = asyncio.create_task(upkeep.run())
+    await upkeep.start()
     try:
         await until_true(lambda: upkeep.leading, "it leads")
         yield upkeep
     finally:
-        await cancel_all([task])
+        await upkeep.stop()
         await database.close()
 
 

@@ -10,7 +10,6 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.upkeep import leader
@@ -45,21 +44,19 @@ async def leads(candidate: Candidate) -> None:
 
 async def test_another_leads_when_the_leader_dies(database: Database) -> None:
     first, second = Candidate(database), Candidate(database)
-    leading = asyncio.create_task(first.run())
+    await first.start()
     await leads(first)
-    waiting = asyncio.create_task(second.run())
+    await second.start()
     await leads(first)
     assert second.passes == 0
-    leading.cancel()
-    await asyncio.wait({leading})
+    await first.stop()
     await leads(second)
-    waiting.cancel()
-    await asyncio.wait({waiting})
+    await second.stop()
 
 
 async def test_a_leader_without_its_session_leads_no_more(database: Database) -> None:
     first, second = Candidate(database), Candidate(database)
-    tasks = [asyncio.create_task(first.run())]
+    await first.start()
     await leads(first)
     async with database.connection() as connection:
         ended = await connection.execute(
@@ -67,7 +64,7 @@ async def test_a_leader_without_its_session_leads_no_more(database: Database) ->
             "WHERE application_name ~ '^holdfast upkeep' AND datname = current_database()"
         )
         assert ended.rowcount == 1
-    tasks.append(asyncio.create_task(second.run()))
+    await second.start()
     async with asyncio.timeout(60):
         while True:
             before = (first.passes, second.passes)
@@ -76,9 +73,8 @@ async def test_a_leader_without_its_session_leads_no_more(database: Database) ->
             moved = (first.passes > before[0], second.passes > before[1])
             if moved in ((True, False), (False, True)):
                 break
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+    await first.stop()
+    await second.stop()
 
 
 class Blocked(Candidate):
@@ -110,9 +106,10 @@ async def test_another_leads_when_the_leader_is_blocked(
     database = Database(settings, "test")
     await database.open()
     first, second = Blocked(database, within_transaction=within_transaction), Candidate(database)
-    tasks = [asyncio.create_task(first.run())]
+    await first.start()
     await first.blocked.wait()
-    tasks.append(asyncio.create_task(second.run()))
+    await second.start()
     await leads(second)
-    await cancel_all(tasks)
+    await first.stop()
+    await second.stop()
     await database.close()

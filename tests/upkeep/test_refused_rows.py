@@ -5,7 +5,6 @@ The duties and the sweeps are found, not listed: a new one fails here until it h
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from holdfast.db.connect import Database
 from holdfast.engine.children.parents import NEVER
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
-from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
@@ -234,7 +232,8 @@ async def test_a_duty_goes_round_a_row_that_is_refused(database: Database, datab
     leading = Database(settings_of(database_url), "test")
     await leading.open()
     with capture_logs() as logs:
-        task = asyncio.create_task(Upkeep(leading, PostgresSignals(leading)).run())
+        upkeep = Upkeep(leading, PostgresSignals(leading))
+        await upkeep.start()
         try:
 
             async def served() -> bool:
@@ -243,7 +242,7 @@ async def test_a_duty_goes_round_a_row_that_is_refused(database: Database, datab
 
             await until(served, "the good row is served, and the bad one is reported")
         finally:
-            await cancel_all([task])
+            await upkeep.stop()
             await leading.close()
     assert await query(database, case.served, bad) == []
 

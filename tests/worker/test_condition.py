@@ -17,14 +17,15 @@ from langgraph.pregel import Pregel
 from langgraph.types import Send
 from structlog.testing import capture_logs
 
+from holdfast.claiming import claim_loop
 from holdfast.db.connect import Database
 from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.claim import claim
 from holdfast.journal.journal import Journal
 from holdfast.lifecycle.cancelling import cancel_all
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings
 from holdfast.telemetry.run_context import RUN_FIELDS, logging_run
-from holdfast.worker import main
 from holdfast.worker.condition import Condition, Problem
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.main import Worker
@@ -59,12 +60,12 @@ async def leaving_worker(
 ) -> AsyncIterator[Worker]:
     """A worker that must leave by itself within the block."""
     worker = Worker(settings, catalog_of(graph=graph), **options)
-    running = asyncio.create_task(worker.run(), name="worker")
+    running = asyncio.create_task(run_until(worker, worker.stop_requested), name="worker")
     try:
         yield worker
         await asyncio.wait_for(asyncio.shield(running), 60)
     finally:
-        worker.stop()
+        worker.request_stop()
         await asyncio.wait_for(running, 60)
 
 
@@ -76,7 +77,7 @@ async def claims_while_renewing(database: Database, monkeypatch: pytest.MonkeyPa
         looks.append("one")
         return await claim(*given, **named)
 
-    monkeypatch.setattr(main, "claim", counted)
+    monkeypatch.setattr(claim_loop, "claim", counted)
     last = None
     for _ in range(4):
 
@@ -301,6 +302,10 @@ async def test_worker_whose_journal_cannot_connect_leaves(
     assert (run["status"], run["attempt"], run["retries"], run["crashes"]) == ("success", 2, 0, 0)
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass
 class Renewals:
     """Stands in for the heartbeat."""
@@ -319,7 +324,17 @@ async def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewe
     writing = Journal(settings, lambda visible, ready: None, lambda writer: None)
     heartbeat = Renewals(deadline=now + settings.lease)
     database = Database(settings, "worker")
-    condition = Condition(settings, database, heartbeat, writing, None, lambda: [("run", 1)])  # type: ignore[arg-type]
+    condition = Condition(
+        settings,
+        database,
+        heartbeat,  # type: ignore[arg-type]
+        writing,
+        LoopWatchdog(1.0),
+        None,
+        lambda: [("run", 1)],
+        nothing,
+        nothing,
+    )
     reasons = set()
     began = now
     while now < began + 1.5 * settings.lease:
@@ -339,7 +354,7 @@ async def test_a_worker_whose_watchdog_has_ended_leaves(
 ) -> None:
     """Nobody would notice that its event loop is blocked."""
     ends = threading.Event()
-    monkeypatch.setattr(LoopWatchdog, "_run", lambda self: ends.wait(60))
+    monkeypatch.setattr(LoopWatchdog, "_work", lambda self: ends.wait(60))
     with capture_logs() as logs:
         async with leaving_worker(settings, line(first)) as worker:
             created = await post_run(database, "graph", input=GO)
@@ -373,7 +388,7 @@ async def test_worker_that_takes_long_to_resign_is_not_replaced(
 ) -> None:
     """Its journal has ended by then, as it should."""
     monkeypatch.setattr("holdfast.worker.condition.WATCH_SECONDS", 0.01)
-    resign, problem = Heartbeat.resign, Condition.problem
+    resign, problem = Heartbeat._stop, Condition.problem
     looks = 0
 
     def counted(self: Condition) -> Any:
@@ -381,14 +396,14 @@ async def test_worker_that_takes_long_to_resign_is_not_replaced(
         looks += 1
         return problem(self)
 
-    async def slow(self: Heartbeat, timeout: float) -> None:
+    async def slow(self: Heartbeat) -> None:
         before = looks
         await until_true(lambda: looks > before + 2, "the worker's condition is looked at")
         assert worker.live().well
-        await resign(self, timeout)
+        await resign(self)
 
     monkeypatch.setattr(Condition, "problem", counted)
-    monkeypatch.setattr(Heartbeat, "resign", slow)
+    monkeypatch.setattr(Heartbeat, "_stop", slow)
     async with running_worker(settings, catalog_of(graph=line(first))) as worker:
         pass
     assert not worker.replaced

@@ -17,7 +17,7 @@ from holdfast.errors import SettingsError
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.settings import Settings
-from holdfast.worker.health import MAX_PROBES, HealthServer, Verdict
+from holdfast.worker.health import MAX_PROBES, ProbeServer, Verdict
 from holdfast.worker.main import Worker
 from tests.support import waiting
 from tests.support.servers import free_port
@@ -45,7 +45,7 @@ async def probe(port: int, path: str) -> tuple[int, str]:
 @pytest.fixture
 def watched(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     # After the registration no renewal comes between what a test changes and what it looks at.
-    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 3600.0)
+    monkeypatch.setattr("holdfast.worker.heartbeat.FIRST_RENEWAL_SECONDS", 3600.0)
     return settings.model_copy(update={"health_port": free_port(), "jobs": 3, "heartbeat": 3600.0, "lease": 7200.0})
 
 
@@ -64,7 +64,7 @@ class Well:
 
 async def test_probes_that_trickle_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.worker.health.PROBE_SECONDS", 1.0, raising=False)
-    server = HealthServer(Well(), "127.0.0.1", 0)
+    server = ProbeServer(Well(), "127.0.0.1", 0)
     server.start()
     try:
         clients = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
@@ -89,7 +89,7 @@ async def test_probes_that_trickle_are_disconnected(monkeypatch: pytest.MonkeyPa
 
 
 async def test_probe_is_answered_while_all_others_are_held_open() -> None:
-    server = HealthServer(Well(), "127.0.0.1", 0)
+    server = ProbeServer(Well(), "127.0.0.1", 0)
     server.start()
     writers = []
     try:
@@ -111,7 +111,7 @@ async def test_probe_is_answered_while_all_others_are_held_open() -> None:
 
 async def test_probes_that_come_at_once_are_connected() -> None:
     """Before the first of them is accepted: one that is not would be tried again by the kernel after a second."""
-    server = HealthServer(Well(), "127.0.0.1", 0)
+    server = ProbeServer(Well(), "127.0.0.1", 0)
     writers = []
     try:
         async with asyncio.timeout(10):
@@ -136,7 +136,7 @@ async def test_probes_that_come_at_once_are_connected() -> None:
 async def test_large_heads_of_probes_are_refused(head: bytes, answer: bytes) -> None:
     """Without waiting for their end: thirty of the largest that Python takes are 200 MB, and several times as much when
     they are parsed."""
-    server = HealthServer(Well(), "127.0.0.1", 0)
+    server = ProbeServer(Well(), "127.0.0.1", 0)
     server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -167,10 +167,10 @@ async def test_a_worker_is_ready_while_it_holds_its_lease(watched: Settings) -> 
         assert re.search(r"^holdfast_worker_ready 1\.0$", metrics, re.M)
         assert (await probe(port, "/else"))[0] == 404
         # Its lease ends with its own clock, whatever the event loop is doing.
-        worker._heartbeat._deadline = time.monotonic() - 1
+        worker.heartbeat._deadline = time.monotonic() - 1
         status, reason = ask(port, "/ready")
         assert (status, "no lease" in reason) == (503, True)
-        worker.stop()
+        worker.request_stop()
         assert ask(port, "/ready") == (503, "draining\n")
         assert ask(port, "/live")[0] == 200
     with pytest.raises(OSError, match="refused"):
@@ -193,15 +193,10 @@ async def test_probes_are_answered_while_the_event_loop_is_blocked(watched: Sett
 async def test_a_worker_whose_journal_has_died_is_not_alive(watched: Settings) -> None:
     worker = Worker(watched, GraphCatalog.load(load_config(EXAMPLES)))
     assert worker.live() == Verdict(True), "it has not begun"
-    worker._heartbeat.start()
-
-    async def ended() -> None:
-        return None
-
-    worker.condition.journal_task = asyncio.create_task(ended())
-    await worker.condition.journal_task
+    await worker.heartbeat.start()
+    worker.journal.failure = RuntimeError("a defect in the journal")
     assert worker.live() == Verdict(False, "the journal has ended")
-    await worker._heartbeat.resign(5)
+    await worker.heartbeat.stop()
 
 
 def test_a_port_that_is_taken_is_the_operators_to_change() -> None:
@@ -210,4 +205,4 @@ def test_a_port_that_is_taken_is_the_operators_to_change() -> None:
         other.listen()
         port: Any = other.getsockname()[1]
         with pytest.raises(SettingsError, match=f"HOLDFAST_HEALTH_PORT={port}"):
-            HealthServer(None, "127.0.0.1", port)  # type: ignore[arg-type]
+            ProbeServer(None, "127.0.0.1", port)  # type: ignore[arg-type]

@@ -271,12 +271,12 @@ async def test_workers_that_are_started_together_hear_of_each_other_soon(
     database_url: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only when the first of them renews its lease in due time."""
-    monkeypatch.setattr("holdfast.worker.heartbeat.SOON", 5.0)
+    monkeypatch.setattr("holdfast.worker.heartbeat.FIRST_RENEWAL_SECONDS", 5.0)
     rare = quick_settings(database_url, lease=3600.0, heartbeat=1000.0)
     async with running_worker(rare, catalog_of()) as first:
         await until(lambda: online(database), "the first is online")
         async with running_worker(rare, catalog_of()):
-            await until_true(lambda: len(first._timing._others) == 1, "the first knows the second")
+            await until_true(lambda: len(first.claims.timing._others) == 1, "the first knows the second")
 
 
 async def test_a_worker_that_leaves_says_so(settings: Settings, database: Database) -> None:

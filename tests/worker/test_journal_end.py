@@ -10,6 +10,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings
 from holdfast.worker.main import Worker
 from tests.support.smoke import EXAMPLES, post
@@ -24,7 +25,7 @@ async def test_a_worker_ends_with_its_journal(
         raise RuntimeError("a defect in the journal")
 
     monkeypatch.setattr(worker.journal, "_write", broken)
-    running = asyncio.create_task(worker.run())
+    running = asyncio.create_task(run_until(worker, worker.stop_requested))
     await post(database, "steps", {"seconds": 0})
     with pytest.raises(RuntimeError, match="a defect in the journal"):
         async with asyncio.timeout(60):

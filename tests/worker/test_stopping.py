@@ -18,8 +18,10 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.outcome import Ended
 from holdfast.errors import Cancelled
 from holdfast.execution import stopping
+from holdfast.journal import journal
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings
-from holdfast.worker import main
+from holdfast.worker import attempts
 from holdfast.worker.main import Worker
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -125,6 +127,7 @@ async def gone(database: Database, run_id: Any) -> bool:
     return await query(database, "SELECT 1 FROM run WHERE run_id = %s", run_id) == []
 
 
+@pytest.mark.expects_errors("run.unstoppable")
 async def test_code_that_will_not_stop_is_left_behind(
     station_for: OpenStation, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +174,7 @@ async def test_a_drained_run_keeps_its_place_and_goes_on_elsewhere(settings: Set
         created = await post_run(database, "graph", input=GO)
         await asyncio.wait_for(gate.reached.wait(), 60)
         place = (await run_row(database, created.run["run_id"]))["ready_at"]
-        leaving.stop()
+        leaving.request_stop()
     run = await run_row(database, created.run["run_id"])
     assert gate.stopped == 1
     assert (run["status"], run["ready_at"], run["retries"], run["crashes"]) == ("pending", place, 0, 0)
@@ -199,7 +202,9 @@ async def test_worker_whose_journal_cannot_write_stops(
     async def refused(*_: Any) -> Any:
         raise psycopg.OperationalError("too many connections")
 
-    monkeypatch.setattr(main, "CLEANUP_TIMEOUT", 0.5)
+    for timeout in ("ATTEMPTS_END_TIMEOUT_SECONDS", "GIVE_UP_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(attempts, timeout, 0.5)
+    monkeypatch.setattr(journal, "FLUSH_TIMEOUT_SECONDS", 0.5)
     if returned_by == "upkeep":
         monkeypatch.setattr(unexecuted_runs, "return_unexecuted", refused)
     gate = Gate()
@@ -209,7 +214,7 @@ async def test_worker_whose_journal_cannot_write_stops(
         await asyncio.wait_for(gate.reached.wait(), 60)
         journal_sessions.refused = True
         await leaving.journal.session.close()
-        leaving.stop()
+        leaving.request_stop()
     assert [row["status"] for row in await query(database, "SELECT status FROM worker")] == ["offline"]
 
     journal_sessions.refused = False
@@ -244,12 +249,12 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
 
     monkeypatch.setattr(Database, "connection", swallowing)
     worker = Worker(settings, catalog_of(graph=line(first)))
-    running = asyncio.create_task(worker.run())
-    await worker._heartbeat.registered()
+    running = asyncio.create_task(run_until(worker, worker.stop_requested))
+    await worker.heartbeat.registered()
     stopping.set()
     # Both come back to the pool by themselves: the claim by its slow poll, the crons by theirs.
     await until_true(lambda: {"claim", "crons"} <= waiting, "both wait for a connection")
-    worker.stop()
+    worker.request_stop()
     await asyncio.wait_for(running, 60)
 
     assert {"claim", "crons"} <= swallowed
@@ -259,9 +264,9 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
 async def test_it_can_be_stopped_at_any_moment(settings: Settings, database: Database) -> None:
     for ticks in range(0, 200, 10):
         worker = Worker(settings, catalog_of(graph=line(first)))
-        running = asyncio.create_task(worker.run())
+        running = asyncio.create_task(run_until(worker, worker.stop_requested))
         for _ in range(ticks):
             await asyncio.sleep(0)
-        worker.stop()
+        worker.request_stop()
         await asyncio.wait_for(running, 60)
     assert await query(database, "SELECT 1 FROM worker WHERE status <> 'offline'") == []

@@ -73,7 +73,7 @@ async def test_the_line_the_run_and_the_time_are_named(
     async with running_worker(settings, catalog_of(sleeping=line(sleeping), patient=line(patient))) as worker:
         # It is inside of its node when the other blocks, and not to blame.
         bystander = await post_run(database, "patient", input={"words": []})
-        await until(lambda: asyncio.sleep(0, bool(worker._attempts)), "the bystander runs")
+        await until(lambda: asyncio.sleep(0, bool(worker.attempts.executing())), "the bystander runs")
         created = await post_run(database, "sleeping", input={"words": []})
         for run in (created, bystander):
             assert (await run_ended(database, run.run["run_id"]))["status"] == "success"
@@ -125,8 +125,7 @@ async def test_a_block_that_goes_on_counts_already(settings: Settings, database:
     during: list[float] = []
 
     async def looking(state: Words) -> dict[str, Any]:
-        watchdog = worker.condition.watchdog
-        assert watchdog is not None
+        watchdog = worker.condition._watchdog
         # On a busy machine the loop may have been blocked before.
         before = watchdog.blocked_seconds_total
         deadline = time.monotonic() + 30
@@ -207,7 +206,7 @@ async def test_the_task_that_blocks_now_is_named_not_the_one_before_it() -> None
     """Two tasks block the loop, one right after the other."""
     named: list[Any] = []
     watchdog = LoopWatchdog(0.1, still_blocked=lambda about: named.append(about.get("run_id")))
-    watchdog.start()
+    await watchdog.start()
     go = asyncio.Event()
 
     async def block(run_id: str, until_named: bool) -> None:
@@ -221,7 +220,7 @@ async def test_the_task_that_blocks_now_is_named_not_the_one_before_it() -> None
     await asyncio.sleep(0)
     go.set()
     await asyncio.gather(*tasks)
-    watchdog.stop()
+    await watchdog.stop()
     assert named[-1] == "second"
 
 
@@ -234,8 +233,8 @@ async def test_a_look_that_fails_does_not_end_the_watch(monkeypatch: pytest.Monk
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(dog, "_current_run", fail)
-    dog.start()
+    await dog.start()
     assert seen.wait(60)  # Which blocks the loop.
     assert not dog.ended
-    dog.stop()
+    await dog.stop()
     assert "loop.look_failed" in [entry["event"] for entry in logged]

@@ -19,6 +19,7 @@ import structlog
 from holdfast.db.outages import is_outage
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import run_together
+from holdfast.lifecycle.service import TaskService
 from holdfast.telemetry.exceptions import in_words
 
 log = structlog.get_logger(__name__)
@@ -36,10 +37,18 @@ DRAIN_SECONDS = 3.0
 Cancel = Callable[[UUID, list[UUID], Literal["interrupt"]], Awaitable[object]]
 
 
-class AbandonedRuns:
-    """Cancels the runs that it is given, while `run` runs. A cancel that fails is tried again after all others."""
+class AbandonedRuns(TaskService):
+    """Cancels the runs that it is given while it is started. A cancel that fails is tried again after all others.
+    `stop` waits a little while for what is left.
+
+    `cancel` says how to cancel. To be set before it is started.
+    """
+
+    name = "abandoned"
 
     def __init__(self) -> None:
+        super().__init__()
+        self.cancel: Cancel | None = None
         # Runs that are not cancelled yet, with their threads.
         self._left: dict[UUID, UUID] = {}
         # Of these: those that wait for their first try, those that wait for another, and all that have failed.
@@ -65,12 +74,18 @@ class AbandonedRuns:
         self._none_left.clear()
         self._more.set()
 
-    async def run(self, cancel: Cancel) -> None:
-        """Cancel what is there and what comes. `cancel` is how."""
+    async def _run(self) -> None:
+        assert self.cancel is not None
+        cancel = self.cancel
         await run_together(**{f"abandoned.{number}": self._cancel_one_by_one(cancel) for number in range(AT_ONCE)})
 
+    async def _stop(self) -> None:
+        if self._task is not None:
+            await self.drain()
+        await super()._stop()
+
     async def drain(self) -> None:
-        """Wait a little while for what is left: the process stops."""
+        """Wait a little while for what is left, and report what is not cancelled then."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._none_left.wait()

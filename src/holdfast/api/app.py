@@ -17,7 +17,6 @@ Below the first, in uvicorn, `api/http_limits.py` and `api/websocket_limits.py` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +60,7 @@ from holdfast.api.traces import traced
 from holdfast.errors import ConfigError
 from holdfast.graphs.http import HttpSection, http_section, load_app
 from holdfast.graphs.loading import summary_of
-from holdfast.lifecycle.cancelling import cancel_all
+from holdfast.lifecycle.service import Service
 
 log = structlog.get_logger(__name__)
 
@@ -143,9 +142,8 @@ class Application:
         self.mount_prefix = section.mount_prefix
         self.state: dict[str, Any] = {}
         """The lifespan state that requests see as `request.state`."""
-        self.background: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """What runs while the custom app is up: from the end of its startup to the beginning of its shutdown."""
-        self._running: asyncio.Task[None] | None = None
+        self.background: Service | None = None
+        """What is started while the custom app is up: from the end of its startup to the beginning of its shutdown."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -164,15 +162,15 @@ class Application:
         async def hear() -> Message:
             message = await receive()
             heard.append(message["type"])
-            if message["type"] == "lifespan.shutdown" and self._running is not None:
-                await cancel_all([self._running])
+            if message["type"] == "lifespan.shutdown" and self.background is not None:
+                await self.background.stop()
             return message
 
         async def say(message: Message) -> None:
             heard.append(message["type"])
             await send(message)
             if message["type"] == "lifespan.startup.complete" and self.background is not None:
-                self._running = asyncio.create_task(self.background(), name="background")
+                await self.background.start()
 
         if not self._customised:
             await _without_lifespan(hear, say, begun=False)

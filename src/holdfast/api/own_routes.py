@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
+from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
 from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.upkeep.webhooks import Webhooks
@@ -113,20 +114,24 @@ class OwnRoutes:
         }
 
 
-class OwnWebhooks:
-    """Sends the deliveries to the project's own routes for as long as `run` runs."""
+class OwnWebhooks(TaskService):
+    """Sends the deliveries to the project's own routes. While the project's app is up: see `Application.background`."""
+
+    name = "own_webhooks"
 
     def __init__(self, database: Database, signals: Signals, section: WebhooksSection, routes: OwnRoutes) -> None:
+        super().__init__()
         self._routes = routes
         self._webhooks = Webhooks(database, signals, section, routes.post)
 
-    async def run(self) -> None:
-        try:
-            while True:
-                try:
-                    await self._webhooks.run()
-                except Exception:
-                    log.exception("webhooks.crashed")
-                    await asyncio.sleep(RESTART_DELAY_SECONDS)
-        finally:
-            await self._routes.close()
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._webhooks.run()
+            except Exception:
+                log.exception("webhooks.crashed")
+                await asyncio.sleep(RESTART_DELAY_SECONDS)
+
+    async def _stop(self) -> None:
+        await super()._stop()
+        await self._routes.close()

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from holdfast.api.connection_limits import ConnectionLimits
+from holdfast.lifecycle.service import TaskService
 
 log = structlog.get_logger(__name__)
 
@@ -16,19 +17,22 @@ log = structlog.get_logger(__name__)
 UNSENT_INTERVAL_SECONDS = 1.0
 
 
-class UnsentBytes:
+class UnsentBytes(TaskService):
     """Closes connections whose clients take nothing, while the process holds more for its clients than it may.
 
     A connection counts as stalled when its buffer has not shrunk since the last look, so a client that reads may be
     among them if it has been sent as much meanwhile. Clients of streams resume where they were.
     """
 
+    name = "unsent"
+
     def __init__(self, connections: set[Any], limits: ConnectionLimits) -> None:
+        super().__init__()
         self._connections = connections
         self._limits = limits
         self._seen: dict[Any, int] = {}
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(UNSENT_INTERVAL_SECONDS)
             self.look()

@@ -17,6 +17,7 @@ from holdfast.auth.exposure import needs_login
 from holdfast.db.connect import Database
 from holdfast.errors import OverLimit
 from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.service import TaskService
 from holdfast.resources.api_keys import NOTED, Usable, anything, hash_of, note_used, usable_keys
 from holdfast.resources.tenants import Limits, Quota, default_limits, default_quota, ensure_tenant, load_limits
 
@@ -46,10 +47,13 @@ class Bucket:
         return (1.0 - self._left) / self.rate
 
 
-class Roster:
+class Roster(TaskService):
     """What was read last stands while the database is away. Before anything was read nobody is let in."""
 
+    name = "roster"
+
     def __init__(self, database: Database) -> None:
+        super().__init__()
         self._database = database
         self._defaults = default_limits(database.settings)
         self._default_quota = default_quota(database.settings)
@@ -68,7 +72,7 @@ class Roster:
         self.on_read: Callable[[], None] = lambda: None
         """Called after each read, and after each that failed: a key can expire while the database is away."""
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         backoff = Backoff("keys.outage", "keys.recovered")
         while True:
             await asyncio.sleep(self._database.settings.key_refresh)

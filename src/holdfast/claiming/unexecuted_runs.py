@@ -16,6 +16,7 @@ from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.engine.ready import ReadyRun, announce_ready
 from holdfast.engine.unexecuted import disown, find_unexecuted, return_unexecuted
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +27,12 @@ class UnexecutedRuns:
     """`executing`: the runs that the worker executes. `wake`: called when there are runs to claim, or to give up."""
 
     def __init__(
-        self, database: Database, signals: Signals, executing: Callable[[], Collection[UUID]], wake: Callable[[], None]
+        self,
+        database: Database,
+        signals: Signals,
+        executing: Callable[[], Collection[UUID]],
+        wake: Callable[[], None],
+        metrics: Metrics,
     ) -> None:
         self._database = database
         self._signals = signals
@@ -35,7 +41,7 @@ class UnexecutedRuns:
         self._due = time.monotonic() + database.settings.lease
         # Runs that have been executed here and whose end the database refuses.
         self._unended: set[UUID] = set()
-        self._aside = RowsSetAside("unexecuted_runs", "run_id", database.metrics)
+        self._aside = RowsSetAside("unexecuted_runs", "run_id", metrics)
 
     def is_due(self) -> bool:
         """Whether to look for such runs: once a lease, for runs left by a defect, and after a failure."""

@@ -37,7 +37,7 @@ from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.http import http_section
 from holdfast.settings import Settings, environment_names, load_settings
 from holdfast.worker.cores import usable_cores
-from holdfast.worker.health import HealthServer
+from holdfast.worker.health import ProbeServer
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ def run_fleet(
             stack.callback(silence.stop)
         health = FleetHealth(supervisor, settings.host, settings.port, replaces_silent=limit is not None)
         if settings.health_port is not None:
-            server = HealthServer(health, settings.health_host, settings.health_port)
+            server = ProbeServer(health, settings.health_host, settings.health_port)
             stack.callback(server.close)
             server.start()
         if reload:

@@ -22,11 +22,15 @@ from holdfast.db.generic_plans import GENERIC_PLANS, PlanRefresh
 from holdfast.engine.create import create_thread, create_threads, insert_groupable_runs
 from holdfast.engine.new_run import CreatedRun, NewRun, NewThread
 from holdfast.engine.submit import commit_run, create_run, traced
+from holdfast.lifecycle.cancelling import cancel_all
+from holdfast.lifecycle.service import Service
 
 # Runs and threads in one commit. With more, the first of them would wait long for the last.
 MAX_GROUP_SIZE = 50
 # Characters of JSON in one commit, unless one run alone has more. The JSON is copied several times on its way.
 MAX_GROUP_CHARACTERS = 4 * 1024 * 1024
+# Seconds that `stop` waits for commits that are under way.
+STOP_GRACE_SECONDS = 3.0
 OUTAGE_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError, OSError)
 LOCK_ERRORS = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 # A group whose thread is locked for longer is committed run by run, so that only the runs of that thread wait.
@@ -59,15 +63,28 @@ class _Waiting:
             self.result.set_result(result)
 
 
-class GroupCommitter:
-    """Creates the runs and threads that one process is asked for. When a call returns, they are committed."""
+class GroupCommitter(Service):
+    """Creates the runs and threads that one process is asked for. When a call returns, they are committed. `stop` waits
+    a little for commits that are under way."""
+
+    name = "group-commit"
 
     def __init__(self, database: Database) -> None:
+        super().__init__()
         self._database = database
         self._plans = PlanRefresh()
         self._waiting: list[_Waiting] = []
         self._committing: asyncio.Task[None] | None = None
         self._committing_alone: set[asyncio.Task[None]] = set()
+
+    async def _start(self) -> None:
+        """The first request begins a task."""
+
+    async def _stop(self) -> None:
+        tasks = {*self._committing_alone, *([self._committing] if self._committing is not None else [])}
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_GRACE_SECONDS)
+        await cancel_all(tasks)
 
     async def create_run(self, new: NewRun) -> CreatedRun:
         """As `submit.create_run`, in a group if the run is groupable."""

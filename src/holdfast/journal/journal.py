@@ -39,6 +39,7 @@ from holdfast.journal.session import JournalSession
 from holdfast.journal.traces import trace_commits
 from holdfast.journal.transactions import CommitResult
 from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.service import TaskService
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
 from holdfast.telemetry import tracing
@@ -46,14 +47,22 @@ from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
+# Seconds that `stop` waits until everything handed in is written.
+FLUSH_TIMEOUT_SECONDS = 5.0
 # Seconds that the next batch is delayed at most after a commit of several runs.
 MAX_GROUP_DELAY_SECONDS = 0.02
 # Called after each commit with the events that became visible, and the queued runs that became ready.
 Announce = Callable[[list[Flush], list[ReadyRun]], None]
 
 
-class Journal:
-    """Writes for all runs of one worker. `on_writer_failed` is called with each writer that can write no more."""
+class Journal(TaskService):
+    """Writes for all runs of one worker. `on_writer_failed` is called with each writer that can write no more.
+
+    `stop` returns when everything handed in is written, or could not be written within FLUSH_TIMEOUT_SECONDS.
+    """
+
+    name = "journal"
+    stop_timeout_seconds = FLUSH_TIMEOUT_SECONDS + 2.0
 
     def __init__(
         self,
@@ -62,13 +71,14 @@ class Journal:
         on_writer_failed: Callable[[RunWriter], None],
         metrics: Metrics | None = None,
     ) -> None:
+        super().__init__()
         self.settings = settings
         self.session = JournalSession(settings)
         self.backoff = Backoff("journal.outage", "journal.recovered")
         self.in_flight: set[RunWriter] = set()
         """The runs that are being written."""
         self.closing = False
-        """Whether `close` was called: from then on the end of `run` is expected."""
+        """Whether it ends as soon as everything handed in is written."""
         self._groups = GroupWriter(
             settings, self.session, self.backoff, self._committed, metrics or Metrics(enabled=False)
         )
@@ -122,10 +132,7 @@ class Journal:
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    async def run(self, connected: Callable[[], None] = lambda: None) -> None:
-        """Connect, then write until `close` is called and everything is written. `connected` is called when there is a
-        session after there was none."""
-        self.session.on_available = connected
+    async def _run(self) -> None:
         try:
             while True:
                 await self._connect()
@@ -143,10 +150,12 @@ class Journal:
         finally:
             await self.session.close()
 
-    def close(self) -> None:
-        """Let `run` return once everything handed in is written."""
+    async def _stop(self) -> None:
         self.closing = True
         self._wake.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=FLUSH_TIMEOUT_SECONDS)
+        await super()._stop()
 
     async def _connect(self) -> None:
         """Try to open a session while there is none: a worker whose journal has no session claims nothing. Returns
@@ -216,12 +225,3 @@ class Journal:
                 ready.append(ReadyRun(portion.run_id, after=portion.outcome.after or 0.0))
         if visible or ready:
             self._announce(visible, ready)
-
-
-async def watch_journal(journal: asyncio.Task[None]) -> None:
-    """Raise what ended the journal. A worker without its journal can finish no run, so it must end, and its runs go on
-    elsewhere. Does not return if the journal was closed: then the worker is ending already."""
-    await asyncio.wait({journal})
-    if not journal.cancelled() and (error := journal.exception()) is not None:
-        raise error
-    await asyncio.Event().wait()

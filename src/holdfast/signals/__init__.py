@@ -29,7 +29,7 @@ class Signals(Protocol):
         ...
 
     def listen(self, topic: Topic, listener: Listener) -> None:
-        """Call `listener` for each hint on a topic. Must be called before `run`.
+        """Call `listener` for each hint on a topic. Must be called before the carrier is started.
 
         Hints about a thread (see `publish`) are certain to arrive only if the thread is followed.
         """
@@ -49,10 +49,6 @@ class Signals(Protocol):
         `thread_id`: only processes that follow the thread need the hint. `max_delay`: seconds that the hint may wait,
         so that it is sent together with others.
         """
-        ...
-
-    async def run(self) -> None:
-        """Send and receive hints until cancelled."""
         ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +21,7 @@ import structlog
 
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import run_together
+from holdfast.lifecycle.service import TaskService
 from holdfast.settings import Settings
 from holdfast.signals import Listener, Topic
 from holdfast.telemetry.exceptions import in_words, kind_and_place
@@ -47,12 +48,14 @@ class Hint:
 PING = Hint(None, "")
 
 
-class Carrier(ABC):
-    """The part of `Signals` that is common to all carriers."""
+class Carrier(TaskService):
+    """The part of `Signals` that is common to all carriers. Hints are sent and received while it is started."""
 
+    name = "signals"
     max_payload: int
 
     def __init__(self, settings: Settings, ping_interval: float) -> None:
+        super().__init__()
         self._settings = settings
         self._ping_interval = ping_interval
         self._echo_timeout = min(ECHO_TIMEOUT_SECONDS, ping_interval)
@@ -97,7 +100,7 @@ class Carrier(ABC):
         else:
             self._send_requested.set()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         receiving = bool(self._listeners) and self._can_receive
         work = {"signals.send": self._send_all(receiving=receiving)}
         if receiving:

@@ -7,12 +7,13 @@ from typing import Literal
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
 from holdfast.signals import Signals
+from holdfast.signals.carrier import Carrier
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.signals.redis import RedisSignals
 from holdfast.signals.redis_url import parse_redis_url
 
 
-def signals_for(database: Database) -> Signals:
+def signals_for(database: Database) -> Carrier:
     """Use Redis if REDIS_URL is set, else Postgres. Raises SettingsError for a URL that cannot be used."""
     if database.settings.redis_url is None:
         return PostgresSignals(database)

@@ -42,9 +42,6 @@ class DeferredSignals:
         else:
             self._waiting.append(send)
 
-    async def run(self) -> None:
-        await self._carrier.run()
-
     def release(self) -> None:
         """Send the hints that were held back. Later hints are sent at once."""
         waiting, self._waiting = self._waiting or [], None

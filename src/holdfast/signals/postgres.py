@@ -40,9 +40,9 @@ class PostgresSignals(Carrier):
         self._session: AsyncConnection[DictRow] | None = None
         self._sender = KeptConnection(database, others=1)
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         try:
-            await super().run()
+            await super()._run()
         finally:
             await self._sender.release()
 

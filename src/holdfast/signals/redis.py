@@ -83,10 +83,10 @@ class RedisSignals(Carrier):
         self._changed.add(str(thread_id))
         self._change.set()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         await self._read_identity()
         try:
-            await super().run()
+            await super()._run()
         finally:
             await self._drop_sender()
 

@@ -21,6 +21,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.connect import Database
 from holdfast.lifecycle.backoff import Backoff
+from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
 from holdfast.streams.hints import EventHint, ThreadChanged, parse_hint
 from holdfast.streams.log import EVENT_PAGE_BYTES, LogEvent, ended_runs, has_event, newest_seqs, read_after
@@ -196,10 +197,13 @@ class Feed:
             self.last_seq = (await newest_seqs(connection, {self.thread_id: 0})).get(self.thread_id, 0)
 
 
-class Hub:
+class Hub(TaskService):
     """All feeds of a process. Hints wake them, and one slow poll for all feeds finds what hints have missed."""
 
+    name = "hub"
+
     def __init__(self, database: Database, signals: Signals) -> None:
+        super().__init__()
         self._database = database
         self._settings = database.settings
         self._metrics = database.metrics
@@ -378,8 +382,8 @@ class Hub:
         """The process stops serving streams."""
         return self._closing
 
-    def close(self) -> None:
-        """End all streams."""
+    def end_streams(self) -> None:
+        """End all streams. Polling goes on until `stop`."""
         self._closing = True
         for feed in self._feeds.values():
             feed.wake()
@@ -392,7 +396,11 @@ class Hub:
             # Its last events were committed with its end, or before. The watchers must read them before they leave.
             feed.hint(None)
 
-    async def run(self) -> None:
+    async def _stop(self) -> None:
+        self.end_streams()
+        await super()._stop()
+
+    async def _run(self) -> None:
         """Poll slowly in addition to hints; poll faster while hints do not arrive."""
         backoff = Backoff("hub.outage", "hub.recovered")
         while True:

@@ -24,6 +24,7 @@ from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import run_together
+from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
 from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
@@ -64,8 +65,10 @@ SELECT set_config('idle_session_timeout', %(silence)s, false),
 """
 
 
-class Upkeep:
+class Upkeep(TaskService):
     """Leads when it can, and does the duties while it leads."""
+
+    name = "upkeep"
 
     def __init__(
         self,
@@ -76,7 +79,9 @@ class Upkeep:
         webhooks: WebhooksSection | None = None,
     ) -> None:
         """`items_interval`: seconds between two looks for expired items of the store. `threads`: how to look for
-        expired threads. To be made before the signals run: it listens for webhooks."""
+        expired threads. To be made before the signals are started: it listens for
+        webhooks."""
+        super().__init__()
         self._database = database
         self._settings = database.settings
         self._reaper = Reaper(database, signals)
@@ -97,7 +102,7 @@ class Upkeep:
         # Whether this process does the duties. Read by other threads, too.
         self.leading = False
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         backoff = Backoff("upkeep.outage", "upkeep.recovered")
         while True:
             try:

@@ -14,6 +14,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.journal.journal import Journal
+from holdfast.lifecycle.service import TaskService
 from holdfast.settings import Settings
 from holdfast.worker.heartbeat import Heartbeat
 from holdfast.worker.threads import Attempted, NodeThreads
@@ -41,8 +42,14 @@ class Problem:
     lasting: bool = False
 
 
-class Condition:
-    """`problem` may be called from any thread. `held`: the attempts that the worker holds."""
+class Condition(TaskService):
+    """Reports changes while it is started. `problem` may be called from any thread.
+
+    `held`: the attempts that the worker executes. `recovered` is called when the worker can work again, and `replace`
+    when it never will.
+    """
+
+    name = "condition"
 
     def __init__(
         self,
@@ -50,18 +57,22 @@ class Condition:
         database: Database,
         heartbeat: Heartbeat,
         journal: Journal,
+        watchdog: LoopWatchdog,
         threads: NodeThreads | None,
         held: Callable[[], Collection[Attempted]],
+        recovered: Callable[[], None],
+        replace: Callable[[], None],
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._database = database
         self._heartbeat = heartbeat
         self._journal = journal
         self._threads = threads
         self._held = held
-        # Both are made when the worker runs.
-        self.journal_task: asyncio.Task[None] | None = None
-        self.watchdog: LoopWatchdog | None = None
+        self._recovered = recovered
+        self._replace = replace
+        self._watchdog = watchdog
         # Since when the journal has had no session while the heartbeat has one and the worker holds runs.
         self._cut_off_since: float | None = None
 
@@ -69,7 +80,7 @@ class Condition:
     def blocked_too_long(self) -> bool:
         """Whether the event loop has been blocked for longer than the limit."""
         limit = self._settings.blocked_loop_limit
-        return self.watchdog is not None and 0 < limit <= self.watchdog.blocked_for
+        return 0 < limit <= self._watchdog.blocked_for
 
     @property
     def journal_cut_off(self) -> bool:
@@ -92,8 +103,7 @@ class Condition:
     @property
     def blocked(self) -> tuple[int, float]:
         """How often the event loop has been blocked, and for how many seconds in all."""
-        watchdog = self.watchdog
-        return (0, 0.0) if watchdog is None else (watchdog.blocked_total, watchdog.blocked_seconds_total)
+        return self._watchdog.blocked_total, self._watchdog.blocked_seconds_total
 
     def holds(self, run_id: str | None) -> bool:
         """Whether the worker holds a run."""
@@ -111,11 +121,11 @@ class Condition:
     def _lasting(self) -> Problem | None:
         if self._heartbeat.ended:
             return Problem("the heartbeat has ended", lasting=True)
-        if self.journal_task is not None and self.journal_task.done() and not self._journal.closing:
+        if self._journal.failure is not None:
             return Problem("the journal has ended", lasting=True)
         if self.journal_cut_off:
             return Problem("the journal cannot connect", lasting=True)
-        if self.watchdog is not None and self.watchdog.ended:
+        if self._watchdog.ended:
             return Problem("the watchdog of the event loop has ended", lasting=True)
         if self.blocked_too_long:
             return Problem("graph code has blocked the event loop for too long", lasting=True)
@@ -131,7 +141,7 @@ class Condition:
         return self._threads.abandoned(self._held(), seconds) > self._threads.places - self._settings.jobs
 
     def _passing(self) -> Problem | None:
-        if self.watchdog is not None and self.watchdog.blocked_for:
+        if self._watchdog.blocked_for:
             return Problem("graph code blocks the event loop")
         if self._journal.session.unavailable or (self._journal.backoff.failing and self._journal.in_flight):
             return Problem("the journal cannot write")
@@ -143,8 +153,7 @@ class Condition:
             return Problem("all connections of its pool are in use")
         return None
 
-    async def watch(self, recovered: Callable[[], None], replace: Callable[[], None]) -> None:
-        """Report changes until cancelled. `recovered`: the worker can work again. `replace`: it never will."""
+    async def _run(self) -> None:
         known: Problem | None = None
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -155,8 +164,8 @@ class Condition:
             known = found
             if found is None:
                 log.info("worker.able")
-                recovered()
+                self._recovered()
             else:
                 log.warning("worker.unable", reason=found.reason, replaced=found.lasting)
                 if found.lasting:
-                    replace()
+                    self._replace()

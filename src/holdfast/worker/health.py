@@ -24,6 +24,7 @@ import orjson
 import structlog
 
 from holdfast.errors import SettingsError
+from holdfast.lifecycle.service import Service, thread_ended
 from holdfast.settings import Settings
 from holdfast.telemetry.exposition import CONTENT_TYPE, wanted_format
 
@@ -63,8 +64,8 @@ class Patient(Protocol):
     def metrics(self) -> Figures: ...
 
 
-class HealthServer:
-    """Answers probes until it is closed."""
+class ProbeServer:
+    """Answers probes until it is closed. For a process without an event loop, such as the supervisor."""
 
     def __init__(
         self, patient: Patient, host: str = "", port: int = 0, *, listener: socket.socket | None = None
@@ -98,13 +99,33 @@ class HealthServer:
         self._server.server_close()
 
 
-def health_server(patient: Patient, settings: Settings, listener: socket.socket | None) -> HealthServer | None:
-    """The server of a worker's probes: on the supervisor's socket, on HOLDFAST_HEALTH_PORT, or none."""
-    if listener is not None:
-        return HealthServer(patient, listener=listener)
-    if settings.health_port is None:
-        return None
-    return HealthServer(patient, settings.health_host, settings.health_port)
+class HealthServer(Service):
+    """The probe server of a worker: on the supervisor's socket, on HOLDFAST_HEALTH_PORT, or none."""
+
+    name = "health"
+
+    def __init__(self, patient: Patient, settings: Settings, listener: socket.socket | None) -> None:
+        super().__init__()
+        self._patient = patient
+        self._settings = settings
+        self._listener = listener
+        self._server: ProbeServer | None = None
+
+    async def _start(self) -> None:
+        """Raises SettingsError when it cannot listen."""
+        if self._listener is not None:
+            self._server = ProbeServer(self._patient, listener=self._listener)
+        elif self._settings.health_port is not None:
+            self._server = ProbeServer(self._patient, self._settings.health_host, self._settings.health_port)
+        if self._server is not None:
+            self._server.start()
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            # In a thread, because it waits for up to half a second.
+            closing = threading.Thread(target=self._server.close, name="health-close", daemon=True)
+            closing.start()
+            await thread_ended(closing)
 
 
 class _BoundedServer(ThreadingHTTPServer):

@@ -1,10 +1,10 @@
-"""The heartbeat: a thread and a connection of its own, so that no graph code can cost the worker its lease.
+"""The heartbeat: a thread with its own connection. Graph code that blocks the event loop does not cost the lease.
 
-It registers the worker, renews its lease, and brings back what the database knows and the worker must: cancels, a
-drain, or that it has been declared lost. Between renewals it watches its own socket, because a closed one is noticed
-by others as well: it reconnects at once, within the grace that the reaper leaves it.
+It registers the worker and renews its lease. The answers contain what the worker must know: cancels, a drain, or that
+it was declared lost. Between renewals it watches its own socket. The reaper notices a closed one as well, so the
+heartbeat reconnects at once, within the reaper's grace.
 
-The thread ends only with the worker. Each wait for the database has a limit, and whatever fails is tried again.
+The thread ends only with the worker. Each wait for the database has a limit, and everything that fails is tried again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,27 @@ from holdfast.engine import lease
 from holdfast.engine.lease import Registration, Renewal
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.descriptors import Waitable, readable
+from holdfast.lifecycle.service import ThreadService
 from holdfast.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-# Seconds from a worker's registration to its first renewal.
-SOON = 1.0
+# Seconds from a worker's registration to its first renewal, at most.
+FIRST_RENEWAL_SECONDS = 1.0
+# Seconds that `stop` waits until the worker has resigned.
+RESIGN_TIMEOUT_SECONDS = 5.0
 
 
-class Heartbeat:
+class Heartbeat(ThreadService):
     """`deadline` is when, on this process's monotonic clock, the lease can no longer be relied on.
 
+    `stop` resigns: the database knows then that the worker is gone. If the database is away, the lease expires.
     `on_renewal`, `on_lost` and `on_no_answer` are called on the event loop. `on_no_answer`: the server did not answer a
     renewal in time.
     """
+
+    name = "heartbeat"
+    stop_timeout_seconds = RESIGN_TIMEOUT_SECONDS
 
     def __init__(
         self,
@@ -55,14 +62,14 @@ class Heartbeat:
         problem: Callable[[], str | None] = lambda: None,
         on_no_answer: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._registration = registration
         self._on_renewal = on_renewal
         self._on_lost = on_lost
         self._claims = claims
         self._problem = problem
-        self._on_silence = on_no_answer
-        self._loop = asyncio.get_running_loop()
+        self._on_no_answer = on_no_answer
         self._lock = threading.Lock()
         self._worker_id: UUID | None = None
         # The id that is being registered: the same until the database has answered.
@@ -72,24 +79,22 @@ class Heartbeat:
         # Whether a try to renew has failed since the last renewal.
         self._failing = False
         self._commands: list[str] = ["register"]
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._started = self._asked_to_end = self._halted = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        # Written to when there is a command, to end the thread's sleep. Made at the start.
+        self._wake_read: socket.socket | None = None
+        self._wake_write: socket.socket | None = None
+        self._halted = False
+        self.draining = False
+        """Whether `drain` was called."""
 
     @property
     def deadline(self) -> float:
         with self._lock:
             return self._deadline
 
-    @property
-    def ended(self) -> bool:
-        """Whether the thread has ended without having been asked to."""
-        return self._started and not self._asked_to_end and not self._thread.is_alive()
-
-    def start(self) -> None:
-        self._thread.start()
-        self._started = True
+    async def _start(self) -> None:
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        await super()._start()
 
     async def registered(self) -> UUID:
         """The worker's id, once the database knows it."""
@@ -101,31 +106,33 @@ class Heartbeat:
         self._command("register")
 
     def drain(self) -> None:
+        """Show other processes that this worker claims nothing more."""
+        self.draining = True
         self._command("drain")
 
-    async def resign(self, timeout: float) -> None:
-        """Leave, and end the thread. Bounded: a database that is away will see the lease expire."""
-        self._asked_to_end = True
-        self._command("resign")
-        # Not by `to_thread`: user code may be blocking every thread there is.
-        deadline = time.monotonic() + timeout
-        while self._thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    def keep_lease(self) -> None:
+        """Do not resign at the stop. The lease ends by itself, and each run of the worker counts a crash."""
+        self._halted = True
 
     def halt(self, timeout: float) -> None:
         """End the thread, from another one, and leave the lease as it is. Returns when no renewal can come any more, or
         after the timeout."""
-        self._asked_to_end = self._halted = True
+        self._end_requested = self._halted = True
         self._command("halt")
-        self._thread.join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _wake_to_end(self) -> None:
+        self._command("halt" if self._halted else "resign")
 
     def _command(self, command: str) -> None:
         with self._lock:
             self._commands.append(command)
-        with suppress(OSError):  # Closed with the thread: there is nobody left to wake.
-            self._wake_write.send(b"x")
+        if self._wake_write is not None:
+            with suppress(OSError):  # It is closed when the thread has ended.
+                self._wake_write.send(b"x")
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         connection: Connection[DictRow] | None = None
         backoff = Backoff("heartbeat.outage", "heartbeat.recovered", cap=min(1.0, self._settings.heartbeat))
         try:
@@ -139,33 +146,34 @@ class Heartbeat:
                         return
                     backoff.succeeded()
                     if self._worker_id != known:
-                        # Where many are started together, those who came after us are there in a moment.
-                        pause = min(pause, SOON)
+                        # When many workers start together, the next renewal brings those that registered later.
+                        pause = min(pause, FIRST_RENEWAL_SECONDS)
                     self._sleep(connection, pause)
                 except Exception as error:
-                    # A session that worked until now was cut: reconnect at once, because upkeep has noticed, too.
+                    # A session that worked until now was closed. Reconnect at once: the reaper has noticed, too.
                     cut = connection is not None and not reconnected
                     if connection is not None:
                         connection.close()
                     connection = None
-                    self._failed(error, backoff, at_once=cut)
+                    self._try_failed(error, backoff, at_once=cut)
             log.debug("heartbeat.ended", reason="halted" if self._halted else "the event loop is closed")
         finally:
             if connection is not None:
                 connection.close()
-            self._wake_read.close()
-            self._wake_write.close()
+            for end in (self._wake_read, self._wake_write):
+                if end is not None:
+                    end.close()
 
-    def _failed(self, error: Exception, backoff: Backoff, *, at_once: bool) -> None:
-        """Report what failed, and wait before the next try, unless that is to be made at once. Without a heartbeat the
+    def _try_failed(self, error: Exception, backoff: Backoff, *, at_once: bool) -> None:
+        """Report a failure, and wait before the next try unless it is to be made at once. Without a heartbeat the
         worker would lose its lease again and again, so nothing ends the thread, not even a defect."""
         if self._loop.is_closed():
             return
         self._failing = True
         if not isinstance(error, (psycopg.Error, OSError)):
             log.error("heartbeat.failed", exc_info=error)
-        if isinstance(error, NoAnswer) and self._on_silence is not None:
-            asyncio.run_coroutine_threadsafe(self._on_silence(), self._loop)
+        if isinstance(error, NoAnswer) and self._on_no_answer is not None:
+            asyncio.run_coroutine_threadsafe(self._on_no_answer(), self._loop)
         pause = backoff.record_failure(error)
         if at_once:
             return
@@ -175,7 +183,7 @@ class Heartbeat:
             time.sleep(pause)
 
     def _beat(self, connection: Connection[DictRow], *, reconnected: bool) -> bool:
-        """One renewal, and whatever was asked for since the last. False: the thread's work is done."""
+        """Renew once, and execute the commands since the last renewal. False: the worker has resigned."""
         session = self._settings.session_url is not None
         with with_session_options(connection, self._settings):
             with self._lock:
@@ -231,7 +239,8 @@ class Heartbeat:
             self._registered.set_result(worker_id)
 
     def _sleep(self, connection: Connection[DictRow] | None, seconds: float) -> None:
-        """Until the next renewal is due, somebody asks for something, or the server hangs up."""
+        """Sleep until the next renewal is due, there is a command, or the server closes the connection."""
+        assert self._wake_read is not None
         sources: list[int | Waitable] = [self._wake_read]
         if connection is not None and not connection.closed:
             sources.append(connection.fileno())

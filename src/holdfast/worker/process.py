@@ -15,6 +15,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import ProjectConfig
 from holdfast.lifecycle.event_loop import run_in_event_loop
 from holdfast.lifecycle.garbage_collection import collect_garbage_rarely
+from holdfast.lifecycle.service import run_until
 from holdfast.settings import Settings
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
@@ -41,13 +42,13 @@ async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket
         asked += 1
         if asked > 1:
             os._exit(130)
-        worker.stop_soon()
+        worker.request_stop_from_signal()
 
     # Not the event loop's handlers: those wait for the loop, and graph code may be blocking it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
-        await worker.run()
+        await run_until(worker, worker.stop_requested)
     finally:
         end_tracing()
     code = EXIT_CODE if worker.replaced else 0

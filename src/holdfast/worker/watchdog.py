@@ -1,7 +1,7 @@
 """Reports graph code that blocks the worker's event loop: the line, the run, for how long, and what to do about it.
 
-While one node blocks, no other run of the worker goes on, no event is written and no cancel is heard. The heartbeat has
-a thread of its own, so the lease is not at stake. That must not last for ever: the worker is told, and leaves.
+While one node blocks, no other run of the worker continues, no event is written and no cancel is obeyed. The heartbeat
+has its own thread, so the worker keeps its lease. This must not last for ever: after a limit the worker is replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from holdfast.lifecycle.service import ThreadService
 from holdfast.telemetry.exceptions import is_package, is_project
 from holdfast.telemetry.run_context import run_in
 
@@ -30,12 +31,12 @@ REMEDY = (
     "await an async client (or asyncio.sleep) instead, move the call into `await asyncio.to_thread(...)`, or make the "
     "node a plain `def`: those run in threads"
 )
-# Of the stack, the frames nearest to what blocks.
+# How many frames of the stack are logged: the innermost ones.
 SHOWN_FRAMES = 12
-# Between two looks at a loop that is blocked.
+# Seconds between two looks at a loop that is blocked.
 LOOK_SECONDS = 1.0
-# How many times as seldom a loop is asked that has nothing to do.
-SELDOM = 10
+# While no run is executed, the loop is checked once in so many intervals.
+IDLE_INTERVALS = 10
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,16 @@ class Place:
         return linecache.getline(self.file, self.line).strip()
 
 
-class LoopWatchdog:
-    """A thread that asks the loop for a sign of life and looks at its stack when none comes. While there is nothing
-    that could block it, not being `occupied`, it does so seldom: each time costs a little of what others could have.
+class LoopWatchdog(ThreadService):
+    """A thread that schedules a callback on the event loop, and looks at the loop's stack when it is not called in
+    time. While no run is executed (`occupied`) it does so less often, because each time costs CPU.
 
     `still_blocked` is called in this thread, about every second while the loop is blocked, with what blocks it.
 
     `blocked_total`, `blocked_seconds_total` and `blocked_for` may be read from any thread.
     """
+
+    name = "loop-watchdog"
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class LoopWatchdog:
         occupied: Callable[[], bool] = lambda: True,
         still_blocked: Callable[[Mapping[str, Any]], None] = lambda about: None,
     ) -> None:
+        super().__init__()
         self.blocked_total = 0
         # Seconds that the loop has been blocked, as far as this thread has seen it. A process that was stopped as a
         # whole was not blocked all that time.
@@ -73,15 +77,12 @@ class LoopWatchdog:
         self._still_blocked = still_blocked
         self._threshold = threshold
         self._occupied = occupied
-        self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
-        self._stop = threading.Event()
+        self._end = threading.Event()
         self._over = 0.0
         # When the loop was asked what it has not answered yet, once that is too long ago.
         self._blocked_since: float | None = None
-        self._started = False
-        self._thread = threading.Thread(target=self._run, name="loop-watchdog", daemon=True)
 
     @property
     def blocked_seconds_total(self) -> float:
@@ -89,24 +90,16 @@ class LoopWatchdog:
         since = self._blocked_since
         return self._over + (0.0 if since is None else time.monotonic() - since)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the thread has ended without having been asked to."""
-        return self._started and not self._stop.is_set() and not self._thread.is_alive()
+    def _wake_to_end(self) -> None:
+        self._end.set()
+        self._answered.set()
 
-    def start(self) -> None:
-        self._thread.start()
-        self._started = True
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _run(self) -> None:
+    def _work(self) -> None:
         idle = 0
-        # Asked ten times within the threshold, so that whatever blocks for longer is always caught.
-        while not self._stop.wait(self._threshold * 0.1):
+        # Ten times within the threshold, so that a call that blocks for longer is always noticed.
+        while not self._end.wait(self._threshold * 0.1):
             idle = 0 if self._occupied() else idle + 1
-            if idle % SELDOM:
+            if idle % IDLE_INTERVALS:
                 continue
             self._answered.clear()
             asked = time.monotonic()
@@ -114,7 +107,7 @@ class LoopWatchdog:
                 self._loop.call_soon_threadsafe(self._answered.set)
             except RuntimeError:
                 return  # The loop is closed.
-            if self._answered.wait(self._threshold * 0.9) or self._stop.is_set():
+            if self._answered.wait(self._threshold * 0.9) or self._end.is_set():
                 continue
             self._blocked_since = asked
             self.blocked_total += 1
@@ -123,11 +116,13 @@ class LoopWatchdog:
             log.warning("loop.blocked", seconds=seconds, remedy=REMEDY, stack=self._stack(), **about)
             self.blocked_for = self._threshold * 0.9
             while not self._answered.wait(LOOK_SECONDS):
-                if self._loop.is_closed() or self._stop.is_set():
+                if self._loop.is_closed() or self._end.is_set():
                     return
                 self.blocked_for += LOOK_SECONDS
                 # Not what was found first: one task after the other may block the loop.
                 self._still_blocked(self._look())
+            if self._end.is_set():
+                return
             self.blocked_for = 0.0
             self._over, self._blocked_since = self.blocked_seconds_total, None
             log.info("loop.unblocked", seconds=round(time.monotonic() - asked, 1), **about)
@@ -140,7 +135,7 @@ class LoopWatchdog:
             if place is not None:
                 about |= {"file": place.file, "line": place.line, "function": place.function, "source": place.source}
         except Exception:
-            # The loop must not block for ever because nobody can tell what blocks it.
+            # A loop that is blocked must be reported even if it is not known what blocks it.
             log.exception("loop.look_failed")
             return {}
         return about

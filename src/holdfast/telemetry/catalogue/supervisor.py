@@ -30,6 +30,19 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     entry("fleet.stopping", "info", "A signal was received: children are stopped. A second signal stops them at once."),
     entry(
+        "service.stop_timed_out",
+        "warning",
+        "A part of a process did not stop within its time and is left behind; the process goes on stopping.",
+        "seconds",
+        service="Which part.",
+    ),
+    entry(
+        "service.stop_failed",
+        "error",
+        "A part of a process has raised an error while it was stopped; the other parts are stopped all the same.",
+        service="Which part.",
+    ),
+    entry(
         "child.ended",
         "warning",
         "A child has ended by itself. Another one is started.",
