@@ -58,7 +58,7 @@ async def draw_on(database: Database, run_id: UUID, limits: str) -> None:
 
 
 @pytest.mark.parametrize("shape", POTS)
-async def test_limits_of_another_shape_are_no_limits(settings: Settings, database: Database, shape: str) -> None:
+async def test_budget_of_another_shape_sets_no_limits(settings: Settings, database: Database, shape: str) -> None:
     """Also for the children, and for the parent that waits for them."""
     created = await post_run(database, "parent", input=GO, budget={"max_tokens": 1_000})
     await draw_on(database, created.run["run_id"], POTS[shape])
@@ -68,7 +68,7 @@ async def test_limits_of_another_shape_are_no_limits(settings: Settings, databas
 
 
 @pytest.mark.parametrize("row", ROWS)
-async def test_row_of_another_shape_hurts_no_other_run(settings: Settings, database: Database, row: str) -> None:
+async def test_run_row_of_another_shape_fails_no_other_run(settings: Settings, database: Database, row: str) -> None:
     """Both are claimed together."""
     column, stored = ROWS[row]
     hostile = await post_run(database, "graph", input=GO)

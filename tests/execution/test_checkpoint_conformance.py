@@ -262,7 +262,7 @@ CHECKPOINT_ONLY = {"past_64_bits", "negative"}
 
 
 @pytest.mark.parametrize("name", ["journal", "journal, waiting"])
-async def test_values_that_jsonb_has_no_room_for_survive(name: str, open_saver: OpenSaver) -> None:
+async def test_saver_stores_values_that_jsonb_cannot_hold(name: str, open_saver: OpenSaver) -> None:
     async with open_saver(name) as saver, open_saver("stock") as stock:
         for key, value in AWKWARD.items():
             config: RunnableConfig = {"configurable": {"thread_id": str(uuid4()), "checkpoint_ns": ""}}
@@ -280,7 +280,7 @@ async def test_values_that_jsonb_has_no_room_for_survive(name: str, open_saver: 
                 assert [repr(back) for back in backs] == [repr(value)] * len(backs), key
 
 
-async def test_a_read_sees_the_writes_made_before_it(open_saver: OpenSaver) -> None:
+async def test_saver_reads_the_writes_made_before(open_saver: OpenSaver) -> None:
     async with open_saver("journal") as saver:
         config: RunnableConfig = {"configurable": {"thread_id": str(uuid4()), "checkpoint_ns": ""}}
         for step in range(20):
@@ -291,7 +291,7 @@ async def test_a_read_sees_the_writes_made_before_it(open_saver: OpenSaver) -> N
 
 
 @pytest.mark.parametrize("wait", [True, False])
-async def test_a_write_under_a_stale_fence_is_refused(wait: bool, station: Station) -> None:
+async def test_saver_refuses_a_write_under_a_stale_fence(wait: bool, station: Station) -> None:
     saver = await journal_saver(station, wait=wait)
     thread_id = str(uuid4())
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
@@ -299,7 +299,7 @@ async def test_a_write_under_a_stale_fence_is_refused(wait: bool, station: Stati
 
     async def put_and_read() -> None:
         await saver.aput(config, empty_checkpoint(), {"source": "loop", "step": 0}, {})
-        # Without waiting, the next thing that needs the write to be there is told.
+        # Without waiting, the next call that needs the write raises.
         await saver.aget_tuple(config)
 
     with pytest.raises(LeaseLost):

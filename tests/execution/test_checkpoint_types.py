@@ -123,7 +123,7 @@ async def resumed(fleet: Fleet, url: str, graph: str, thread_id: str) -> Any:
     return (await fleet.client.post(f"{url}/threads/{thread_id}/runs/wait", json=body)).json()
 
 
-async def test_types_that_graphs_use_come_back_in_another_process(fleet: Fleet) -> None:
+async def test_types_of_graphs_are_read_in_another_process(fleet: Fleet) -> None:
     """Named by a schema, subclasses of what it names, in fields of any type, and results of tasks."""
     [web], [worker] = await fleet.start(webs=1, workers=1)
     shapes, workflow = await asked(fleet, web.url, "shapes"), await asked(fleet, web.url, "workflow")
@@ -135,7 +135,7 @@ async def test_types_that_graphs_use_come_back_in_another_process(fleet: Fleet) 
     assert state["values"]["animals"] == [{"name": "cat"}, {"name": "rex", "tricks": ["sit"]}]
 
 
-async def test_hostile_checkpoint_calls_and_imports_nothing(fleet: Fleet, tmp_path: Path) -> None:
+async def test_reading_a_hostile_checkpoint_calls_and_imports_nothing(fleet: Fleet, tmp_path: Path) -> None:
     """In every form in which a checkpoint may name something: functions, methods, classes of both pydantics."""
     [web], _ = await fleet.start(webs=1, workers=1)
     thread_id = await asked(fleet, web.url, "shapes")
@@ -159,7 +159,7 @@ async def test_hostile_checkpoint_calls_and_imports_nothing(fleet: Fleet, tmp_pa
     assert not (tmp_path / "imported").exists()
 
 
-async def test_every_saver_is_strict(database: Database, tmp_path: Path) -> None:
+async def test_every_saver_uses_the_strict_serializer(database: Database, tmp_path: Path) -> None:
     made = tmp_path / "made"
     hostile = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(["os", "mkdir", str(made)])))
     async with database.connection() as connection:

@@ -1,4 +1,4 @@
-"""Whatever the code of a graph does, an attempt at its run ends in an outcome, and the worker goes on."""
+"""Every attempt ends in an outcome, whatever the code of its graph does, and the worker goes on."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
     "RecursionError": RecursionError,
     "LeaseLost": lambda: LeaseLost("of another run"),
-    "Drained": lambda: Drained("by nobody"),
+    "Drained": lambda: Drained("by graph code"),
     "Cancelled": lambda: Cancelled("rollback"),
     "RunTimeout": lambda: RunTimeout(1.0),
     "a group of errors": lambda: ExceptionGroup(SURROGATE, [ValueError(SURROGATE), KeyError("two")]),
@@ -147,7 +147,9 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
-async def test_whatever_a_graph_raises_or_returns(settings: Settings, database: Database) -> None:
+async def test_attempt_ends_in_an_outcome_for_anything_a_graph_raises_or_returns(
+    settings: Settings, database: Database
+) -> None:
     graphs = {name: raising(make) for name, make in ERRORS.items()}
     graphs |= {f"{name}, in a thread": raising(ERRORS[name], sync=True) for name in ("SystemExit", "KeyboardInterrupt")}
     graphs |= {name: returning(value) for name, value in VALUES.items()}
@@ -177,7 +179,7 @@ class Contradiction(TypedDict, total=False):
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-async def test_stopping_a_run_whose_finished_nodes_contradict_each_other(
+async def test_stopped_run_ends_although_its_state_cannot_be_read(
     settings: Settings, database: Database, how: str
 ) -> None:
     """LangGraph refuses to read the state that they leave."""
@@ -217,7 +219,7 @@ async def test_stopping_a_run_whose_finished_nodes_contradict_each_other(
 @pytest.mark.parametrize(
     "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, LeaseLost, Drained]
 )
-async def test_a_factory_that_exits(
+async def test_factory_that_exits_fails_its_run(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     catalog = catalog_of(graph=raising(ValueError))
@@ -232,10 +234,10 @@ async def test_a_factory_that_exits(
     assert (run["status"], run["error"]["error"]) == ("error", "GraphExited")
 
 
-async def test_a_defect_is_counted_and_comes_to_an_end(
+async def test_defect_in_the_executor_is_retried_and_then_an_error(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What escapes the executor all the same is a retry, and then an error."""
+    """An exception from the executor is counted as a retry, and without retries left it is an error."""
 
     async def broken(*_: Any) -> Any:
         raise KeyError(SURROGATE)
@@ -273,7 +275,7 @@ def counting(calls: list[str]) -> Pregel[Any, Any, Any, Any]:
     return line(count)
 
 
-async def test_a_run_ends_although_its_webhook_is_refused(settings: Settings, database: Database) -> None:
+async def test_run_ends_although_its_webhook_is_refused(settings: Settings, database: Database) -> None:
     """Without the webhook. It would be executed for ever."""
     await refuse(database, REFUSE_WEBHOOKS)
     calls: list[str] = []
@@ -288,7 +290,7 @@ async def test_a_run_ends_although_its_webhook_is_refused(settings: Settings, da
 
 
 @pytest.mark.parametrize("max_crashes", [1, 2])
-async def test_attempts_whose_end_is_refused_are_counted(
+async def test_attempt_whose_end_is_refused_counts_as_a_crash(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, max_crashes: int
 ) -> None:
     """As crashes, so that the run ends as a poison run."""
@@ -304,7 +306,7 @@ async def test_attempts_whose_end_is_refused_are_counted(
     assert len(calls) <= max_crashes
 
 
-async def test_a_run_of_which_nothing_can_be_written_is_not_executed_again(
+async def test_run_whose_outcomes_are_all_refused_is_not_executed_again(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end as a poison run is refused, too: the run waits, and the worker executes others."""
@@ -328,7 +330,7 @@ async def test_a_run_of_which_nothing_can_be_written_is_not_executed_again(
     assert (await run_row(database, created.run["run_id"]))["status"] == "running"
 
 
-async def test_a_cleanup_that_fails_changes_nothing(
+async def test_cleanup_that_fails_does_not_change_the_outcome(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(state: Words) -> Words:
@@ -350,7 +352,7 @@ async def test_a_cleanup_that_fails_changes_nothing(
     assert (run["status"], run["attempt"]) == ("success", 1)
 
 
-def test_transient_errors_in_odd_shapes(settings: Settings) -> None:
+def test_retry_decisions_for_odd_errors(settings: Settings) -> None:
     assert is_transient(ExceptionGroup("both", [ConnectionError(), TimeoutError()]))
     assert not is_transient(ExceptionGroup("one", [ConnectionError(), ValueError()]))
     assert not is_transient(circle())
@@ -361,14 +363,14 @@ def test_transient_errors_in_odd_shapes(settings: Settings) -> None:
     assert 0 < pause_before_retry(circle(), 0, settings) <= settings.retry_cap
 
 
-def test_messages_are_bounded() -> None:
+def test_error_messages_and_tracebacks_are_bounded() -> None:
     assert len(message_of(Talkative())) < LONGEST + 100
     assert len(run_traceback(chain())) <= LONGEST
     assert run_traceback(circle()).count("ValueError") == 2
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-async def test_a_factory_that_hangs(
+async def test_factory_that_hangs_can_be_stopped(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its run can be stopped, and another one takes its slot."""
@@ -391,7 +393,7 @@ async def test_a_factory_that_hangs(
         await run_ended(database, (await post_run(database, "other", input=GO)).run["run_id"])
 
 
-async def test_a_factory_that_hangs_when_it_is_left(
+async def test_factory_that_hangs_in_its_cleanup_is_left(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stopping, "STOP_TIMEOUT_SECONDS", 0.1)

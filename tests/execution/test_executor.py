@@ -53,7 +53,9 @@ def station_for(settings: Settings, database: Database) -> OpenStation:
     return opened
 
 
-async def test_success(station_for: OpenStation, database: Database) -> None:
+async def test_run_that_succeeds_leaves_values_events_and_an_idle_thread(
+    station_for: OpenStation, database: Database
+) -> None:
     async with station_for(line(first, last)) as station:
         created = await post_run(database, "graph", input=GO)
         attempt, outcome = await station.execute_next()
@@ -75,7 +77,7 @@ async def test_success(station_for: OpenStation, database: Database) -> None:
     assert thread["last_seq"] == 5
 
 
-async def test_the_result_is_in_the_log_when_values_were_not_asked_for(
+async def test_output_is_in_the_log_when_values_were_not_requested(
     station_for: OpenStation, database: Database
 ) -> None:
     async with station_for(line(first, last)) as station:
@@ -86,7 +88,7 @@ async def test_the_result_is_in_the_log_when_values_were_not_asked_for(
     assert payloads(events, "output") == [{"words": ["go", "first", "last"]}]
 
 
-async def test_a_permanent_error_ends_the_run_at_once(station_for: OpenStation, database: Database) -> None:
+async def test_permanent_error_ends_the_run_at_once(station_for: OpenStation, database: Database) -> None:
     async def explode(state: Words) -> None:
         raise ValueError("no\0good")
 
@@ -105,7 +107,7 @@ async def test_a_permanent_error_ends_the_run_at_once(station_for: OpenStation, 
     assert [event.kind for event in events[-2:]] == ["error", "end"]
 
 
-async def test_a_transient_error_is_retried_from_the_last_checkpoint(settings: Settings, database: Database) -> None:
+async def test_transient_error_is_retried_from_the_last_checkpoint(settings: Settings, database: Database) -> None:
     executed = 0
 
     async def once(state: Words) -> dict[str, Any]:
@@ -143,7 +145,7 @@ async def test_retries_wait_longer_each_time(station_for: OpenStation, database:
         assert most / 2 <= pause <= most
 
 
-async def test_an_error_may_say_when_to_try_again(station_for: OpenStation, database: Database) -> None:
+async def test_error_can_set_the_time_of_its_retry(station_for: OpenStation, database: Database) -> None:
     async with station_for(line(Flaky(Retry("rate limited", after=77.0), 1))) as station:
         created = await post_run(database, "graph", input=GO)
         await station.execute_next()
@@ -152,7 +154,7 @@ async def test_an_error_may_say_when_to_try_again(station_for: OpenStation, data
     assert (run["ready_at"] - run["updated_at"]).total_seconds() == 77.0
 
 
-async def test_retries_run_out(settings: Settings, database: Database) -> None:
+async def test_run_without_retries_left_becomes_a_dead_letter(settings: Settings, database: Database) -> None:
     flaky = Flaky(ConnectionError("refused"), 100)
     async with running_worker(settings, catalog_of(graph=line(flaky))):
         created = await post_run(database, "graph", input=GO)
@@ -165,7 +167,7 @@ async def test_retries_run_out(settings: Settings, database: Database) -> None:
     assert payloads(events, "error") == [run["error"]]
 
 
-async def test_a_question_leaves_the_thread_interrupted(station_for: OpenStation, database: Database) -> None:
+async def test_interrupt_leaves_the_thread_interrupted(station_for: OpenStation, database: Database) -> None:
     async def ask(state: Words) -> dict[str, Any]:
         return {"words": [interrupt({"question": "really?"})]}
 
@@ -184,7 +186,7 @@ async def test_a_question_leaves_the_thread_interrupted(station_for: OpenStation
 
 
 @pytest.mark.parametrize("where", ["run", "graph"])
-async def test_a_breakpoint_leaves_the_thread_interrupted(
+async def test_breakpoint_leaves_the_thread_interrupted(
     where: str, station_for: OpenStation, database: Database
 ) -> None:
     graph = line(first, last, interrupt_before=["last"]) if where == "graph" else line(first, last)
@@ -197,7 +199,7 @@ async def test_a_breakpoint_leaves_the_thread_interrupted(
     assert thread["values"] == {"words": ["go", "first"]}
 
 
-async def test_a_value_that_is_too_large_fails_its_run(station_for: OpenStation, database: Database) -> None:
+async def test_value_that_is_too_large_fails_its_run(station_for: OpenStation, database: Database) -> None:
     async def much(state: Words) -> dict[str, Any]:
         return {"words": ["x" * 65 * 1024]}
 
@@ -223,7 +225,7 @@ async def test_data_that_the_database_refuses_fails_its_run(station_for: OpenSta
     assert "refused" in run["error"]["message"]
 
 
-async def test_a_run_that_takes_its_workers_down_is_poison(settings: Settings, database: Database) -> None:
+async def test_run_that_kills_its_workers_becomes_poison(settings: Settings, database: Database) -> None:
     created = await post_run(database, "graph", input=GO)
     queued = await post_run(database, "graph", thread_id=created.run["thread_id"], input=GO)
     for crash in range(1, 4):

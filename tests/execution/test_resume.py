@@ -1,6 +1,6 @@
 """A crash at any moment changes nothing about a run but its number of attempts.
 
-Each story is told once undisturbed, and then again with the worker dying after every single entry that becomes
+Each story is executed once undisturbed, and then again with the worker dying after each entry that becomes
 durable. The next worker must arrive at the same state and history without executing a finished node again.
 """
 
@@ -79,15 +79,15 @@ class Story:
 
 
 @dataclass
-class Telling:
-    """What came of one telling of a story."""
+class Replay:
+    """What one execution of a story led to."""
 
     outcome: Outcome | None = None
     attempts: int = 0
     durable: list[Entry | Outcome] = field(default_factory=list)
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    attempt_numbers: list[int] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
 
 
@@ -96,7 +96,7 @@ class Teller:
         self._settings = settings
         self._database = database
 
-    async def tell(self, story: Story, durability: str, *, dies_after: int | None = None) -> Telling:
+    async def play(self, story: Story, durability: str, *, dies_after: int | None = None) -> Replay:
         executed: list[str] = []
         graph = story.graph(executed)
         catalog = catalog_of(story=graph)
@@ -104,7 +104,7 @@ class Teller:
         reading = story.graph([])
         reading.checkpointer = PooledSaver(self._database)
         past = Past(reading, thread_id)
-        telling = Telling()
+        replay = Replay()
         async with open_station(self._settings, self._database, catalog) as peace:
 
             async def post(kwargs: RunKwargs, durability: str = "async") -> UUID:
@@ -124,24 +124,24 @@ class Teller:
             async with open_station(
                 self._settings, self._database, catalog, lifetime=dies_after, whole=durability == "exit"
             ) as mortal:
-                _, telling.outcome = await mortal.execute_next()
-                telling.first = list(executed)
-                telling.durable = mortal.journal.durable
+                _, replay.outcome = await mortal.execute_next()
+                replay.first = list(executed)
+                replay.durable = mortal.journal.durable
                 await mortal.die()
             executed.clear()
-            if telling.outcome is None:
-                _, telling.outcome = await peace.execute_next()
-                telling.second = list(executed)
+            if replay.outcome is None:
+                _, replay.outcome = await peace.execute_next()
+                replay.second = list(executed)
             run = await run_row(self._database, run_id)
-            telling.attempts = run["attempt"]
-            telling.told = attempts_told(await run_events(self._database, thread_id, run_id))
-            telling.result = {"status": run["status"], "error": run["error"], "then": await self._seen(past, thread_id)}
+            replay.attempts = run["attempt"]
+            replay.attempt_numbers = attempts_told(await run_events(self._database, thread_id, run_id))
+            replay.result = {"status": run["status"], "error": run["error"], "then": await self._seen(past, thread_id)}
             if not story.temporary:
                 for kwargs in story.after:
                     await post(kwargs)
                     await peace.execute_next()
-                telling.result["finally"] = await self._seen(past, thread_id)
-        return telling
+                replay.result["finally"] = await self._seen(past, thread_id)
+        return replay
 
     async def _seen(self, past: Past, thread_id: UUID) -> dict[str, Any]:
         head, thread = await past.head(), await thread_row(self._database, thread_id)
@@ -181,7 +181,7 @@ def holds_state(durable: list[Entry | Outcome]) -> bool:
 
 @pytest.fixture
 def forgetful(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on the server here, and thousands of small commits are quicker unsynchronised."""
+    """The server does not crash in these tests, and thousands of small commits are faster without fsync."""
     monkeypatch.setattr("holdfast.db.session_options._SYNCHRONOUS_COMMIT_ON", "NULL")
     with psycopg.connect(database_url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
@@ -335,34 +335,34 @@ RUNS_AHEAD = {"input", "two answers by id", "answer that leads to another questi
 
 
 @pytest.mark.parametrize("name", STORIES)
-async def test_a_crash_at_any_moment_changes_nothing(name: str, teller: Teller) -> None:
+async def test_crash_at_any_moment_does_not_change_the_result(name: str, teller: Teller) -> None:
     for durability in ("sync", "async", "exit") if name in RUNS_AHEAD else ("sync", "exit"):
-        calm = await teller.tell(STORIES[name], durability)
+        calm = await teller.play(STORIES[name], durability)
         assert calm.outcome is not None
-        assert calm.told == [1]
+        assert calm.attempt_numbers == [1]
         assert calm.result["error"] is None
         for entries in moments(calm.durable):
-            crashed = await teller.tell(STORIES[name], durability, dies_after=entries)
+            crashed = await teller.play(STORIES[name], durability, dies_after=entries)
             at = f"{durability}, after {entries} of {len(calm.durable)} entries: {crashed.durable[-1:]}"
             assert crashed.result == calm.result, at
             if durability == "exit" and crashed.attempts == 1:
                 # What is handed in together becomes durable together, the end of the run included.
                 break
             assert crashed.attempts == 2, at
-            assert crashed.told == [1, 2], at
+            assert crashed.attempt_numbers == [1, 2], at
             assert Counter(crashed.second) == left_to_execute(STORIES[name], calm, crashed, durability), at
 
 
-async def test_a_crash_makes_no_wrong_answer_right(teller: Teller) -> None:
+async def test_crash_does_not_make_a_wrong_answer_accepted(teller: Teller) -> None:
     async def wrong(past: Past) -> Kwargs:
         return {**answer({**await past.answers(left="L", right="R"), "0" * 32: "?"}), "strict_resume": True}
 
     story = Story(graphs.two_ask, wrong, before=(GO,), after=(strictly(both_answers),))
-    calm = await teller.tell(story, "async")
+    calm = await teller.play(story, "async")
     assert calm.result["error"]["error"] == "UnknownInterruptError"
     assert calm.result["then"]["thread"][::2] == ("interrupted", ["left 0?", "right 0?"])
     for entries in moments(calm.durable):
-        crashed = await teller.tell(story, "async", dies_after=entries)
+        crashed = await teller.play(story, "async", dies_after=entries)
         assert crashed.result == calm.result
         assert crashed.attempts == 2
 
@@ -374,7 +374,7 @@ def moments(durable: list[Entry | Outcome]) -> list[int]:
     return sorted({0, 1, *state, len(durable) - 1})
 
 
-def left_to_execute(story: Story, calm: Telling, crashed: Telling, durability: str) -> Counter[str]:
+def left_to_execute(story: Story, calm: Replay, crashed: Replay, durability: str) -> Counter[str]:
     """What an undisturbed run executes, less what the crash left finished."""
     if durability == "exit" and holds_state(crashed.durable):
         # Everything is in that checkpoint but the questions, which have to be asked again.

@@ -70,7 +70,7 @@ def data(events: list[LogEvent], kind: str, namespace: str = "") -> list[Any]:
 
 
 @pytest.mark.parametrize("subgraphs", [False, True])
-async def test_each_mode_leaves_its_own_events(subgraphs: bool, settings: Settings, database: Database) -> None:
+async def test_each_stream_mode_writes_its_own_events(subgraphs: bool, settings: Settings, database: Database) -> None:
     events = await streamed(settings, database, MODES, subgraphs=subgraphs)
 
     # A subgraph hands back its whole state, and the parent's reducer adds it to what it has.
@@ -87,7 +87,7 @@ async def test_each_mode_leaves_its_own_events(subgraphs: bool, settings: Settin
         [],
     ]
     assert {entry["type"] for entry in data(events, "debug")} == {"checkpoint", "task", "task_result"}
-    # No values of its own for whoever waits for the result: they are there.
+    # No event `output`: the values are in the log already.
     assert data(events, "output") == []
 
     namespaces = {event.namespace for event in events} - {""}
@@ -99,7 +99,9 @@ async def test_each_mode_leaves_its_own_events(subgraphs: bool, settings: Settin
     assert [list(update) for update in data(events, "updates", child)] == [["deep"]]
 
 
-async def test_messages_grow_and_tuples_pass_through(settings: Settings, database: Database) -> None:
+async def test_messages_mode_sends_growing_messages_and_tuples_mode_chunks(
+    settings: Settings, database: Database
+) -> None:
     events = await streamed(settings, database, ["messages", "messages-tuple"], subgraphs=False)
 
     pieces = [message["content"] for message, _ in data(events, "messages")]
@@ -117,11 +119,11 @@ async def test_messages_grow_and_tuples_pass_through(settings: Settings, databas
     )
 
 
-async def test_only_what_was_asked_for_is_kept(settings: Settings, database: Database) -> None:
+async def test_only_requested_modes_are_written(settings: Settings, database: Database) -> None:
     for mode in [*MODES, "nothing"]:
         events = await streamed(settings, database, [] if mode == "nothing" else [mode], subgraphs=False)
 
         kinds = {event.kind.split("/")[0] for event in events} - {"metadata", "end", "output"}
         assert kinds == {{"messages-tuple": "messages", "nothing": "values"}.get(mode, mode)}
-        # Whoever waits for the result finds it in every case.
+        # In each case the result is in the log.
         assert len(data(events, "output")) == (0 if mode in ("values", "nothing") else 1)

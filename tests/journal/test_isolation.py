@@ -1,4 +1,4 @@
-"""The write of one run that does not get through, although the server answers, hurts only that run."""
+"""A write of one run that cannot be stored, although the server answers, fails only that run."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ async def hasty_station(
 
 @asynccontextmanager
 async def locking(station: Station) -> AsyncIterator[AsyncConnection[Any]]:
-    """A transaction of somebody who takes his time."""
+    """A transaction of another client that stays open."""
     settings = quick_settings(str(station.database.settings.database_url), lease=900.0)
-    connection = await AsyncConnection.connect(connection_parameters(settings, "somebody"))
+    connection = await AsyncConnection.connect(connection_parameters(settings, "other"))
     async with connection:
         yield connection
         await connection.rollback()
 
 
-async def test_a_write_that_never_gets_done_fails_its_own_run(hasty_station: Station, database: Database) -> None:
+async def test_journal_fails_only_the_run_whose_write_times_out(hasty_station: Station, database: Database) -> None:
     async with database.connection() as connection:
         await connection.execute(SLOW_EVENTS)
     slow, *others = await open_writers(hasty_station, 4)
@@ -104,7 +104,7 @@ async def test_a_write_that_never_gets_done_fails_its_own_run(hasty_station: Sta
 
 
 @pytest.mark.parametrize("state", ["53200", "58030", "53100"], ids=["memory", "disk", "full disk"])
-async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
+async def test_journal_fails_no_run_while_the_server_is_short_of_memory_or_disk(
     station: Station, database: Database, state: str
 ) -> None:
     writers = await open_writers(station, 4)
@@ -128,7 +128,7 @@ async def test_a_server_that_is_short_of_something_for_a_moment_fails_nobody(
 
 
 @pytest.mark.parametrize("state", ["53200", "53100"], ids=["memory", "full disk"])
-async def test_write_that_the_server_has_no_room_for_fails_its_own_run(
+async def test_journal_fails_a_large_write_that_the_server_has_no_room_for(
     station: Station, database: Database, state: str
 ) -> None:
     large, other = await open_writers(station, 2)
@@ -146,7 +146,9 @@ async def test_write_that_the_server_has_no_room_for_fails_its_own_run(
             await failing
 
 
-async def test_neighbours_do_not_wait_for_the_lock_that_a_run_waits_for(settings: Settings, database: Database) -> None:
+async def test_journal_writes_other_runs_while_an_isolated_run_waits_for_a_lock(
+    settings: Settings, database: Database
+) -> None:
     settings = settings.model_copy(update={"lease": 900.0})
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
         locked, other = await open_writers(station, 2)
@@ -164,7 +166,7 @@ async def test_neighbours_do_not_wait_for_the_lock_that_a_run_waits_for(settings
             await waiting
 
 
-async def test_neighbours_in_a_group_do_not_wait_for_the_lock_either(settings: Settings, database: Database) -> None:
+async def test_journal_isolates_a_run_of_a_group_that_waits_for_a_lock(settings: Settings, database: Database) -> None:
     settings = settings.model_copy(update={"lease": 900.0})
     async with open_station(settings, database, catalog_of(steps=steps([]))) as station:
         locked, other = await open_writers(station, 2)
@@ -181,7 +183,7 @@ async def test_neighbours_in_a_group_do_not_wait_for_the_lock_either(settings: S
             await waiting
 
 
-async def test_a_run_that_somebody_has_locked_waits_alone(hasty_station: Station, database: Database) -> None:
+async def test_isolated_run_is_written_once_its_lock_is_free(hasty_station: Station, database: Database) -> None:
     locked, *others = await open_writers(hasty_station, 3)
     async with locking(hasty_station) as holder:
         await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (locked.run_id,))
@@ -204,7 +206,7 @@ async def test_a_run_that_somebody_has_locked_waits_alone(hasty_station: Station
     assert payloads(await thread_events(database, others[0].thread_id), "custom") == [1, "again"]
 
 
-async def test_a_run_that_is_lost_while_it_waits_alone_is_told_so(hasty_station: Station) -> None:
+async def test_isolated_run_that_is_lost_fails_with_lease_lost(hasty_station: Station) -> None:
     [writer] = await open_writers(hasty_station, 1)
     async with locking(hasty_station) as holder:
         await holder.execute("SELECT 1 FROM run WHERE run_id = %s FOR UPDATE", (writer.run_id,))
@@ -219,7 +221,7 @@ async def test_a_run_that_is_lost_while_it_waits_alone_is_told_so(hasty_station:
                 await ending
 
 
-async def test_a_locked_table_fails_nobody(hasty_station: Station, database: Database) -> None:
+async def test_journal_fails_no_run_while_a_table_is_locked(hasty_station: Station, database: Database) -> None:
     writers = await open_writers(hasty_station, 5)
     async with locking(hasty_station) as holder:
         await holder.execute("LOCK TABLE event IN ACCESS EXCLUSIVE MODE")
@@ -238,7 +240,9 @@ async def test_a_locked_table_fails_nobody(hasty_station: Station, database: Dat
         assert payloads(await thread_events(database, writer.thread_id), "custom") == [number]
 
 
-async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_fails_no_run_whose_commit_was_stored_but_not_answered(
+    station: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The commits happen, and their answers come too late."""
     monkeypatch.setattr("holdfast.journal.group_writer.LARGE_WRITE_BYTES", 0)
     [writer] = await open_writers(station, 1)
@@ -251,7 +255,7 @@ async def test_what_was_stored_after_all_fails_nobody(station: Station, monkeypa
     assert [event.kind for event in events] == ["metadata", "custom", "end"]
 
 
-async def test_a_session_that_was_given_up_writes_nothing_any_more(hasty_station: Station, database: Database) -> None:
+async def test_session_that_was_given_up_writes_nothing_more(hasty_station: Station, database: Database) -> None:
     """It gets what was sent to it when all of that has been written by another one, and something else since."""
     [writer] = await open_writers(hasty_station, 1)
     thread_id = str(writer.thread_id)

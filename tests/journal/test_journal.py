@@ -1,5 +1,4 @@
-"""The journal: what runs hand in becomes durable in groups, in order, under their fences, and each answers for its
-own."""
+"""The journal: entries become durable in groups, in order and under their fences. A bad entry fails only its run."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ async def waits_for_lock(database: Database) -> bool:
     return bool(rows)
 
 
-async def test_everything_that_waits_goes_into_one_commit(station: Station) -> None:
+async def test_journal_writes_all_waiting_runs_in_one_commit(station: Station) -> None:
     writers = await open_writers(station, 20)
     for number, writer in enumerate(writers):
         say(writer, number)
@@ -92,14 +91,14 @@ async def test_everything_that_waits_goes_into_one_commit(station: Station) -> N
     assert sorted(station.announced) == sorted((writer.thread_id, 3) for writer in writers)
 
 
-async def test_what_a_run_says_first_is_written_although_nobody_waits(station: Station) -> None:
+async def test_first_write_of_a_run_needs_no_waiter(station: Station) -> None:
     [writer] = await open_writers(station, 1)
     say(writer, "first")
     await until_true(lambda: station.announced == [(writer.thread_id, 2)], "it is written")
     assert await written(station, writer) == ["first"]
 
 
-async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
+async def test_run_that_ends_within_the_first_write_delay_is_one_commit(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.journal.run_writer.FIRST_WRITE_DELAY_SECONDS", 3600)
@@ -114,19 +113,19 @@ async def test_a_run_that_is_over_while_its_first_entries_rest_is_one_commit(
     assert await written(station, writer) == ["first", "last"]
 
 
-@pytest.mark.parametrize(("runs", "rests"), [(1, 0), (2, 1)])
-async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
-    station: Station, monkeypatch: pytest.MonkeyPatch, runs: int, rests: int
+@pytest.mark.parametrize(("runs", "delays"), [(1, 0), (2, 1)])
+async def test_journal_delays_the_next_group_after_a_commit_of_several_runs(
+    station: Station, monkeypatch: pytest.MonkeyPatch, runs: int, delays: int
 ) -> None:
-    """Of one run it does not: there is nobody to wait for, and somebody may wait for the run's next step."""
+    """After a commit of one run there is no delay: no other run can join, and a client may wait for the next step."""
     longest = 0.0123
     monkeypatch.setattr("holdfast.journal.journal.MAX_GROUP_DELAY_SECONDS", longest)
-    rested: list[float] = []
-    rest = station.journal._delay_next_group
+    delayed: list[float] = []
+    delay = station.journal._delay_next_group
 
     async def noted(seconds: float) -> None:
-        rested.append(seconds)
-        await rest(seconds)
+        delayed.append(seconds)
+        await delay(seconds)
 
     writers = await open_writers(station, runs)
     monkeypatch.setattr(station.journal, "_delay_next_group", noted)
@@ -139,16 +138,16 @@ async def test_after_a_slow_commit_of_several_runs_the_journal_rests(
     await flushing
     say(writers[0], "after it")
     await writers[0].flush()
-    assert rested.count(longest) == rests
+    assert delayed.count(longest) == delays
     assert station.journal.commits == 2
 
 
 @pytest.mark.parametrize("other_one", ["waits too", "has ended", "is lost", "is superseded"])
-async def test_the_rest_is_over_when_everybody_waits(
+async def test_delay_of_a_group_ends_when_all_runs_wait(
     station: Station, monkeypatch: pytest.MonkeyPatch, other_one: str
 ) -> None:
-    rest = station.journal._delay_next_group
-    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: rest(3600))
+    delay = station.journal._delay_next_group
+    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: delay(3600))
     writer, other, ended = await open_writers(station, 3)
     say(writer, "first")
     say(other, "first")
@@ -175,10 +174,12 @@ async def test_the_rest_is_over_when_everybody_waits(
     assert await written(station, writer) == ["first", "second", *(["third"] if other_one == "has ended" else [])]
 
 
-async def test_who_waits_since_before_is_not_kept_waiting(station: Station, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it handed in came while the commit was under way."""
-    rest = station.journal._delay_next_group
-    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: rest(3600))
+async def test_group_is_not_delayed_for_runs_that_waited_before(
+    station: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run handed in its entries while the commit was under way."""
+    delay = station.journal._delay_next_group
+    monkeypatch.setattr(station.journal, "_delay_next_group", lambda _: delay(3600))
     writer, *ended = await open_writers(station, 3)
     async with blocked(station.database, ended[0].run_id):
         ending = [asyncio.create_task(one.finish(SUCCESS)) for one in ended]
@@ -189,7 +190,7 @@ async def test_who_waits_since_before_is_not_kept_waiting(station: Station, monk
     await asyncio.wait_for(asyncio.gather(waiting, *ending), 30)
 
 
-async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -> None:
+async def test_group_grows_while_the_previous_commit_is_under_way(station: Station) -> None:
     first, *others = await open_writers(station, 10)
     async with blocked(station.database, first.run_id):
         say(first, "first")
@@ -202,7 +203,7 @@ async def test_a_group_grows_while_the_previous_commit_takes(station: Station) -
     assert station.journal.commits == 2
 
 
-async def test_order_and_numbers_survive_any_interleaving(station: Station) -> None:
+async def test_journal_keeps_order_and_numbers_under_any_interleaving(station: Station) -> None:
     writers = await open_writers(station, 12)
     chance = random.Random(7)
 
@@ -226,7 +227,7 @@ async def test_order_and_numbers_survive_any_interleaving(station: Station) -> N
         assert (await thread_row(station.database, writer.thread_id))["last_seq"] == 62
 
 
-async def test_a_stale_fence_writes_nothing_and_its_neighbours_are_written(station: Station) -> None:
+async def test_journal_rejects_a_stale_fence_and_writes_the_other_runs(station: Station) -> None:
     before, stale, after = await open_writers(station, 3)
     await query(station.database, TAKE_OVER, stale.run_id)
     for writer in (before, stale, after):
@@ -246,7 +247,7 @@ async def test_a_stale_fence_writes_nothing_and_its_neighbours_are_written(stati
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, Released(), Released(after=1.0), RolledBack()])
-async def test_no_outcome_is_written_under_a_stale_fence(outcome: Any, station: Station) -> None:
+async def test_journal_rejects_each_outcome_under_a_stale_fence(outcome: Any, station: Station) -> None:
     stale, other = await open_writers(station, 2)
     await query(station.database, TAKE_OVER, stale.run_id)
     taken_over = await run_row(station.database, stale.run_id)
@@ -258,7 +259,7 @@ async def test_no_outcome_is_written_under_a_stale_fence(outcome: Any, station: 
     assert [event.kind for event in await thread_events(station.database, stale.thread_id)] == ["metadata"]
 
 
-async def test_a_run_that_was_deleted_is_told_so(station: Station) -> None:
+async def test_writer_of_a_deleted_run_fails_with_lease_lost(station: Station) -> None:
     gone, other = await open_writers(station, 2)
     await query(station.database, "DELETE FROM run WHERE run_id = %s RETURNING run_id", gone.run_id)
     say(gone, "late")
@@ -295,7 +296,7 @@ def spoil(writer: RunWriter, how: str) -> None:
         "number already given",
     ],
 )
-async def test_what_the_database_refuses_fails_its_own_run_only(how: str, station: Station) -> None:
+async def test_journal_fails_only_the_run_whose_data_is_refused(how: str, station: Station) -> None:
     before, culprit, after = await open_writers(station, 3)
     say(culprit, "good")
     await culprit.flush()
@@ -320,7 +321,7 @@ async def test_what_the_database_refuses_fails_its_own_run_only(how: str, statio
     assert await written(station, before) == ["with the bad", "on"]
 
 
-async def test_an_entry_that_is_too_large_is_refused_at_once(station: Station) -> None:
+async def test_writer_refuses_an_entry_that_is_too_large(station: Station) -> None:
     writer, other = await open_writers(station, 2)
     say(writer, "small")
     with pytest.raises(JournalFailed, match="MAX_ENTRY_BYTES"):
@@ -331,7 +332,7 @@ async def test_an_entry_that_is_too_large_is_refused_at_once(station: Station) -
     assert await written(station, writer) == ["small"]
 
 
-async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
+async def test_writer_waits_for_space_when_its_buffer_is_full(station: Station) -> None:
     fast, slow = await open_writers(station, 2)
     handed_in = 0
 
@@ -359,7 +360,7 @@ async def test_a_run_that_outpaces_the_database_waits(station: Station) -> None:
     assert [number for number, _ in await written(station, fast)] == list(range(100))
 
 
-async def test_a_void_writer_writes_nothing_more(station: Station) -> None:
+async def test_lost_writer_writes_nothing_more(station: Station) -> None:
     writer, other = await open_writers(station, 2)
     async with blocked(station.database, other.run_id):
         say(other, "in flight")
@@ -380,7 +381,7 @@ async def test_a_void_writer_writes_nothing_more(station: Station) -> None:
         await writer.finish(SUCCESS)
 
 
-async def test_a_rollback_asked_for_meanwhile_outranks_the_end(station: Station) -> None:
+async def test_requested_rollback_prevents_the_end_of_a_run(station: Station) -> None:
     writer, other = await open_writers(station, 2)
     say(writer, "to be undone")
     await writer.flush()
@@ -399,8 +400,8 @@ async def test_a_rollback_asked_for_meanwhile_outranks_the_end(station: Station)
 
 
 @pytest.mark.parametrize("outcome", [Released(), Released(after=0.5)])
-async def test_a_rollback_asked_for_meanwhile_waits_while_the_run_goes_on(outcome: Any, station: Station) -> None:
-    """Handing a run back is no end: whoever claims it next sees the request."""
+async def test_requested_rollback_lets_a_run_be_released(outcome: Any, station: Station) -> None:
+    """Releasing a run is not its end: the worker that claims it next finds the request."""
     [writer] = await open_writers(station, 1)
     await cancel_runs(station.database, writer.thread_id, None, "rollback")
     await writer.finish(outcome)
@@ -409,7 +410,7 @@ async def test_a_rollback_asked_for_meanwhile_waits_while_the_run_goes_on(outcom
     assert (run["status"], run["cancel_action"]) == ("pending", "rollback")
 
 
-async def test_flush_waits_for_what_is_in_flight(station: Station) -> None:
+async def test_flush_waits_for_entries_in_flight(station: Station) -> None:
     [writer] = await open_writers(station, 1)
     await writer.flush()
     assert station.journal.commits == 0
@@ -424,7 +425,7 @@ async def test_flush_waits_for_what_is_in_flight(station: Station) -> None:
     assert await written(station, writer) == ["in flight"]
 
 
-async def test_a_flush_that_is_cancelled_leaves_the_journal_alone(station: Station) -> None:
+async def test_cancelled_flush_does_not_disturb_the_journal(station: Station) -> None:
     [writer] = await open_writers(station, 1)
     async with blocked(station.database, writer.run_id):
         say(writer, 1)
@@ -438,7 +439,7 @@ async def test_a_flush_that_is_cancelled_leaves_the_journal_alone(station: Stati
     assert await written(station, writer) == [1, 2]
 
 
-async def test_a_superseded_writer_is_silent_and_its_successor_goes_on(station: Station) -> None:
+async def test_superseded_writer_writes_nothing_and_its_successor_continues(station: Station) -> None:
     [writer] = await open_writers(station, 1)
     say(writer, 1)
     successor = await writer.supersede()

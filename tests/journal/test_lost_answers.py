@@ -1,4 +1,4 @@
-"""The journal when its connection breaks: nothing is lost and nothing is written twice, whenever that happens."""
+"""The journal when its connection breaks: at no moment is an entry lost or written twice."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ async def assert_all_written_once(station: Station, writer: RunWriter, count: in
         assert await count_rows(station.database, table, writer) == count
 
 
-async def test_sessions_killed_under_load_lose_and_double_nothing(station: Station) -> None:
+async def test_journal_neither_loses_nor_repeats_entries_when_its_session_is_killed(station: Station) -> None:
     writers = await open_writers(station, 8)
 
     killed = 0
 
     async def write(writer: RunWriter) -> int:
-        """As long as there is somebody to kill."""
+        """Write until four sessions were killed."""
         number = 0
         while number < 40 or killed < 4:
             hand_in(writer, number)
@@ -98,7 +98,7 @@ async def test_sessions_killed_under_load_lose_and_double_nothing(station: Stati
 def breaking(
     patch: pytest.MonkeyPatch, *, before: bool, times: int = 1, error: Callable[[], Exception] | None = None
 ) -> list[int]:
-    """Let the next commits break: before the COMMIT, or after it has happened and before the journal hears of it.
+    """Let the next commits break: before the COMMIT, or after it and before its answer arrives.
 
     The list grows by one for each that broke.
     """
@@ -132,7 +132,7 @@ async def end(writer: RunWriter, number: int, outcome: Outcome | None = None) ->
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after the commit"])
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_lost_answer_neither_loses_nor_doubles(
+async def test_journal_neither_loses_nor_repeats_a_commit_without_answer(
     before: bool, times: int, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writers = await open_writers(station, 3)
@@ -157,7 +157,7 @@ OUTCOMES: dict[str, Outcome] = {
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after the commit"])
 @pytest.mark.parametrize("name", OUTCOMES)
-async def test_an_end_whose_answer_was_lost_is_written_once(
+async def test_outcome_without_answer_is_written_once(
     name: str, before: bool, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, other = await open_writers(station, 2)
@@ -187,7 +187,7 @@ async def test_an_end_whose_answer_was_lost_is_written_once(
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after the commit"])
-async def test_a_lost_answer_in_a_group_with_a_stale_fence(
+async def test_commit_without_answer_in_a_group_with_a_stale_fence_is_written_once(
     before: bool, station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, ended, stale = await open_writers(station, 3)
@@ -209,7 +209,7 @@ async def test_a_lost_answer_in_a_group_with_a_stale_fence(
     await assert_all_written_once(station, held, 2)
 
 
-async def test_a_run_taken_over_during_an_outage_is_told_when_it_is_over(
+async def test_run_taken_over_during_an_outage_fails_with_lease_lost(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit happened, its answer was lost, and before the second try another worker took the run."""
@@ -231,7 +231,7 @@ async def test_a_run_taken_over_during_an_outage_is_told_when_it_is_over(
     await assert_all_written_once(station, other, 1)
 
 
-async def test_a_writer_voided_during_an_outage_is_not_waited_for(
+async def test_writer_lost_during_an_outage_does_not_delay_others(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, other = await open_writers(station, 2)
@@ -248,7 +248,7 @@ async def test_a_writer_voided_during_an_outage_is_not_waited_for(
     await assert_all_written_once(station, other, 1)
 
 
-async def test_a_server_that_is_read_only_for_a_while_fails_no_run(station: Station) -> None:
+async def test_journal_fails_no_run_while_the_server_is_read_only(station: Station) -> None:
     """As after a fail-over, when the old address still leads to the standby."""
     [writer] = await open_writers(station, 1)
     hand_in(writer, 0)
