@@ -89,7 +89,7 @@ async def victim(alice: httpx.AsyncClient) -> Victim:
     return Victim(thread_id, checkpoint_id)
 
 
-class Mallory:
+class Forger:
     """A client of another tenant. Each method is a way to have a run, and returns its record and what it saw; None if
     the request was refused."""
 
@@ -175,7 +175,14 @@ class Mallory:
         return run, values.get("seen")
 
 
-WAYS: dict[str, Callable[[Mallory, dict[str, Any]], tuple[Any, Any] | None]] = {
+@pytest.fixture
+def forger(url: str) -> Iterator[Forger]:
+    forger = Forger(url)
+    yield forger
+    forger.client.close()
+
+
+WAYS: dict[str, Callable[[Forger, dict[str, Any]], tuple[Any, Any] | None]] = {
     "POST /threads/{id}/runs": lambda mallory, body: mallory.on_thread(body, ""),
     "POST /threads/{id}/runs/wait": lambda mallory, body: mallory.on_thread(body, "/wait"),
     "POST /threads/{id}/runs/stream": lambda mallory, body: mallory.on_thread(body, "/stream"),
@@ -205,12 +212,13 @@ def check_seen(run: dict[str, Any], seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_request_does_not_change_identity(way: str, url: str, alice: httpx.AsyncClient, victim: Victim) -> None:
-    mallory = Mallory(url)
+async def test_request_does_not_change_identity(
+    way: str, forger: Forger, alice: httpx.AsyncClient, victim: Victim
+) -> None:
     ran = 0
 
     def attack(body: dict[str, Any]) -> bool:
-        found = WAYS[way](mallory, body)
+        found = WAYS[way](forger, body)
         if found is None:
             return False
         run, seen = found
@@ -247,9 +255,9 @@ MARKED_BODY = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_graph_sees_no_reserved_key_of_a_client(way: str, url: str) -> None:
+async def test_graph_sees_no_reserved_key_of_a_client(way: str, forger: Forger) -> None:
     for body in (MARKED_BODY, {"metadata": MARKED_METADATA, "context": MARKED_OPTIONS}):
-        found = await asyncio.to_thread(WAYS[way], Mallory(url), body)
+        found = await asyncio.to_thread(WAYS[way], forger, body)
         assert found is not None
         run, seen = found
         assert run["status"] == "success"
@@ -295,12 +303,11 @@ async def test_graph_of_a_cron_sees_no_reserved_key_of_a_client(
     assert MARK not in (await mallory.get(f"/threads/{run['thread_id']}")).text
 
 
-async def test_headers_do_not_change_identity(url: str, victim: Victim) -> None:
+async def test_headers_do_not_change_identity(forger: Forger, victim: Victim) -> None:
     """The project forwards all headers, and a header may have any name."""
-    mallory = Mallory(url)
     names = [name for name in KEYS if name not in ("user", "forwarded", "kwargs", "configurable", "callbacks")]
-    mallory.client.headers.update(dict.fromkeys(names, victim.thread_id) | {"x-forwarded": "seen"})
-    found = await asyncio.to_thread(mallory.on_thread, {}, "/wait")
+    forger.client.headers.update(dict.fromkeys(names, victim.thread_id) | {"x-forwarded": "seen"})
+    found = await asyncio.to_thread(forger.on_thread, {}, "/wait")
     assert found is not None
     run, seen = found
     check_seen(run, seen)

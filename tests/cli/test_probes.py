@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -40,9 +41,14 @@ class OneWorker:
         return [ChildState(self._child, os.getpid(), replacing=False)]
 
 
+@pytest.fixture
+def child() -> Iterator[Child]:
+    with worker_socket() as probes:
+        yield Child("worker", [], probes)
+
+
 @pytest.mark.parametrize("in_time", [True, False], ids=["in time", "too late"])
-def test_a_worker_that_leaves_in_time_does_not_cost_the_others_their_lives(in_time: bool) -> None:
-    child = Child("worker", [], worker_socket())
+def test_a_worker_that_leaves_in_time_does_not_cost_the_others_their_lives(in_time: bool, child: Child) -> None:
     worker = Leaving()
     server = ProbeServer(cast(Any, worker), listener=cast(socket.socket, child.probes).dup())
     server.start()
@@ -58,8 +64,7 @@ def test_a_worker_that_leaves_in_time_does_not_cost_the_others_their_lives(in_ti
     assert health.live().well == in_time
 
 
-def test_a_worker_that_stops_answering_is_not_alive() -> None:
-    child = Child("worker", [], worker_socket())
+def test_a_worker_that_stops_answering_is_not_alive(child: Child) -> None:
     server = ProbeServer(cast(Any, Leaving()), listener=cast(socket.socket, child.probes).dup())
     server.start()
     health = FleetHealth(cast(Supervisor, OneWorker(child, grace=600.0)), "127.0.0.1", 0)
