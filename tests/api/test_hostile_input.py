@@ -105,6 +105,7 @@ async def test_nul_is_fine_where_it_is_only_handed_on(intruder: Intruder) -> Non
     assert (await intruder.client.get(f"/runs/{run['run_id']}")).json()["kwargs"]["input"] == said
 
 
+@pytest.mark.expects_errors("http.failed")
 async def test_embeddings_that_fail_are_a_failure_of_the_server(intruder: Intruder) -> None:
     """No client can help it, and none is told more than that."""
     before = intruder.everything()

@@ -272,6 +272,7 @@ async def test_whatever_an_edge_raises_is_an_answer(settings: Settings, graph: s
         assert (await client.post(path, json=body)).status_code == 200
 
 
+@pytest.mark.expects_errors("http.failed")
 async def test_update_that_the_database_has_no_right_to_store_is_no_fault_of_the_graph(
     settings: Settings, database: Database
 ) -> None:

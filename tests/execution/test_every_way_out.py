@@ -147,6 +147,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.expects_errors("asyncio")
 async def test_attempt_ends_in_an_outcome_for_anything_a_graph_raises_or_returns(
     settings: Settings, database: Database
 ) -> None:
@@ -234,6 +235,7 @@ async def test_factory_that_exits_fails_its_run(
     assert (run["status"], run["error"]["error"]) == ("error", "GraphExited")
 
 
+@pytest.mark.expects_errors("run.crashed")
 async def test_defect_in_the_executor_is_retried_and_then_an_error(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +291,7 @@ async def test_run_ends_although_its_webhook_is_refused(settings: Settings, data
     assert (reported["webhook"], reported["log_level"]) == (True, "error")
 
 
+@pytest.mark.expects_errors("run.crashed", "worker.runs_disowned")
 @pytest.mark.parametrize("max_crashes", [1, 2])
 async def test_attempt_whose_end_is_refused_counts_as_a_crash(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, max_crashes: int
@@ -306,6 +309,7 @@ async def test_attempt_whose_end_is_refused_counts_as_a_crash(
     assert len(calls) <= max_crashes
 
 
+@pytest.mark.expects_errors("run.crashed", "worker.runs_disowned")
 async def test_run_whose_outcomes_are_all_refused_is_not_executed_again(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +334,7 @@ async def test_run_whose_outcomes_are_all_refused_is_not_executed_again(
     assert (await run_row(database, created.run["run_id"]))["status"] == "running"
 
 
+@pytest.mark.expects_errors("run.crashed")
 async def test_cleanup_that_fails_does_not_change_the_outcome(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ async def test_a_busy_thread_that_rejects_costs_the_cron_one_firing(database: Da
     assert stopped["status"] == "interrupted"
 
 
+@pytest.mark.expects_errors("cron.failed", "upkeep.row_set_aside")
 async def test_a_run_the_database_refuses_costs_the_cron_one_firing(database: Database) -> None:
     cron_id = await cron(database)
     unfit = "UPDATE cron SET template = jsonb_set(template::jsonb, '{priority}', '10000000000')::json RETURNING 1"
@@ -256,6 +257,7 @@ async def test_the_look_reads_what_is_due_first(database: Database) -> None:
     assert "Rows Removed" not in text
 
 
+@pytest.mark.expects_errors("cron.failed", "upkeep.row_set_aside")
 async def test_one_that_cannot_be_fired_does_not_stop_the_others(database: Database) -> None:
     broken, sound = await cron(database), await cron(database)
     await query(database, "UPDATE cron SET timezone = 'Mars/Olympus' WHERE cron_id = %s RETURNING 1", broken)
@@ -322,6 +324,7 @@ async def test_a_cron_whose_thread_is_locked_delays_no_other(database: Database)
     assert [line["cron_id"] for line in logs if line["event"] == "cron.failed"] == [str(waits)]
 
 
+@pytest.mark.expects_errors("cron.failed", "upkeep.row_set_aside")
 async def test_crons_whose_threads_are_locked_leave_time_for_others(database: Database) -> None:
     """All that is due is tried within the time that the duty has."""
     threads = [await thread(database) for _ in range(4)]
@@ -337,6 +340,7 @@ async def test_crons_whose_threads_are_locked_leave_time_for_others(database: Da
         assert len(await runs(database, due)) == 1
 
 
+@pytest.mark.expects_errors("cron.failed", "upkeep.row_set_aside")
 async def test_a_cron_that_is_locked_delays_no_other(database: Database) -> None:
     """Its thread is locked, too, as by somebody who deletes both."""
     locked = await thread(database)

@@ -219,6 +219,7 @@ async def test_no_more_are_claimed_at_once_than_there_is_room_for(
     assert counts == [10, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.expects_errors("upkeep.row_set_aside")
 async def test_deliveries_that_cannot_be_claimed_in_time_keep_no_other_waiting(
     database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +319,7 @@ async def test_a_delivery_that_cannot_be_claimed_keeps_no_other_waiting(database
             await delivered(database, receiver.url)
 
 
+@pytest.mark.expects_errors("upkeep.row_set_aside")
 async def test_deliveries_that_are_claimed_one_by_one_are_bounded_by_bytes(
     database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
