@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from holdfast.db.connect import Database
 from holdfast.settings import load_settings
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.sweeper import Sweeper
 from tests.api.test_runs import thread
 from tests.support import waiting
@@ -312,7 +313,7 @@ async def test_the_thread_of_a_stateless_letter_waits_for_it(post: Post) -> None
         database = Database(settings, "sweep")
         await database.open()
         try:
-            await Sweeper(database).run()
+            await Sweeper(database, Metrics()).run()
         finally:
             await database.close()
         return len(await query(post.database, kept, places))

@@ -18,6 +18,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config
 from holdfast.insight.timeline import run_timeline
 from holdfast.settings import Settings
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.sweeper import Sweeper
 from tests.api.test_auth import PROJECT as AUTH_PROJECT
 from tests.cli.processes import holdfast
@@ -191,7 +192,7 @@ async def test_when_the_events_have_expired(client: httpx.AsyncClient, database:
     await query(database, "UPDATE run SET finished_at = finished_at - interval '2 days' RETURNING 1")
     await query(database, "UPDATE run SET started_at = finished_at, created_at = finished_at RETURNING 1")
     await query(database, "UPDATE event SET created_at = now() - interval '2 days' RETURNING 1")
-    await Sweeper(database).run()
+    await Sweeper(database, Metrics()).run()
     assert not await query(database, "SELECT 1 FROM event")
     told = await timeline(client, run_id)
     assert "Its events have expired" in told["notes"][0]

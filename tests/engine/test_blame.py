@@ -15,6 +15,7 @@ from holdfast.engine.claimed_run import ClaimedRun
 from holdfast.engine.lease import drain
 from holdfast.engine.reap import mark_lost, release_orphans, watch_workers
 from holdfast.settings import Settings
+from holdfast.telemetry.metrics import Metrics
 from tests.engine.scene import (
     SUCCESS,
     claim_runs,
@@ -275,7 +276,7 @@ async def test_suspect_that_is_released_late_has_the_company_that_it_had(databas
     [innocent] = await several(database, worker_id, 1)
     await query(database, "UPDATE run SET crashes = 2, crashes_in_a_row = 2 RETURNING run_id")
     [killer] = await several(database, worker_id, 1)
-    aside = RowsSetAside("takeover", "run_id", database.metrics, first_delay=0.0, max_delay=0.0)
+    aside = RowsSetAside("takeover", "run_id", Metrics(), first_delay=0.0, max_delay=0.0)
     shared_worker: set[UUID] = set()
     await declare_lost(database, worker_id)
     async with database.transaction() as connection:

@@ -11,6 +11,7 @@ from psycopg.rows import TupleRow
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.items import EXPIRED_ITEMS
 from holdfast.upkeep.sweeper import CHECKPOINTS, PRUNED_THREADS, Sweeper
 from holdfast.upkeep.sweeps import EXPIRED_THREADS
@@ -107,9 +108,9 @@ async def _sweep(settings: Settings, ttl: Mapping[str, Any], expected: Sequence[
     database = Database(settings.model_copy(update=dict(ttl)), "sweep", long_statements=True)
     await database.open()
     try:
-        before = await Sweeper(database).count()
-        removed = await Sweeper(database).finish()
-        after = await Sweeper(database).count()
+        before = await Sweeper(database, Metrics()).count()
+        removed = await Sweeper(database, Metrics()).finish()
+        after = await Sweeper(database, Metrics()).count()
     finally:
         await database.close()
     return [

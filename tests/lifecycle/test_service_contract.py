@@ -89,7 +89,7 @@ class Surroundings:
             """Is never called."""
 
         routes = OwnRoutes(app, "", 1, dict)
-        return OwnWebhooks(self.database, PostgresSignals(self.database), WebhooksSection(), routes)
+        return OwnWebhooks(self.database, PostgresSignals(self.database), Metrics(), WebhooksSection(), routes)
 
 
 def part_of_worker(kind: type[Service]) -> Callable[[Surroundings], Service]:
@@ -113,7 +113,7 @@ MAKERS: dict[str, Callable[[Surroundings], Service]] = {
     "lease": part_of_worker(Lease),
     "watchdog": part_of_worker(LoopWatchdog),
     "abandoned runs": Surroundings.abandoned,
-    "hub": lambda around: Hub(around.database, PostgresSignals(around.database)),
+    "hub": lambda around: Hub(around.database, PostgresSignals(around.database), Metrics()),
     "group commit": lambda around: GroupCommitter(around.database),
     "known keys": lambda around: Roster(around.database),
     "loop delay": lambda around: CoroutineService("loop_delay", lambda: watch_loop(Metrics())),
@@ -122,7 +122,7 @@ MAKERS: dict[str, Callable[[Surroundings], Service]] = {
     "redis signals": Surroundings.redis_signals,
     "several services": lambda around: Services("several", around.signals(), GroupCommitter(around.database)),
     "unsent bytes": lambda around: UnsentBytes(set(), ConnectionLimits.of(around.settings)),
-    "upkeep": lambda around: Upkeep(around.database, PostgresSignals(around.database)),
+    "upkeep": lambda around: Upkeep(around.database, PostgresSignals(around.database), Metrics()),
 }
 
 

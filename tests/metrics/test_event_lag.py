@@ -11,6 +11,7 @@ import pytest
 from holdfast.db.connect import Database
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.streams.hub import Hub
+from holdfast.telemetry.metrics import Metrics
 from tests.streams.test_hub import SilentSignals
 from tests.support.records import query
 from tests.support.waiting import until_true
@@ -26,7 +27,8 @@ class Scene:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.signals = SilentSignals()
-        self.hub = Hub(database, self.signals)
+        self.metrics = Metrics()
+        self.hub = Hub(database, self.signals, self.metrics)
         self.thread_id = uuid4()
         self.seen: list[int] = []
         self.reader: asyncio.Task[None] | None = None
@@ -52,7 +54,7 @@ class Scene:
     @property
     def lags(self) -> tuple[int, float]:
         """How many were observed, and their sum."""
-        [(_, counts, total)] = self.database.metrics.event_lag.tallies()
+        [(_, counts, total)] = self.metrics.event_lag.tallies()
         return sum(counts), total
 
 
@@ -69,7 +71,7 @@ async def test_the_past_is_delivered_and_is_nobodys_delay(scene: Scene) -> None:
     scene.watch()
     await scene.reads(1, 2, 3)
     await scene.waits()
-    assert scene.database.metrics.events_delivered.values() == {(): 3}
+    assert scene.metrics.events_delivered.values() == {(): 3}
     assert scene.lags == (0, 0.0)
     await scene.write(4, 5, age=7)
     scene.hub._feeds[scene.thread_id].hint(None)
@@ -77,7 +79,7 @@ async def test_the_past_is_delivered_and_is_nobodys_delay(scene: Scene) -> None:
     count, lag = scene.lags
     assert count == 1
     assert 7 <= lag < 60
-    assert scene.database.metrics.events_delivered.values() == {(): 5}
+    assert scene.metrics.events_delivered.values() == {(): 5}
 
 
 async def test_the_databases_clock_is_the_one_that_counts(scene: Scene) -> None:
@@ -86,7 +88,7 @@ async def test_the_databases_clock_is_the_one_that_counts(scene: Scene) -> None:
     await scene.reads(1)
     await scene.waits()
     # The database is an hour ahead of us: without regard to that, nothing would seem to be late.
-    scene.database.metrics.clock_ahead = 3600.0
+    scene.metrics.clock_ahead = 3600.0
     await scene.write(2, age=-3600 + 5)
     scene.hub._feeds[scene.thread_id].hint(None)
     await scene.reads(1, 2)
@@ -100,4 +102,4 @@ async def test_who_only_looks_is_sent_nothing(scene: Scene) -> None:
     looking = scene.hub.thread_events(scene.thread_id, 0, tick=None, counted=False)
     assert [event.seq for event in await anext(looking)] == [1, 2]
     await looking.aclose()  # type: ignore[attr-defined]
-    assert scene.database.metrics.events_delivered.values() == {(): 0}
+    assert scene.metrics.events_delivered.values() == {(): 0}

@@ -54,7 +54,7 @@ async def test_a_loop_that_is_blocked_is_late() -> None:
 
 
 async def test_a_process_that_lost_its_session_does_not_say_that_it_leads(database: Database) -> None:
-    upkeep = Upkeep(database, PostgresSignals(database))
+    upkeep = Upkeep(database, PostgresSignals(database), Metrics())
     await upkeep.start()
     await waiting.until_true(lambda: upkeep.leading, "it leads")
     async with database.transaction() as connection, database.connection() as other:

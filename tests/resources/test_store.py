@@ -26,6 +26,7 @@ from holdfast.graphs.store import load_embeddings, store_section
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.resources.store import EmbeddingFailed, PooledStore
 from holdfast.settings import Settings, load_settings
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import items
 from holdfast.upkeep.items import ItemSweeper
 from tests.support.roles import create_role, drop_role
@@ -339,7 +340,7 @@ async def test_expired_items_are_swept(settings: Settings, database: Database, m
             await store.aput(("a",), str(n), {"text": "sea"}, ttl=1)
         async with database.connection() as connection:
             await connection.execute("UPDATE store SET expires_at = now() - interval '1 second' WHERE key <> '4'")
-            sweeper = ItemSweeper(database, 3600)
+            sweeper = ItemSweeper(database, Metrics(), 3600)
             # It comes back at once while there is more, and then after its interval.
             for left, pause in ((3, 0), (1, 0), (1, 3600)):
                 assert await sweeper.run() == pause

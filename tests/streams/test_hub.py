@@ -20,6 +20,7 @@ from holdfast.streams import hub as hub_module
 from holdfast.streams.hub import Hub
 from holdfast.streams.log import EVENT_PAGE_BYTES, LogEvent
 from holdfast.streams.recent_events import MAX_RECENT_EVENTS
+from holdfast.telemetry.metrics import Metrics
 from tests.support.records import query
 from tests.support.waiting import until_true
 
@@ -104,7 +105,7 @@ async def write(database: Database, threads: list[UUID], number: int) -> None:
 
 async def test_degraded_hub_polls_all_threads_with_one_statement(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
-    hub = Hub(database, signals)
+    hub = Hub(database, signals, Metrics())
     await hub.start()
     watching = Watching(hub)
     await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
@@ -126,7 +127,7 @@ async def test_degraded_hub_polls_all_threads_with_one_statement(database: Datab
 
 async def test_hub_polls_at_once_when_hints_may_be_lost(database: Database, reads: Counter[str]) -> None:
     signals = SilentSignals()
-    hub = Hub(database, signals)
+    hub = Hub(database, signals, Metrics())
     await hub.start()
     watching = Watching(hub)
     await until_true(lambda: reads["read_after"] == THREADS, "every thread is read once")
@@ -160,7 +161,7 @@ class Expecting:
 
 @pytest.fixture
 async def expecting(database: Database) -> Expecting:
-    scene = Expecting(database, Hub(database, SilentSignals()))
+    scene = Expecting(database, Hub(database, SilentSignals(), Metrics()))
     await scene.write(scene.old, 1, 2)
     await scene.write(scene.old, 3, kind="end")
     scene.hub.expect_run(scene.thread_id)

@@ -26,6 +26,7 @@ from holdfast.journal.journal import Journal
 from holdfast.journal.run_writer import Group, RunWriter
 from holdfast.settings import Settings
 from holdfast.streams.hints import Flush
+from holdfast.telemetry.metrics import Metrics
 from tests.support.records import query
 
 REGISTER = """
@@ -83,7 +84,8 @@ class Station:
         self.catalog = catalog
         self.worker_id = uuid4()
         self.journal = MortalJournal(settings, self._announce, self._writer_failed, **mortality)
-        self.executor = Executor(settings, database, catalog)
+        self.metrics = Metrics()
+        self.executor = Executor(settings, database, catalog, self.metrics)
         self.announced: list[tuple[UUID, int]] = []
         self.flushes: list[Flush] = []
         self._attempts: dict[UUID, Attempt] = {}

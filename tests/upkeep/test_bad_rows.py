@@ -19,6 +19,7 @@ from holdfast.engine.reap import release_orphans
 from holdfast.resources.history import prune_next
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import tracing
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.deadlines import Deadlines
 from holdfast.upkeep.reaper import Reaper
@@ -94,7 +95,7 @@ async def test_take_over_does_not_depend_on_what_a_run_was_given(
     recorder = Recorder() if traced else None
     bad, good = await orphan(database, kwargs), await orphan(database)
     monkeypatch.setattr(tracing, "recorder", recorder)
-    await Reaper(database, PostgresSignals(database)).run(database)
+    await Reaper(database, PostgresSignals(database), Metrics()).run(database)
     for run_id in (bad, good):
         row = (await query(database, "SELECT status, crashes FROM run WHERE run_id = %s", run_id))[0]
         assert (row["status"], row["crashes"]) == ("pending", 1)
@@ -121,7 +122,8 @@ async def test_the_end_of_a_poison_run_does_not_depend_on_what_it_was_given(
 async def test_a_run_that_cannot_be_released_delays_no_other(database: Database, max_crashes: int) -> None:
     bad, *good = [await orphan(database) for _ in range(4)]
     await refuse_changes(database, bad)
-    aside = RowsSetAside("takeover", "run_id", database.metrics)
+    metrics = Metrics()
+    aside = RowsSetAside("takeover", "run_id", metrics)
     with capture_logs() as logs:
         released = await release_orphans(database, max_crashes=max_crashes, aside=aside)
     assert {row["run_id"] for row in released} == set(good)
@@ -129,7 +131,7 @@ async def test_a_run_that_cannot_be_released_delays_no_other(database: Database,
     [reported] = [line for line in logs if line["event"] == "upkeep.row_set_aside"]
     assert (reported["run_id"], reported["duty"]) == (str(bad), "takeover")
     assert "this row is bad" in reported["error"]
-    assert database.metrics.rows_set_aside.values() == {(): 1}
+    assert metrics.rows_set_aside.values() == {(): 1}
     # It is not tried again at once, and does not come before others.
     later = await orphan(database)
     with capture_logs() as logs:
@@ -138,7 +140,7 @@ async def test_a_run_that_cannot_be_released_delays_no_other(database: Database,
     assert logs == []
     async with database.connection() as connection:
         await connection.execute("ALTER TABLE run DISABLE TRIGGER refuse")
-    aside = RowsSetAside("t", "run_id", database.metrics)
+    aside = RowsSetAside("t", "run_id", Metrics())
     again = await release_orphans(database, max_crashes=max_crashes, aside=aside)
     assert [row["run_id"] for row in again] == [bad]
 
@@ -148,7 +150,7 @@ async def test_a_run_that_cannot_be_given_up_delays_no_other(database: Database)
     bad, *good = [one.run["run_id"] for one in created]
     await query(database, "UPDATE run SET ready_at = now() - interval '2 days' RETURNING 1")
     await refuse_changes(database, bad)
-    aside = RowsSetAside("letters", "run_id", database.metrics)
+    aside = RowsSetAside("letters", "run_id", Metrics())
     for expected in (set(good), set()):
         ended = await end_graphless_runs(database, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == expected
@@ -163,7 +165,7 @@ async def test_a_child_that_cannot_be_cancelled_delays_no_other(database: Databa
         await query(database, "UPDATE run SET parent_run_id = %s WHERE run_id = %s RETURNING 1", parent, child)
         await query(database, "INSERT INTO abandoned (run_id) VALUES (%s) RETURNING 1", parent)
     await refuse_changes(database, children[0])
-    aside = RowsSetAside("families", "run_id", database.metrics)
+    aside = RowsSetAside("families", "run_id", Metrics())
     stopped, _ = await cancel_abandoned(database, PostgresSignals(database), 10, aside)
     assert stopped == 1
     assert (await run_row(database, children[1]))["status"] == "interrupted"
@@ -177,7 +179,7 @@ async def test_a_parent_that_cannot_go_on_delays_no_other(database: Database) ->
     await query(database, f"UPDATE run SET ready_at = {NEVER}, started_at = now() RETURNING 1")
     bad = runs[0]
     await refuse_changes(database, bad)
-    keeper = ChildKeeper(database, PostgresSignals(database))
+    keeper = ChildKeeper(database, PostgresSignals(database), Metrics())
     with capture_logs() as logs:
         await keeper.run()
         await keeper.run()
@@ -205,7 +207,7 @@ async def test_a_question_that_cannot_be_written_delays_no_other(database: Datab
             "CREATE TRIGGER refuse BEFORE UPDATE ON interrupt FOR EACH ROW WHEN (OLD.interrupt_id = 'bad') "
             "EXECUTE FUNCTION refuse()"
         )
-    deadlines = Deadlines(database, PostgresSignals(database))
+    deadlines = Deadlines(database, PostgresSignals(database), Metrics())
     with capture_logs() as logs:
         await deadlines.run()
         due = await query(database, "SELECT interrupt_id FROM interrupt WHERE answered_by IS NULL AND due_at <= now()")
@@ -276,7 +278,7 @@ async def test_a_thread_that_cannot_be_pruned_delays_no_other(database: Database
     await pruning.open()
     try:
         with capture_logs() as logs:
-            removed = await Sweeper(pruning).finish()
+            removed = await Sweeper(pruning, Metrics()).finish()
     finally:
         await pruning.close()
     assert removed["checkpoints"] == 1
@@ -292,7 +294,7 @@ async def test_a_sweep_that_fails_keeps_no_other_from_being_done(database: Datab
     await query(database, "UPDATE thread SET temporary = true, hidden_at = now() - interval '9 days' RETURNING 1")
     worker_id = await online_worker(database)
     await query(database, "UPDATE worker SET status = 'offline', stopped_at = now() - interval '9 days' RETURNING 1")
-    sweeper = Sweeper(database)
+    sweeper = Sweeper(database, Metrics())
     with capture_logs() as logs:
         await sweeper.run()
         await sweeper.run()

@@ -29,6 +29,7 @@ from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.resources.crons import CronContent, create_cron, new_cron_id, upcoming_crons
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import crons as upkeep_crons
 from holdfast.upkeep.crons import CronFirer, fire
 from holdfast.upkeep.duty import LOOK_INTERVAL
@@ -111,7 +112,7 @@ async def due_rows(database: Database) -> list[DictRow]:
 
 
 async def one_pass(database: Database) -> float:
-    return await CronFirer(database, PostgresSignals(database)).run()
+    return await CronFirer(database, PostgresSignals(database), Metrics()).run()
 
 
 async def test_of_many_processes_that_see_a_cron_due_one_fires_it(database: Database) -> None:
@@ -281,7 +282,7 @@ async def test_a_cron_that_cannot_be_written_delays_no_other(database: Database)
             f"CREATE TRIGGER refuse BEFORE UPDATE ON cron FOR EACH ROW WHEN (OLD.cron_id = '{broken}') "
             "EXECUTE FUNCTION refuse()".encode()
         )
-    firer = CronFirer(database, PostgresSignals(database))
+    firer = CronFirer(database, PostgresSignals(database), Metrics())
     with capture_logs() as logs:
         await firer.run()
         assert [len(await runs(database, one)) for one in (broken, *sound)] == [0, 1, 1]
@@ -333,7 +334,7 @@ async def test_crons_whose_threads_are_locked_leave_time_for_others(database: Da
     await make_due(database, *waiting, ago=timedelta(minutes=1))
     await make_due(database, due)
     async with hasty(database) as upkeep, database.transaction() as connection:
-        [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep)).duties if duty.name == "crons"]
+        [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep), Metrics()).duties if duty.name == "crons"]
         await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
         async with asyncio.timeout(duty.timeout):
             await duty.work()
@@ -353,7 +354,10 @@ async def test_a_cron_that_is_locked_delays_no_other(database: Database) -> None
             await connection.execute("SELECT 1 FROM cron WHERE cron_id = ANY(%s) FOR UPDATE", ([with_thread, alone],))
             await one_pass(upkeep)
             assert len(await runs(database, due)) == 1
-            assert await CronFirer(upkeep, PostgresSignals(upkeep))._fire((await due_rows(database))[1]) is False
+            assert (
+                await CronFirer(upkeep, PostgresSignals(upkeep), Metrics())._fire((await due_rows(database))[1])
+                is False
+            )
         assert len(await due_rows(database)) == 2
         await one_pass(upkeep)
     assert [len(await runs(database, one)) for one in (with_thread, alone)] == [1, 1]
@@ -369,7 +373,7 @@ async def test_a_cron_is_not_blamed_for_a_pool_that_is_used_up(database: Databas
     try:
         async with narrow.connection():
             with capture_logs() as logs, pytest.raises(PoolTimeout):
-                await CronFirer(narrow, PostgresSignals(narrow))._fire(due)
+                await CronFirer(narrow, PostgresSignals(narrow), Metrics())._fire(due)
     finally:
         await narrow.close()
     assert logs == []
@@ -458,7 +462,7 @@ async def test_it_waits_for_no_other_duty(database: Database, database_url: str)
     # Not a connection of ours: those are ended when they are idle in a transaction.
     async with await AsyncConnection.connect(database_url, options="-c search_path=holdfast") as connection:
         await connection.execute("LOCK TABLE webhook_delivery, interrupt, abandoned, graph_absence, checkpoint_writes")
-        upkeep = Upkeep(other, PostgresSignals(other))
+        upkeep = Upkeep(other, PostgresSignals(other), Metrics())
         await upkeep.start()
         await somebody_waits(database, 3)
         await make_due(database, cron_id)
@@ -477,7 +481,7 @@ async def test_crons_can_be_switched_off(database: Database, database_url: str) 
     for value, fired in (("false", 0), ("true", 1)):
         other = Database(load_settings({"FF_CRONS_ENABLED": value}, database_url=database_url), "test")
         await other.open()
-        for duty in Upkeep(other, PostgresSignals(other)).duties:
+        for duty in Upkeep(other, PostgresSignals(other), Metrics()).duties:
             await duty.work()
         await other.close()
         assert len(await runs(database, cron_id)) == fired

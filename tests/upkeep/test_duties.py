@@ -16,6 +16,7 @@ from holdfast.db.connect import Database
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.duty import LONGEST_PAUSE_SECONDS, OUTAGE_PAUSE_SECONDS, Duty
 from holdfast.upkeep.leader import Upkeep
 from tests.engine.scene import create, online_worker, somebody_waits
@@ -55,7 +56,7 @@ async def locked(database: Database, *tables: str) -> AsyncIterator[None]:
 async def leading(settings: Settings) -> AsyncIterator[Upkeep]:
     database = Database(settings, "test")
     await database.open()
-    upkeep = Upkeep(database, PostgresSignals(database))
+    upkeep = Upkeep(database, PostgresSignals(database), Metrics())
     await upkeep.start()
     try:
         await until_true(lambda: upkeep.leading, "it leads")

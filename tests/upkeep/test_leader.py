@@ -12,6 +12,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import leader
 from holdfast.upkeep.leader import Upkeep
 
@@ -20,7 +21,7 @@ class Candidate(Upkeep):
     """Counts its passes instead of looking for lost workers."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database, PostgresSignals(database))
+        super().__init__(database, PostgresSignals(database), Metrics())
         self.passes = 0
 
     async def _look(self, session: AsyncConnection[DictRow] | None) -> float:

@@ -12,6 +12,7 @@ from holdfast.engine.cancel import cancel_runs
 from holdfast.engine.dead_letters.graph_gone import end_graphless_runs, record_missing_graphs
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.dead_letters import Letters
 from holdfast.upkeep.sweeper import Sweeper
 from tests.support.catalogs import catalog_of
@@ -46,7 +47,7 @@ async def upkeep(database: Database, **settings: Any) -> None:
     changed = Database(database.settings.model_copy(update=settings), "upkeep")
     await changed.open()
     try:
-        await Letters(changed, PostgresSignals(database)).run()
+        await Letters(changed, PostgresSignals(database), Metrics()).run()
     finally:
         await changed.close()
 
@@ -181,7 +182,7 @@ async def test_a_letter_that_nobody_deals_with_is_a_failed_run_in_the_end(databa
     [old, *_] = await query(database, "SELECT run_id FROM run")
     aged = "UPDATE run SET finished_at = now() - interval '40 days' WHERE run_id = %s RETURNING 1"
     await query(database, aged, old["run_id"])
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert [row["run_id"] for row in await query(database, "SELECT run_id FROM run WHERE dead_letter IS NULL")] == [
         old["run_id"]
     ]
@@ -200,5 +201,5 @@ async def test_expired_keys_are_forgotten(database: Database) -> None:
     RETURNING 1
     """
     await query(database, keep, orjson.dumps({}).decode())
-    assert (await Sweeper(database).finish())["idempotency keys"] == 4
+    assert (await Sweeper(database, Metrics()).finish())["idempotency keys"] == 4
     assert [row["key"] for row in await query(database, "SELECT key FROM idempotency_key ORDER BY key")] == ["1", "2"]

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from holdfast.db.connect import Database
 from holdfast.db.session_database import SessionDatabase
 from holdfast.signals.choose import signals_for
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.reaper import BUSY_SHARE, Reaper
 from tests.engine.scene import claim_runs, create, online_worker
 from tests.support.records import query, run_row
@@ -24,7 +25,7 @@ async def test_lost_workers_are_looked_for_more_often_while_runs_are_executed(
     database: Database, pgbouncer: bool
 ) -> None:
     database.settings = database.settings.model_copy(update={"pgbouncer": pgbouncer})
-    reaper = Reaper(database, signals_for(database))
+    reaper = Reaper(database, signals_for(database), Metrics())
     worker_id = await online_worker(database)
     await create(database, uuid4())
     assert await reaper.run(database) is None
@@ -67,7 +68,7 @@ async def test_a_worker_whose_row_is_locked_delays_no_other(database: Database, 
         first,
         second,
     )
-    reaper = Reaper(database, signals_for(database))
+    reaper = Reaper(database, signals_for(database), Metrics())
     async with database.transaction() as connection, asyncio.timeout(30):
         await connection.execute("SELECT 1 FROM worker WHERE worker_id = %s FOR UPDATE", (first,))
         await reaper.run(database)
@@ -88,7 +89,7 @@ async def test_a_worker_that_cannot_be_declared_lost_delays_no_other(database: D
         trigger = f"CREATE TRIGGER refuse BEFORE UPDATE ON worker FOR EACH ROW WHEN (OLD.worker_id = '{bad}')"
         await connection.execute(f"{trigger} EXECUTE FUNCTION refuse()".encode())
     with pytest.raises(psycopg.errors.RaiseException, match="this row is bad"):
-        await Reaper(database, signals_for(database)).run(database)
+        await Reaper(database, signals_for(database), Metrics()).run(database)
     assert (await run_row(database, run_id))["status"] == "pending"
     assert (await run_row(database, waiting))["status"] == "running"
 
@@ -98,7 +99,7 @@ async def test_a_worker_of_an_unknown_server_is_not_written_at_every_look(databa
     worker_id, _ = await busy_worker(database, "backend_pid = 0, backend_start = NULL, server_start = NULL")
     version = "SELECT xmin::text FROM worker WHERE worker_id = %s"
     before = await query(database, version, worker_id)
-    await Reaper(database, signals_for(database)).run(database)
+    await Reaper(database, signals_for(database), Metrics()).run(database)
     assert await query(database, version, worker_id) == before
 
 
@@ -132,7 +133,7 @@ async def jump(database: Database) -> None:
 
 async def test_jump_of_the_servers_clock_costs_no_worker_its_runs(database: Database, jumping: Database) -> None:
     """As after a laptop was asleep: all leases have expired, and the next renewals are still to come."""
-    reaper = Reaper(jumping, signals_for(database))
+    reaper = Reaper(jumping, signals_for(database), Metrics())
     _, run_id = await busy_worker(database, "lease_until = now() + interval '30 s'")
     await reaper.run(jumping)
     await jump(database)
@@ -153,7 +154,7 @@ async def test_lease_that_expired_in_an_outage_costs_no_worker_its_runs_at_once(
     database: Database, jumping: Database
 ) -> None:
     """Behind PgBouncer, where no session tells that the leader itself was cut off."""
-    reaper = Reaper(jumping, signals_for(database))
+    reaper = Reaper(jumping, signals_for(database), Metrics())
     _, run_id = await busy_worker(database, EXPIRED)
     async with await database.session("upkeep") as closed:
         pass

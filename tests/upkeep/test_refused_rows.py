@@ -21,6 +21,7 @@ from holdfast.graphs.config import load_config
 from holdfast.resources.assistants import ensure_system_assistants
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.leader import Upkeep
 from holdfast.upkeep.sweeper import FAILURES, Sweeper
 from tests.engine.scene import create, declare_lost, online_worker
@@ -232,7 +233,7 @@ async def test_a_duty_goes_round_a_row_that_is_refused(database: Database, datab
     leading = Database(settings_of(database_url), "test")
     await leading.open()
     with capture_logs() as logs:
-        upkeep = Upkeep(leading, PostgresSignals(leading))
+        upkeep = Upkeep(leading, PostgresSignals(leading), Metrics())
         await upkeep.start()
         try:
 
@@ -249,7 +250,7 @@ async def test_a_duty_goes_round_a_row_that_is_refused(database: Database, datab
 
 def test_each_duty_has_a_case(database_url: str) -> None:
     database = Database(settings_of(database_url), "test")
-    duties = {duty.name for duty in Upkeep(database, PostgresSignals(database)).duties}
+    duties = {duty.name for duty in Upkeep(database, PostgresSignals(database), Metrics()).duties}
     # These two are not in the list: they have sessions and tasks of their own.
     duties |= {"takeover", "webhooks"}
     assert duties - {"sweeps"} == {case.duty for case in CASES}
@@ -380,7 +381,7 @@ async def test_a_sweep_goes_round_a_row_that_is_refused(settings: Settings, data
     sweeping = Database(eager(settings), "test")
     await sweeping.open()
     try:
-        sweeper = Sweeper(sweeping)
+        sweeper = Sweeper(sweeping, Metrics())
         [chore] = [chore for chore in (*sweeper._chores, sweeper._items) if chore.what == what]
         with capture_logs() as logs:
             # All of it is done, as `holdfast sweep` does.
@@ -394,7 +395,7 @@ async def test_a_sweep_goes_round_a_row_that_is_refused(settings: Settings, data
 
 
 def test_each_sweep_has_a_case(database_url: str) -> None:
-    sweeper = Sweeper(Database(settings_of(database_url), "test"))
+    sweeper = Sweeper(Database(settings_of(database_url), "test"), Metrics())
     assert {chore.what for chore in (*sweeper._chores, sweeper._items)} == set(SWEEPS)
 
 
@@ -410,6 +411,6 @@ async def test_a_sweep_that_fails_again_and_again_keeps_no_other_from_the_end(da
     await expired_items(database)
     await refuse(database, "idempotency_key", "scope", "bad")
     with capture_logs() as logs, pytest.raises(psycopg.DataError, match="this row is bad"):
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
     assert not await query(database, "SELECT FROM store")
     assert [line["duty"] for line in logs if line["event"] == "upkeep.duty_failing"] == ["sweep of idempotency keys"]

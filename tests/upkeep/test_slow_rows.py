@@ -20,6 +20,7 @@ from holdfast.engine.dead_letters.graph_gone import end_graphless_runs
 from holdfast.engine.reap import release_orphans
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.leader import Upkeep
 from holdfast.upkeep.sweeper import Sweeper
@@ -86,7 +87,7 @@ async def test_take_over_goes_round_a_thread_that_is_locked(
     runs = [await orphan(database, crashes) for _ in range(3)]
     bad = await run_row(database, runs[0])
     async with impatient(settings) as upkeep, locked(database, bad["thread_id"]):
-        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", Metrics())
         released = await release_orphans(upkeep, max_crashes=3, aside=aside)
         assert {row["run_id"] for row in released} == set(runs[1:])
         assert aside.ids() == [bad["run_id"]]
@@ -101,7 +102,7 @@ async def test_poison_runs_that_end_too_slowly_together_end_one_by_one(settings:
     # Together they take longer than a quarter of the timeout; each alone a tenth of that, on a busy machine more.
     runs = {await orphan(database, 9) for _ in range(12)}
     async with impatient(settings, database_timeout=10.0) as upkeep:
-        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", Metrics())
         ended: set[UUID] = set()
         while ended < runs:
             # Some of them each time.
@@ -120,7 +121,7 @@ async def test_families_go_round_a_child_whose_thread_is_locked(settings: Settin
         await query(database, "UPDATE run SET parent_run_id = %s WHERE run_id = %s RETURNING 1", parent, children[-1])
     await query(database, "INSERT INTO abandoned (run_id) SELECT unnest(%s::uuid[]) RETURNING 1", parents)
     async with impatient(settings) as upkeep:
-        aside = RowsSetAside("families", "run_id", upkeep.metrics)
+        aside = RowsSetAside("families", "run_id", Metrics())
         async with locked(database, threads[0]):
             stopped, _ = await cancel_abandoned(upkeep, PostgresSignals(upkeep), 10, aside)
             assert stopped == 1
@@ -130,7 +131,7 @@ async def test_families_go_round_a_child_whose_thread_is_locked(settings: Settin
                 "interrupted",
             ]
             assert aside.ids() == parents[:1]
-        again = RowsSetAside("families", "run_id", upkeep.metrics)
+        again = RowsSetAside("families", "run_id", Metrics())
         assert await cancel_abandoned(upkeep, PostgresSignals(upkeep), 10, again) == (1, 1)
 
 
@@ -138,7 +139,7 @@ async def test_letters_go_round_a_thread_that_is_locked(settings: Settings, data
     runs = [(await create(database, uuid4())).run for _ in range(3)]
     await query(database, "UPDATE run SET ready_at = now() - interval '2 days' RETURNING 1")
     async with impatient(settings) as upkeep, locked(database, runs[0]["thread_id"]):
-        aside = RowsSetAside("letters", "run_id", upkeep.metrics)
+        aside = RowsSetAside("letters", "run_id", Metrics())
         ended = await end_graphless_runs(upkeep, ["graph"], after=60, batch=10, aside=aside)
         assert {row["run_id"] for row in ended} == {run["run_id"] for run in runs[1:]}
         assert aside.ids() == [runs[0]["run_id"]]
@@ -152,7 +153,7 @@ async def test_no_row_is_blamed_for_a_server_that_does_not_answer(
     async with PostgresProxy(database_url) as proxy:
         changes = {"database_url": proxy.url, "database_timeout": 1.0}
         async with impatient(settings, **changes) as upkeep:
-            aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
+            aside = RowsSetAside("takeover", "run_id", Metrics())
 
             async def ask(_: object) -> list[int]:
                 proxy.fall_silent()
@@ -171,7 +172,7 @@ async def test_no_row_is_blamed_for_a_server_that_does_not_answer(
 async def test_no_row_is_blamed_for_the_wait_for_a_connection(settings: Settings, database: Database) -> None:
     rows = [await run_row(database, await orphan(database))]
     async with impatient(settings, pool_max=1) as upkeep:
-        aside = RowsSetAside("takeover", "run_id", upkeep.metrics)
+        aside = RowsSetAside("takeover", "run_id", Metrics())
 
         async def ask(_: object) -> list[int]:
             async with upkeep.connection() as connection:
@@ -235,7 +236,9 @@ async def test_deadlines_go_round_threads_that_are_locked(settings: Settings, da
     good = (await create(database, uuid4())).run["run_id"]
     await query(database, QUESTION, "good", "1 s", good)
     async with impatient(settings, database_timeout=8.0) as upkeep:
-        [duty] = [duty for duty in Upkeep(upkeep, PostgresSignals(upkeep)).duties if duty.name == "deadlines"]
+        [duty] = [
+            duty for duty in Upkeep(upkeep, PostgresSignals(upkeep), Metrics()).duties if duty.name == "deadlines"
+        ]
         async with database.transaction() as connection:
             await connection.execute("SELECT 1 FROM thread WHERE thread_id = ANY(%s) FOR UPDATE", (threads,))
             with capture_logs() as logs:
@@ -251,7 +254,7 @@ async def test_a_sweep_that_takes_too_long_takes_less(settings: Settings, databa
     await slow_deletes(database, "thread", 0.1)
     await old_threads(database, 20)
     async with impatient(settings, database_timeout=0.4) as upkeep:
-        await sweep_until_left(Sweeper(upkeep), database, set())
+        await sweep_until_left(Sweeper(upkeep, Metrics()), database, set())
 
 
 async def test_a_thread_that_cannot_be_swept_in_time_delays_no_other(settings: Settings, database: Database) -> None:
@@ -259,7 +262,7 @@ async def test_a_thread_that_cannot_be_swept_in_time_delays_no_other(settings: S
     await slow_deletes(database, "thread", PATIENCE, f"OLD.thread_id = '{bad}'")
     async with impatient(settings, database_timeout=0.4) as upkeep:
         with capture_logs() as logs:
-            await sweep_until_left(Sweeper(upkeep), database, {bad})
+            await sweep_until_left(Sweeper(upkeep, Metrics()), database, {bad})
     reported = [(line["duty"], line["thread_id"]) for line in logs if line["event"] == "upkeep.row_set_aside"]
     assert ("sweep of temporary threads", str(bad)) in reported
 
@@ -273,7 +276,7 @@ async def test_what_cannot_be_swept_at_all_delays_no_other(database: Database) -
         trigger = f"CREATE TRIGGER refuse BEFORE DELETE ON thread FOR EACH ROW WHEN (OLD.thread_id = '{bad}')"
         await connection.execute(f"{trigger} EXECUTE FUNCTION refuse()".encode())
     # `holdfast sweep` goes on, too.
-    removed = await Sweeper(database).finish()
+    removed = await Sweeper(database, Metrics()).finish()
     assert removed["temporary threads"] == 3
     assert [row["thread_id"] for row in await query(database, "SELECT thread_id FROM thread")] == [bad]
 
@@ -302,7 +305,7 @@ async def test_a_history_that_takes_too_long_goes_in_smaller_parts(settings: Set
     await slow_deletes(database, "checkpoints", 0.2)
     await with_history(database, 13)
     async with impatient(settings, database_timeout=0.4, checkpoint_ttl=60.0) as upkeep:
-        sweeper = Sweeper(upkeep)
+        sweeper = Sweeper(upkeep, Metrics())
         while len(await query(database, "SELECT 1 FROM checkpoints")) > 1:
             await sweep(sweeper)
 
@@ -316,7 +319,7 @@ async def test_a_history_that_cannot_be_pruned_in_time_delays_no_other(settings:
     )
     await slow_deletes(database, "checkpoints", PATIENCE, f"OLD.thread_id = '{bad}'")
     async with impatient(settings, database_timeout=0.4, checkpoint_ttl=60.0) as upkeep:
-        sweeper = Sweeper(upkeep)
+        sweeper = Sweeper(upkeep, Metrics())
         left = "SELECT 1 FROM checkpoints WHERE thread_id = %s"
         with capture_logs() as logs:
             while len(await query(database, left, str(good))) > 1:
@@ -340,7 +343,7 @@ async def test_an_expired_history_that_cannot_be_pruned_in_time_delays_no_other(
     await slow_deletes(database, "checkpoints", PATIENCE, f"OLD.thread_id = '{bad}'")
     left = "SELECT count(*) FROM checkpoints GROUP BY thread_id HAVING thread_id = %s"
     async with impatient(settings, database_timeout=0.4) as upkeep, locked(database, held):
-        sweeper = Sweeper(upkeep)
+        sweeper = Sweeper(upkeep, Metrics())
         while (await query(database, left, str(good)))[0]["count"] > 1:
             await sweep(sweeper)
     assert [(await query(database, left, str(one)))[0]["count"] for one in (bad, held)] == [2, 2]
@@ -354,7 +357,7 @@ async def test_items_that_take_too_long_together_go_one_by_one(settings: Setting
         "SELECT 'a', n::text, '{}', now() - interval '1 hour' FROM generate_series(1, 15) n RETURNING 1",
     )
     async with impatient(settings, database_timeout=0.4) as upkeep:
-        sweeper = ItemSweeper(upkeep, 3600)
+        sweeper = ItemSweeper(upkeep, Metrics(), 3600)
         while await query(database, "SELECT 1 FROM store"):
             # TimeoutError: on a busy machine the server is not asked in time whether it answers.
             with contextlib.suppress(TooSlow, TimeoutError):

@@ -21,6 +21,7 @@ from holdfast.errors import NotFound
 from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import Portion
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.sweeps import SWEEP_EXPIRED, SWEEP_RESTING
@@ -54,12 +55,12 @@ async def test_old_events_expire_and_the_numbering_goes_on(settings: Settings, d
         old = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
         await age(database, old["run_id"])
         recent = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         async with database.connection() as connection:
             left = (await read_after(connection, thread_id, 0)).events
         assert {event.run_id for event in left} == {recent["run_id"]}
         await age(database, recent["run_id"])
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM event") == 0
         again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
     assert again["first_seq"] == left[-1].seq + 1
@@ -77,7 +78,7 @@ async def test_the_events_of_an_unfinished_run_stay_however_old(settings: Settin
             "VALUES (%s, 1000, %s, 'values', '{}', now() - interval '2 days')",
             (thread_id, run_id),
         )
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     async with database.connection() as connection:
         assert [event.seq for event in (await read_after(connection, thread_id, 0)).events] == [1000]
 
@@ -90,11 +91,11 @@ async def test_the_thread_of_a_stateless_run_is_swept_with_everything(database_u
         async with working(settings):
             await ended(database, await post(database, "steps", {"seconds": 0}, temporary=True))
             kept = await ended(database, await post(database, "steps", {"seconds": 0}))
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM thread") == 2
         async with database.transaction() as connection:
             await connection.execute("UPDATE thread SET hidden_at = hidden_at - interval '2 minutes'")
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         for table in ("thread", "run"):
             assert await count(database, f"SELECT count(*) FROM {table}") == 1
         for table in ("event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
@@ -132,7 +133,7 @@ async def test_a_thread_is_deleted_when_its_time_to_live_has_passed(settings: Se
         kept = (await ended(database, await post(database, "steps", {"seconds": 0})))["thread_id"]
     for thread_id in (doomed, young, kept):
         await rest(database, thread_id, 11)
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     for table in ("thread", "run", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
         async with database.connection() as connection:
             cursor = await connection.execute(f"SELECT DISTINCT thread_id::text FROM {table}".encode())
@@ -144,7 +145,7 @@ async def test_activity_puts_a_threads_end_off(settings: Settings, database: Dat
     async with working(settings):
         thread_id = await thread_with_ttl(database, 10, "delete")
     await rest(database, thread_id, 11, since_activity=4)
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     async with database.connection() as connection:
         ttl = await get_ttl(connection, thread_id)
         cursor = await connection.execute(
@@ -155,7 +156,7 @@ async def test_activity_puts_a_threads_end_off(settings: Settings, database: Dat
     assert ttl is not None
     assert row == {"count": True}
     await rest(database, thread_id, 7, since_activity=11)
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, "SELECT count(*) FROM thread") == 0
 
 
@@ -164,7 +165,7 @@ async def test_a_thread_does_not_end_under_an_unfinished_run(settings: Settings,
         thread_id = await thread_with_ttl(database, 10, "delete")
     await post(database, "steps", {"seconds": 0}, thread_id)
     await rest(database, thread_id, 11)
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, "SELECT count(*) FROM thread") == 1
 
 
@@ -197,7 +198,7 @@ async def test_only_the_latest_state_is_kept_if_that_was_asked_for(settings: Set
         thread_id = await thread_with_ttl(database, 10, "keep_latest")
         assert await count(database, "SELECT count(*) FROM checkpoints") > 1
         await rest(database, thread_id, 11)
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM checkpoints") == 1
         again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
     assert again["status"] == "success"
@@ -217,12 +218,12 @@ async def test_a_project_says_how_often_and_how_many_threads_expire(database: Da
             "UPDATE thread SET expires_at = now() - interval '1 hour', updated_at = now() - interval '1 day'"
         )
     threads = "SELECT count(*) FROM thread"
-    sweeper = Sweeper(database, CheckpointerSection(sweep_interval=3600, sweep_limit=2), budget=60)
+    sweeper = Sweeper(database, Metrics(), CheckpointerSection(sweep_interval=3600, sweep_limit=2), budget=60)
     await sweeper.run()
     assert await count(database, threads) == 1
     await sweeper.run()
     assert await count(database, threads) == 1, "its interval has not passed"
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, threads) == 0
 
 
@@ -251,13 +252,13 @@ async def test_a_finished_run_goes_after_its_events_and_leaves_its_thread(
                 "UPDATE run SET dead_letter = 'exhausted', status = 'error' WHERE run_id = %s", (dead["run_id"],)
             )
         await age_thread(database, thread_id, days=1.5)
-        swept = Sweeper(database)
+        swept = Sweeper(database, Metrics())
         await swept.finish()
         assert (swept.removed["runs' events"], swept.removed["finished runs"]) == (2, 0)
         await age_thread(database, thread_id, days=1)
         recent = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
-        assert (await Sweeper(database).count())["finished runs"] == 1
-        await Sweeper(database).finish()
+        assert (await Sweeper(database, Metrics()).count())["finished runs"] == 1
+        await Sweeper(database, Metrics()).finish()
         async with database.connection() as connection:
             left = (await list_runs(connection, thread_id, None, PageLimits(10, 0, 10**6))).rows
             assert [run["run_id"] for run in left] == [recent["run_id"], dead["run_id"]]
@@ -272,12 +273,12 @@ async def test_a_run_that_waits_for_an_answer_stays(settings: Settings, database
     async with kept_for(database_url, FINISHED_RUN_TTL_SECONDS="172800") as database, working(settings):
         asked = await ended(database, await post(database, "ask", {"question": "go on?"}, thread_id := uuid4()))
         await age_thread(database, thread_id, days=3)
-        assert (await Sweeper(database).count())["finished runs"] == 0
-        await Sweeper(database).finish()
+        assert (await Sweeper(database, Metrics()).count())["finished runs"] == 0
+        await Sweeper(database, Metrics()).finish()
         async with database.connection() as connection:
             assert (await get_run(connection, asked["run_id"]))["status"] == "success"
             await connection.execute("UPDATE interrupt SET settled_at = now()")
-        assert (await Sweeper(database).finish())["finished runs"] == 1
+        assert (await Sweeper(database, Metrics()).finish())["finished runs"] == 1
 
 
 async def test_without_a_time_to_live_runs_states_and_threads_stay(settings: Settings, database: Database) -> None:
@@ -285,7 +286,7 @@ async def test_without_a_time_to_live_runs_states_and_threads_stay(settings: Set
         run = await ended(database, await post(database, "steps", {"seconds": 0}))
     await age_thread(database, run["thread_id"], days=3650)
     states = await count(database, "SELECT count(*) FROM checkpoints")
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, "SELECT count(*) FROM run") == 1
     assert await count(database, "SELECT count(*) FROM checkpoints") == states > 1
 
@@ -312,8 +313,8 @@ async def test_a_thread_at_rest_goes_unless_it_was_given_another_time(settings: 
         for thread_id in (resting, own, busy, cron):
             await age_thread(database, thread_id, days=2)
         await age_thread(database, active, hours=23)
-        assert (await Sweeper(database).count())["resting threads"] == 1
-        await Sweeper(database).finish()
+        assert (await Sweeper(database, Metrics()).count())["resting threads"] == 1
+        await Sweeper(database, Metrics()).finish()
         for table in ("thread", "run", "event", "checkpoints", "checkpoint_blobs", "checkpoint_writes"):
             async with database.connection() as connection:
                 cursor = await connection.execute(f"SELECT DISTINCT thread_id::text FROM {table}".encode())
@@ -322,7 +323,7 @@ async def test_a_thread_at_rest_goes_unless_it_was_given_another_time(settings: 
         assert await count(database, "SELECT count(*) FROM thread") == 4
         async with database.transaction() as connection:
             await connection.execute("UPDATE cron SET next_run_date = NULL")
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM thread") == 3, "a cron that is over keeps no thread"
 
 
@@ -358,17 +359,17 @@ async def test_the_events_of_undone_runs_go_where_no_other_run_is(settings: Sett
         thread_id = uuid4()
         undone = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
         await delete_run(database, thread_id, undone["run_id"])
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM event") > 0, "whoever watches the thread may come back"
         await age_thread(database, thread_id, days=2)
         young = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
         await delete_run(database, thread_id, young["run_id"])
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         async with database.connection() as connection:
             left = (await read_after(connection, thread_id, 0)).events
         assert {event.run_id for event in left} == {young["run_id"]}
         await age_thread(database, thread_id, days=2)
-        await Sweeper(database).finish()
+        await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM event") == 0
         assert await count(database, "SELECT count(*) FROM thread WHERE undone_at IS NOT NULL") == 0
         again = await ended(database, await post(database, "steps", {"seconds": 0}, thread_id))
@@ -382,7 +383,7 @@ async def test_workers_that_stopped_a_day_ago_are_forgotten(database: Database) 
             "SELECT gen_random_uuid(), status, '', 0, '', 1, '{}', now(), now() - days * interval '1 day' "
             "FROM unnest(ARRAY['offline', 'lost', 'offline'], ARRAY[2, 2, 0.5]) AS stopped(status, days)"
         )
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, "SELECT count(*) FROM worker") == 1
 
 
@@ -398,16 +399,16 @@ async def test_a_dry_run_counts_what_goes_and_changes_nothing(settings: Settings
             await age_thread(database, thread_id, days=2)
         async with database.transaction() as connection:
             await connection.execute("UPDATE thread SET hidden_at = hidden_at - interval '1 hour'")
-        counted = +await Sweeper(database).count()
-        assert counted == +await Sweeper(database).count(), "nothing has changed"
+        counted = +await Sweeper(database, Metrics()).count()
+        assert counted == +await Sweeper(database, Metrics()).count(), "nothing has changed"
         assert await count(database, "SELECT count(*) FROM checkpoints") == states
         assert counted["temporary threads"] == counted["resting threads"] == 1
-        removed = +await Sweeper(database).finish()
+        removed = +await Sweeper(database, Metrics()).finish()
         assert set(removed) == set(counted)
         # What went with its thread is not counted again.
         assert all(removed[what] <= counted[what] for what in counted)
         assert removed["checkpoints"] == 6
-        assert +await Sweeper(database).count() == Counter()
+        assert +await Sweeper(database, Metrics()).count() == Counter()
 
 
 # --- portions ---------------------------------------------------------------------------------------------------------
@@ -421,9 +422,9 @@ async def test_what_others_hold_is_passed_over_and_comes_later(settings: Setting
     async with database.transaction() as connection:
         await connection.execute("SELECT FROM thread ORDER BY thread_id LIMIT 2 FOR UPDATE")
         async with asyncio.timeout(60):
-            await Sweeper(database).finish()
+            await Sweeper(database, Metrics()).finish()
         assert await count(database, "SELECT count(*) FROM thread") == 2
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     assert await count(database, "SELECT count(*) FROM thread") == 0
 
 
@@ -437,7 +438,7 @@ async def test_everything_has_its_turn_however_much_there_is_of_one_thing(databa
             "INSERT INTO webhook_delivery (run_id, thread_id, url, run, state, delivered_at, settled_at) "
             "VALUES (gen_random_uuid(), gen_random_uuid(), '', '{}', 'delivered', now(), now() - interval '1 year')"
         )
-    hurried = Sweeper(database, budget=0.0)
+    hurried = Sweeper(database, Metrics(), budget=0.0)
     await hurried.run()
     assert +hurried.removed == Counter({"temporary threads": 3}), "one thing at a time, then the other duties"
     passes = 1

@@ -49,7 +49,7 @@ async def station(settings: Settings, database: Database) -> AsyncIterator[Stati
 async def open_attempt(station: Station, thread_id: Any = None) -> Attempt:
     await post_run(station.database, "steps", thread_id=thread_id, input={})
     [attempt] = await station.claim()
-    attempt.begin(station.database.metrics)
+    attempt.begin(station.metrics)
     return attempt
 
 

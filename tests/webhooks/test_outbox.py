@@ -24,6 +24,7 @@ from holdfast.journal import batch
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import webhooks as duty
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.webhooks import Webhooks
@@ -168,7 +169,7 @@ async def test_a_run_that_takes_the_place_of_another(
 async def sending(database: Database, *, count: int = 1) -> AsyncIterator[list[PostgresSignals]]:
     """Processes that send what is due, as the leader does. Their signals, which carry nothing."""
     signals = [PostgresSignals(database) for _ in range(count)]
-    tasks = [asyncio.create_task(Webhooks(database, each, WebhooksSection()).run()) for each in signals]
+    tasks = [asyncio.create_task(Webhooks(database, each, Metrics(), WebhooksSection()).run()) for each in signals]
     try:
         yield signals
     finally:
@@ -276,7 +277,7 @@ async def test_deliveries_under_way_are_bounded_by_bytes(
     receiver.hold = asyncio.Event()
     await owe(database, receiver.url, 6)
     await query(database, LARGE_VALUES)
-    webhooks = CountedLooks(database, PostgresSignals(database), WebhooksSection())
+    webhooks = CountedLooks(database, PostgresSignals(database), Metrics(), WebhooksSection())
     sender = asyncio.create_task(webhooks.run())
     # Two of four fit: the rest is for other receivers.
     await receiver.get(2)
@@ -317,6 +318,6 @@ async def test_those_that_are_over_are_swept(database: Database) -> None:
         rows, ("delivered", "failed", "delivered"), ("8 days", "8 days", "6 days"), strict=False
     ):
         await query(database, settle, state, ago, row["delivery_id"])
-    await Sweeper(database).finish()
+    await Sweeper(database, Metrics()).finish()
     left = await queued(database)
     assert [row["delivery_id"] for row in left] == [row["delivery_id"] for row in rows[2:]]

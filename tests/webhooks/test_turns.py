@@ -17,6 +17,7 @@ from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.settings import Settings
 from holdfast.signals.postgres import PostgresSignals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import webhooks as duty
 from holdfast.upkeep.webhooks import CONCURRENT, Webhooks
 from holdfast.webhooks.deliveries import Delivery, DueDelivery, claim_deliveries
@@ -163,7 +164,7 @@ async def test_large_deliveries_that_are_answered_before_the_next_look_keep_no_o
     await owe_to(database, [large] * 4, "acme")
     await query(database, LARGE_VALUES)
     await owe_to(database, small, "bolt")
-    webhooks = Webhooks(database, PostgresSignals(database), WebhooksSection())
+    webhooks = Webhooks(database, PostgresSignals(database), Metrics(), WebhooksSection())
     assert [await claimed_urls(webhooks) for _ in range(3)] == [[large], small, [large]]
 
 
@@ -200,7 +201,7 @@ async def test_after_a_claim_that_took_too_long_fewer_are_claimed_at_once(
     urls = [f"http://{number}.example/" for number in range(10, 20)]
     await owe_to(database, urls)
     counts = unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
-    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), Metrics(), WebhooksSection())
     claimed = [await claimed_urls(webhooks) for _ in range(4)]
     assert claimed == [urls[:1], urls[1:2], urls[2:4], urls[4:8]]
     assert counts == [10, 1, 1, 2, 4], "one claim took too long"
@@ -214,7 +215,7 @@ async def test_no_more_are_claimed_at_once_than_there_is_room_for(
     await owe_to(database, [f"http://{number}.example/" for number in range(10, 20)])
     await query(database, LARGE_VALUES)
     counts = unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
-    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), Metrics(), WebhooksSection())
     assert [len(await claimed_urls(webhooks)) for _ in range(5)] == [1] * 5
     assert counts == [10, 1, 1, 2, 2, 2]
 
@@ -228,7 +229,7 @@ async def test_deliveries_that_cannot_be_claimed_in_time_keep_no_other_waiting(
     await owe_to(database, [bad] * 5 + [good])
     ids = {row["delivery_id"] for row in await queued(database) if row["url"] == bad}
     unanswered(monkeypatch, lambda delivery_ids: not ids.isdisjoint(delivery_ids))
-    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), Metrics(), WebhooksSection())
     assert [await claimed_urls(webhooks) for _ in range(2)] == [[], [good]]
 
 
@@ -238,7 +239,7 @@ async def test_after_a_claim_that_took_too_long_locked_deliveries_keep_no_other_
     urls = [f"http://{number}.example/" for number in range(10, 15)]
     await owe_to(database, urls)
     unanswered(monkeypatch, lambda delivery_ids: len(delivery_ids) > 4)
-    webhooks = Webhooks(hasty, PostgresSignals(hasty), WebhooksSection())
+    webhooks = Webhooks(hasty, PostgresSignals(hasty), Metrics(), WebhooksSection())
     async with database.transaction() as connection:
         await connection.execute("SELECT 1 FROM webhook_delivery WHERE url = %s FOR UPDATE", (urls[0],))
         claimed = [await claimed_urls(webhooks) for _ in range(3)]
@@ -328,7 +329,7 @@ async def test_deliveries_that_are_claimed_one_by_one_are_bounded_by_bytes(
     await query(database, LARGE_VALUES)
     [bad, *_] = await queued(database)
     async with refusing(database, bad["delivery_id"]):
-        webhooks = Webhooks(database, PostgresSignals(database), WebhooksSection())
+        webhooks = Webhooks(database, PostgresSignals(database), Metrics(), WebhooksSection())
         claimed, _ = await webhooks._claim()
     assert len(claimed) == 3, "half of what is free, and the last may be larger than what is left"
 
@@ -368,7 +369,7 @@ async def test_a_walk_through_many_receivers_ends_if_none_of_them_can_be_called(
     await owe_to(database, [f"http://{number}.example/" for number in range(10, 50)])
     late = "UPDATE webhook_delivery SET next_attempt_at = now() + interval '1 h' WHERE url <> %s RETURNING 1"
     await query(database, late, "http://25.example/")
-    webhooks = Webhooks(database, PostgresSignals(database), WebhooksSection())
+    webhooks = Webhooks(database, PostgresSignals(database), Metrics(), WebhooksSection())
     sent = Delivery(uuid4(), uuid4(), "http://25.example/", {}, None, 1, 100, "", (), "@25.example")
     for _ in range(CONCURRENT // 2):
         webhooks._slots.take(sent)

@@ -45,6 +45,7 @@ from holdfast.signals import Signals
 from holdfast.streams.hints import thread_changed_hint
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.metrics import Metrics
 from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
 
 log = structlog.get_logger(__name__)
@@ -58,6 +59,7 @@ class WebContext:
     catalog: GraphCatalog
     database: Database
     signals: Signals
+    metrics: Metrics
     hub: Hub
     store: BaseStore
     auth: Authenticator | None = None

@@ -44,6 +44,7 @@ from holdfast.signals.choose import signals_for
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
 
@@ -177,21 +178,32 @@ class WebProcess(Service):
         # First of all: without it nobody may be let in.
         custom = CustomAuth.load(catalog.project, studio=settings.studio_auth)
         self._database = database = Database(settings, "web")
+        metrics = Metrics(enabled=settings.metrics)
         self._roster = roster = Roster(database)
         signals = signals_for(database)
         self._store = PooledStore(database, catalog.project, settings.max_page_bytes)
         catalog.lend(self._store)
-        self._hub = Hub(database, signals)
+        self._hub = Hub(database, signals, metrics)
         committer = GroupCommitter(database)
         auth = KeyAuth(roster) if custom is None else custom
         web = WebContext(
-            settings, catalog, database, signals, self._hub, self._store, auth, roster=roster, committer=committer
+            settings,
+            catalog,
+            database,
+            signals,
+            metrics,
+            self._hub,
+            self._store,
+            auth,
+            roster=roster,
+            committer=committer,
         )
         web.abandoned.cancel = web.cancel
         webhooks = webhooks_section(catalog.project)
         upkeep = Upkeep(
             database,
             signals,
+            metrics,
             store_section(catalog.project).sweep_interval,
             checkpointer_section(catalog.project),
             webhooks,
@@ -200,7 +212,7 @@ class WebProcess(Service):
         application = Application(web)
         if webhooks.own_routes:
             routes = OwnRoutes(application, application.mount_prefix, settings.port, lambda: application.state)
-            application.background = OwnWebhooks(database, signals, webhooks, routes)
+            application.background = OwnWebhooks(database, signals, metrics, webhooks, routes)
         self._stop_requested = stop_requested
         limits = ConnectionLimits.of(settings)
         server = _Uvicorn(_uvicorn_config(application, settings, limits), self._request_stop, settings.stream_stall)
@@ -210,7 +222,7 @@ class WebProcess(Service):
             self._hub,
             upkeep,
             roster,
-            CoroutineService("loop_delay", lambda: watch_loop(database.metrics)),
+            CoroutineService("loop_delay", lambda: watch_loop(metrics)),
             UnsentBytes(server.server_state.connections, limits),
             committer,
             web.abandoned,

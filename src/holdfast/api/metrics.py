@@ -37,8 +37,8 @@ async def metrics(web: Web, request: Request, format: Literal["prometheus", "jso
     if isinstance(web.auth, KeyAuth) and web.auth.guarded:
         caller = await admitted(web, request)
         await caller.may("queue", "read", {})
-    readings = {**await web.figures.readings(web.database), **_own(web)}
-    counted = web.database.metrics
+    readings = {**await web.figures.readings(web.database, web.metrics), **_own(web)}
+    counted = web.metrics
     if wanted_format(format, request.headers.get("accept")) == "prometheus":
         return Response(as_text(counted, "web", readings), media_type=CONTENT_TYPE)
     queue = web.figures.queue

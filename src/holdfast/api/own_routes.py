@@ -20,6 +20,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
 from holdfast.telemetry.exceptions import ESCAPING
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.webhooks import Webhooks
 
 log = structlog.get_logger(__name__)
@@ -119,10 +120,12 @@ class OwnWebhooks(TaskService):
 
     name = "own_webhooks"
 
-    def __init__(self, database: Database, signals: Signals, section: WebhooksSection, routes: OwnRoutes) -> None:
+    def __init__(
+        self, database: Database, signals: Signals, metrics: Metrics, section: WebhooksSection, routes: OwnRoutes
+    ) -> None:
         super().__init__()
         self._routes = routes
-        self._webhooks = Webhooks(database, signals, section, routes.post)
+        self._webhooks = Webhooks(database, signals, metrics, section, routes.post)
 
     async def _run(self) -> None:
         while True:

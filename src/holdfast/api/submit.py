@@ -144,7 +144,7 @@ async def make_requested_run(
 
 def announce_requested_run(web: WebContext, created: CreatedRun) -> DictRow:
     """Announce a run that is committed, and count it. Returns its row."""
-    web.database.metrics.runs_created.add(1, created.new.graph_id)
+    web.metrics.runs_created.add(1, created.new.graph_id)
     announce_run(web.signals, created)
     web.cancel_children_of(created.cancelled)
     return created.run

@@ -12,6 +12,7 @@ from holdfast.cli.console import out
 from holdfast.cli.operating import project_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
 from holdfast.settings import Settings
+from holdfast.telemetry.metrics import Metrics
 
 EPILOG = examples(
     "holdfast sweep --dry-run",
@@ -53,7 +54,7 @@ async def _sweep(settings: Settings, *, dry_run: bool) -> dict[str, int]:
     database = Database(settings, "sweep", long_statements=True)
     await database.open()
     try:
-        sweeper = Sweeper(database)
+        sweeper = Sweeper(database, Metrics(enabled=False))
         return dict(await sweeper.count() if dry_run else await sweeper.finish())
     finally:
         await database.close()

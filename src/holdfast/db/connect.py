@@ -42,7 +42,6 @@ from holdfast.errors import DatabaseError, DatabaseUnavailable
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.settings import Settings
-from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -207,8 +206,6 @@ class Database:
         # All open connections of the process, in use or idle, that this object has opened.
         self._opened: WeakSet[TimedAsyncConnection] = WeakSet()
         self._close_task: asyncio.Task[None] | None = None
-        # The metrics of the process. They are here because every part of a process has its one Database at hand.
-        self.metrics = Metrics(enabled=settings.metrics)
         answer_timeout = POOLED_STATEMENT_TIMEOUT_FACTOR * settings.database_timeout
         if long_statements:
             answer_timeout = LONG_STATEMENT_TIMEOUT_SECONDS

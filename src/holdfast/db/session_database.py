@@ -17,7 +17,6 @@ class SessionDatabase(Database):
     def __init__(self, database: Database, session: AsyncConnection[DictRow]) -> None:
         # Does not call the parent's __init__, which would create another pool.
         self.settings = database.settings
-        self.metrics = database.metrics
         self._pool = database.pool
         self._scope = None
         self._session = session

@@ -21,7 +21,6 @@ class TransactionDatabase(Database):
     def __init__(self, database: Database, connection: AsyncConnection[DictRow]) -> None:
         # Does not call the parent's __init__, which would create another pool.
         self.settings = database.settings
-        self.metrics = database.metrics
         self._pool = database.pool
         self._scope = database._scope
         self._open_transaction: AsyncConnection[DictRow] | None = connection

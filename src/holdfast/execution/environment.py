@@ -13,6 +13,7 @@ from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.settings import Settings
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Environment:
     database: Database
     catalog: GraphCatalog
     saver: Callable[..., BaseCheckpointSaver[Any]]
+    metrics: Metrics
     # For graph code. The worker sets it before the first attempt.
     store: BaseStore | None = None
     # Carries hints about the runs that graph code creates. None: others find those runs by polling.

@@ -31,6 +31,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.exits import GraphCode, contained
 from holdfast.settings import Settings
 from holdfast.telemetry.exceptions import ESCAPING
+from holdfast.telemetry.metrics import Metrics
 
 
 class Executor:
@@ -41,10 +42,11 @@ class Executor:
         settings: Settings,
         database: Database,
         catalog: GraphCatalog,
+        metrics: Metrics,
         *,
         saver: Callable[..., BaseCheckpointSaver[Any]] = JournalSaver,
     ) -> None:
-        self.environment = Environment(settings, database, catalog, saver)
+        self.environment = Environment(settings, database, catalog, saver, metrics)
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
         """Run the pipeline. Returns the outcome once it is durable, or None if the run was not this attempt's to end.
@@ -53,7 +55,7 @@ class Executor:
         defect in Holdfast, or the database refuses every outcome.
         """
         try:
-            attempt.begin(self.environment.database.metrics)
+            attempt.begin(self.environment.metrics)
             outcome = await self._run_stages(Execution(attempt))
         except ESCAPING as error:
             for observer in attempt.observers:

@@ -54,13 +54,14 @@ class FleetFigures:
         """The queue as `/queue` has it; None while the database is out of reach."""
         self._readings: metrics.Readings = {metrics.DATABASE_UP: 0}
 
-    async def readings(self, database: Database) -> metrics.Readings:
+    async def readings(self, database: Database, counted: metrics.Metrics) -> metrics.Readings:
+        """Sets `counted.clock_ahead`, too."""
         async with self._counting:
             if time.monotonic() >= self._until:
                 began, factor = time.monotonic(), CACHE_TIMES_DURATION
                 try:
                     async with asyncio.timeout(COUNT_TIMEOUT_SECONDS), database.connection() as connection:
-                        database.metrics.clock_ahead = await clock_ahead(connection)
+                        counted.clock_ahead = await clock_ahead(connection)
                         await self._count(connection)
                 except (psycopg.Error, OSError) as error:  # TimeoutError is an OSError.
                     if self.queue is not None:

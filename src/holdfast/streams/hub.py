@@ -28,6 +28,7 @@ from holdfast.streams.log import EVENT_PAGE_BYTES, LogEvent, ended_runs, has_eve
 from holdfast.streams.recent_events import MAX_RECENT_EVENTS, RecentEvents, RecentEventsMemory
 from holdfast.streams.shared_heartbeat import SharedHeartbeat
 from holdfast.streams.timed_event import SharedTimers, TimedEvent
+from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -202,11 +203,11 @@ class Hub(TaskService):
 
     name = "hub"
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         super().__init__()
         self._database = database
         self._settings = database.settings
-        self._metrics = database.metrics
+        self._metrics = metrics
         self._feeds: dict[UUID, Feed] = {}
         self._recent = RecentEventsMemory()
         self._ended: dict[UUID, tuple[asyncio.Event, Feed]] = {}

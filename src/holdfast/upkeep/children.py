@@ -9,6 +9,7 @@ from holdfast.db.row_by_row import RowsSetAside
 from holdfast.engine.children.families import cancel_abandoned, has_family_work, release_overdue
 from holdfast.engine.ready import announce_ready
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.duty import LOOK_INTERVAL
 
 BATCH = 100
@@ -19,10 +20,10 @@ log = structlog.get_logger(__name__)
 class ChildKeeper:
     """Safe to run in any number of processes: everything it does can be done twice."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("families", "run_id", database.metrics)
+        self._aside = RowsSetAside("families", "run_id", metrics)
 
     async def run(self) -> float:
         """Do what there is to do. Returns the seconds until the next look."""

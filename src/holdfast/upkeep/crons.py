@@ -24,6 +24,7 @@ from holdfast.resources.crons import advance_cron, next_cron_due, postpone_cron,
 from holdfast.resources.tenants import default_quota
 from holdfast.settings import Settings
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.duty import LOOK_INTERVAL
 
 # Until a cron is tried again that could not be fired.
@@ -50,10 +51,10 @@ class Firing:
 class CronFirer:
     """May run in any number of processes: a due time is moved on together with creating its run, by one of them."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("crons", "due_time", database.metrics, first_delay=RETRY_SECONDS)
+        self._aside = RowsSetAside("crons", "due_time", metrics, first_delay=RETRY_SECONDS)
 
     async def run(self) -> float:
         """Fire what is due, at most one batch. Returns the seconds until the next look."""

@@ -11,6 +11,7 @@ from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.ready import announce_perhaps_ready
 from holdfast.signals import Signals
 from holdfast.streams.hints import check_log_hint, ended_runs_hints
+from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -26,11 +27,12 @@ LONGEST_PAUSE = 600.0
 class Letters:
     """Safe to run in any number of processes."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._settings = database.settings
         self._signals = signals
-        self._aside = RowsSetAside("letters", "run_id", database.metrics)
+        self._metrics = metrics
+        self._aside = RowsSetAside("letters", "run_id", metrics)
 
     async def run(self) -> float:
         """Put aside what has waited for too long. Returns the seconds until the next look."""
@@ -51,7 +53,7 @@ class Letters:
         if not ended:
             # What was not reached because others took their time is next.
             return pause if self._aside.ids() == passed_over else 0.0
-        self._database.metrics.dead_letters.add(len(ended), "graph_gone")
+        self._metrics.dead_letters.add(len(ended), "graph_gone")
         for hint in ended_runs_hints([run["run_id"] for run in ended]):
             self._signals.publish("events", hint)
         for run in ended:

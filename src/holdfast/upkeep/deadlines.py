@@ -12,6 +12,7 @@ from holdfast.engine.interrupts.inbox import next_deadline, postpone_deadline, s
 from holdfast.engine.outbox import announce_webhooks
 from holdfast.engine.submit import announce_run
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.duty import LOOK_INTERVAL
 
 # Until a deadline is tried again that could not be served.
@@ -28,10 +29,10 @@ class Deadlines:
     """May run in any number of processes: one of them serves a deadline. Deadlines that passed while no process led the
     upkeep are served later."""
 
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._signals = signals
-        self._aside = RowsSetAside("deadlines", "due_time", database.metrics, first_delay=RETRY_SECONDS)
+        self._aside = RowsSetAside("deadlines", "due_time", metrics, first_delay=RETRY_SECONDS)
 
     async def run(self) -> float:
         """Serve what is due, at most one batch. Returns the seconds until the next look."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from holdfast.db.connect import Database
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import LIMIT_TIMES, MOST, Portion
 from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import Sweep, oldest
@@ -30,10 +31,10 @@ EXPIRED_ITEMS = Sweep("store items", SWEEP_ITEMS, COUNT_ITEMS, lambda _: 0.0, OL
 class ItemSweeper:
     """Once an interval, or at once again while there is more."""
 
-    def __init__(self, database: Database, interval: float) -> None:
+    def __init__(self, database: Database, metrics: Metrics, interval: float) -> None:
         self._interval = interval
         self._seconds = LIMIT_TIMES * database.settings.database_timeout
-        self._sweeping = Sweeping(database, EXPIRED_ITEMS, Portion(first=MOST, most=MOST))
+        self._sweeping = Sweeping(database, metrics, EXPIRED_ITEMS, Portion(first=MOST, most=MOST))
 
     async def run(self) -> float:
         """Remove a portion. Returns the seconds until the next."""

@@ -26,6 +26,7 @@ from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import run_together
 from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.dead_letters import Letters
@@ -74,6 +75,7 @@ class Upkeep(TaskService):
         self,
         database: Database,
         signals: Signals,
+        metrics: Metrics,
         items_interval: float = 300.0,
         threads: CheckpointerSection | None = None,
         webhooks: WebhooksSection | None = None,
@@ -84,21 +86,21 @@ class Upkeep(TaskService):
         super().__init__()
         self._database = database
         self._settings = database.settings
-        self._reaper = Reaper(database, signals)
+        self._reaper = Reaper(database, signals, metrics)
         timeout = self._settings.database_timeout * 3
         # A third of the pool: a process has other work to do, even if every table of the upkeep is locked. A small pool
         # has one place. What is due by the clock, and the children of a run that was stopped, wait for no other duty.
         turn = asyncio.Semaphore(max(1, self._settings.pool_max // 3))
         self.duties = [
-            Duty("sweeps", Sweeper(database, threads).run, timeout=2 * timeout, turn=turn),
-            Duty("items", ItemSweeper(database, items_interval).run, timeout=timeout, turn=turn),
-            Duty("letters", Letters(database, signals).run, timeout=timeout, turn=turn),
-            Duty("families", ChildKeeper(database, signals).run, timeout=timeout),
-            Duty("deadlines", Deadlines(database, signals).run, timeout=timeout),
+            Duty("sweeps", Sweeper(database, metrics, threads).run, timeout=2 * timeout, turn=turn),
+            Duty("items", ItemSweeper(database, metrics, items_interval).run, timeout=timeout, turn=turn),
+            Duty("letters", Letters(database, signals, metrics).run, timeout=timeout, turn=turn),
+            Duty("families", ChildKeeper(database, signals, metrics).run, timeout=timeout),
+            Duty("deadlines", Deadlines(database, signals, metrics).run, timeout=timeout),
         ]
         if self._settings.crons:
-            self.duties.append(Duty("crons", CronFirer(database, signals).run, timeout=timeout))
-        self._webhooks = Webhooks(database, signals, webhooks or WebhooksSection())
+            self.duties.append(Duty("crons", CronFirer(database, signals, metrics).run, timeout=timeout))
+        self._webhooks = Webhooks(database, signals, metrics, webhooks or WebhooksSection())
         # Whether this process does the duties. Read by other threads, too.
         self.leading = False
 

@@ -17,6 +17,7 @@ from holdfast.engine.ready import ReadyRun, announce_perhaps_ready, announce_rea
 from holdfast.engine.reap import Watched, mark_lost, release_orphans, watch_workers
 from holdfast.signals import Signals
 from holdfast.streams.hints import check_log_hint, ended_runs_hints
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.traces import trace_lost
 
 # Seconds between two looks for runs that nobody holds.
@@ -34,12 +35,13 @@ log = structlog.get_logger(__name__)
 
 
 class Reaper:
-    def __init__(self, database: Database, signals: Signals) -> None:
+    def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._signals = signals
+        self._metrics = metrics
         self._settings = database.settings
         self._release_due = 0.0
-        self._aside = RowsSetAside("takeover", "run_id", database.metrics)
+        self._aside = RowsSetAside("takeover", "run_id", metrics)
         self._accompanied: set[UUID] = set()
         # Whether all leases may have expired although the workers are well, and until when they are not trusted
         # therefore, on the monotonic clock.
@@ -77,7 +79,7 @@ class Reaper:
                 reason=_reason(worker),
             )
         if gone:
-            self._database.metrics.workers_lost.add(len(gone))
+            self._metrics.workers_lost.add(len(gone))
             self._release_due = 0.0
         if time.monotonic() >= self._release_due:
             passed_over = self._aside.ids()
@@ -147,10 +149,10 @@ class Reaper:
                 else:
                     log.warning("run.released", attempt=run["attempt"], crashes=run["crashes"], **about)
             ready = [ReadyRun(run["run_id"], run["graph_id"]) for run in released if run["status"] == "pending"]
-            self._database.metrics.takeovers.add(len(ready))
+            self._metrics.takeovers.add(len(ready))
             announce_ready(self._signals, ready)
             if poisoned := [run for run in released if run["status"] == "error"]:
-                self._database.metrics.dead_letters.add(len(poisoned), "poison")
+                self._metrics.dead_letters.add(len(poisoned), "poison")
                 for hint in ended_runs_hints([run["run_id"] for run in poisoned]):
                     self._signals.publish("events", hint)
                 for run in poisoned:

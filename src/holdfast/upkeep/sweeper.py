@@ -20,6 +20,7 @@ from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.resources.history import AT_ONCE, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import LIMIT_TIMES, MOMENT, Portion
 from holdfast.upkeep.items import EXPIRED_ITEMS
 from holdfast.upkeep.sweeping import Sweeping
@@ -75,13 +76,16 @@ class Sweeper:
     somebody else holds is passed over.
     """
 
-    def __init__(self, database: Database, threads: CheckpointerSection | None = None, budget: float = BUDGET) -> None:
+    def __init__(
+        self, database: Database, metrics: Metrics, threads: CheckpointerSection | None = None, budget: float = BUDGET
+    ) -> None:
         self._database = database
+        self._metrics = metrics
         self._settings = database.settings
         self._threads = threads or CheckpointerSection()
         self._budget = budget
         self._limit = LIMIT_TIMES * database.settings.database_timeout
-        self._aside = RowsSetAside("sweeps", "thread_id", database.metrics)
+        self._aside = RowsSetAside("sweeps", "thread_id", metrics)
         self._checkpoints_at_once = Portion(first=AT_ONCE, most=AT_ONCE)
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""
@@ -172,7 +176,7 @@ class Sweeper:
         self, sweep: Sweep, *, removes: bool = True, limit: int | None = None
     ) -> Callable[[float | None], Awaitable[bool]]:
         """`removes`: whether what it takes is gone then. `limit`: how much one look may take."""
-        sweeping = Sweeping(self._database, sweep, limit=limit)
+        sweeping = Sweeping(self._database, self._metrics, sweep, limit=limit)
 
         async def portion(seconds: float | None) -> bool:
             swept, more = await sweeping.take(seconds)

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import Portion, take
 from holdfast.upkeep.sweeps import Sweep
 
@@ -16,14 +17,19 @@ class Sweeping:
     """After a portion that fails, the next is a single row. One that fails alone is set aside and reported."""
 
     def __init__(
-        self, database: Database, sweep: Sweep, portion: Portion | None = None, limit: int | None = None
+        self,
+        database: Database,
+        metrics: Metrics,
+        sweep: Sweep,
+        portion: Portion | None = None,
+        limit: int | None = None,
     ) -> None:
         """`limit`: how much one look may take."""
         self._database = database
         self._sweep = sweep
         self._portion = portion or Portion()
         self._limit = self._left = limit
-        self._aside = RowsSetAside(f"sweep of {sweep.what}", sweep.key, database.metrics)
+        self._aside = RowsSetAside(f"sweep of {sweep.what}", sweep.key, metrics)
 
     async def take(self, seconds: float | None) -> tuple[int, bool]:
         """Take a portion within the seconds that are given, if any. Returns how much it was, and whether there may be

@@ -21,6 +21,7 @@ from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
 from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import Portion
 from holdfast.upkeep.duty import FORESEEN
 from holdfast.upkeep.traces import send_traced
@@ -71,6 +72,7 @@ class Webhooks:
         self,
         database: Database,
         signals: Signals,
+        metrics: Metrics,
         section: WebhooksSection,
         call_own_route: CallOwnRoute | None = None,
     ) -> None:
@@ -78,13 +80,14 @@ class Webhooks:
         self._database = database
         self._settings = database.settings
         self._signals = signals
+        self._metrics = metrics
         self._sender = WebhookSender(database.settings, section, call_own_route)
         # Where own routes cannot be called, the leader takes all, and gives up those that are stored for such a route.
         others: UrlKind = "absolute" if section.own_routes else "any"
         self._kind: UrlKind = others if call_own_route is None else "relative"
         self._wake = asyncio.Event()
         self._slots = WebhookSlots(CONCURRENT, MAX_SENDING_BYTES)
-        self._aside = RowsSetAside("webhooks", "delivery_id", database.metrics)
+        self._aside = RowsSetAside("webhooks", "delivery_id", metrics)
         self._turn = FIRST_TURN
         # Deliveries that one claim is for. It adds up their sizes, which takes long for large ones.
         self._portion = Portion(first=CONCURRENT, most=CONCURRENT)
@@ -222,7 +225,7 @@ class Webhooks:
                 self._aside.put({"delivery_id": delivery.delivery_id, "run_id": delivery.run_id}, error)
             return
         result = state if state in ("delivered", "failed") else "postponed"
-        self._database.metrics.webhook_deliveries.add(1, result)
+        self._metrics.webhook_deliveries.add(1, result)
         told = {
             "attempt": delivery.attempts,
             "status": answer.status,

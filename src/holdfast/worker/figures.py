@@ -59,6 +59,7 @@ class WorkerFigures:
     processes have those.
     """
 
+    counted: Metrics
     database: Database
     signals: Signals
     leading: bool
@@ -70,11 +71,11 @@ class WorkerFigures:
     """When the lease ends, on the monotonic clock; 0 before the first."""
 
     def text(self) -> bytes:
-        return as_text(self.database.metrics, "worker", self._readings())
+        return as_text(self.counted, "worker", self._readings())
 
     def json(self) -> dict[str, Any]:
         about = {"active": self.active, "capacity": self.database.settings.jobs, "ready": self.ready}
-        return {"worker": about, "metrics": as_json(self.database.metrics, "worker", self._readings())}
+        return {"worker": about, "metrics": as_json(self.counted, "worker", self._readings())}
 
     def _readings(self) -> metrics.Readings:
         settings = self.database.settings

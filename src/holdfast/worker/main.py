@@ -31,6 +31,7 @@ from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, flush_hints
 from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.attempts import RunningAttempts
 from holdfast.worker.condition import Condition
@@ -70,10 +71,10 @@ class Worker(Service):
         self.replaced = False
         """Whether the process ends because it cannot work, and another one should be started."""
         self.database = Database(settings, "worker")
-        self._metrics = self.database.metrics
+        self._metrics = Metrics(enabled=settings.metrics)
         self.signals = signals_for(self.database)
         self._store = PooledStore(self.database, catalog.project)
-        executor = Executor(settings, self.database, catalog)
+        executor = Executor(settings, self.database, catalog, self._metrics)
         executor.environment.signals, executor.environment.store = self.signals, self._store
         self.heartbeat = Heartbeat(
             settings,
@@ -118,7 +119,7 @@ class Worker(Service):
         self._replacement = Replacement(settings, self.heartbeat, self.condition, lambda: self.lease.worker_id)
         project = catalog.project
         sections = store_section(project).sweep_interval, checkpointer_section(project), webhooks_section(project)
-        self._upkeep = Upkeep(self.database, self.signals, *sections) if upkeep else None
+        self._upkeep = Upkeep(self.database, self.signals, self._metrics, *sections) if upkeep else None
         self._parts = Services(
             "worker.parts",
             HealthServer(self, settings, probes),
@@ -229,6 +230,7 @@ class Worker(Service):
 
     def metrics(self) -> WorkerFigures:
         return WorkerFigures(
+            counted=self._metrics,
             database=self.database,
             signals=self.signals,
             leading=self._upkeep is not None and self._upkeep.leading,

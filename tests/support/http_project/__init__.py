@@ -20,6 +20,7 @@ from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.streams.hub import Hub
+from holdfast.telemetry.metrics import Metrics
 from holdfast.worker.main import Worker
 from tests.support.live_worker import running_worker
 from tests.support.serving import answering
@@ -39,8 +40,9 @@ def context(config: ProjectConfig, settings: Settings) -> WebContext:
     signals = PostgresSignals(database)
     catalog = GraphCatalog.load(config)
     auth = CustomAuth.load(config, studio=False)
-    hub = Hub(database, signals)
-    return WebContext(settings, catalog, database, signals, hub, PooledStore(database, config), auth)
+    metrics = Metrics()
+    hub = Hub(database, signals, metrics)
+    return WebContext(settings, catalog, database, signals, metrics, hub, PooledStore(database, config), auth)
 
 
 @asynccontextmanager
