@@ -21,7 +21,7 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.pregel import Pregel
 
 from bench.cost import INPUT
-from holdfast.cli.lifeline import join_supervisor
+from holdfast.cli.supervised_child import join_supervisor
 from holdfast.db.connect import Database
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import load_config

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 
-from holdfast.cli.lifeline import join_supervisor
+from holdfast.cli.supervised_child import join_supervisor
 from holdfast.db.connect import Database
 from holdfast.execution.executor import Executor
 from holdfast.graphs.config import load_config

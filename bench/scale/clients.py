@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from holdfast.cli.lifeline import watch_supervisor
+from holdfast.cli.supervised_child import watch_supervisor
 
 INPUTS: dict[str, dict[str, Any]] = {
     "five": {"messages": [{"role": "user", "content": "What does it cost?"}], "step": 0},

@@ -21,7 +21,7 @@ import httptools
 import orjson
 import uvloop
 
-from holdfast.cli.lifeline import watch_supervisor
+from holdfast.cli.supervised_child import watch_supervisor
 
 # Connections being opened at any moment.
 OPENING = 100

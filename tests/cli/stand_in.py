@@ -16,7 +16,7 @@ import time
 from types import FrameType
 from typing import Any, cast
 
-from holdfast.cli.lifeline import inherited_socket, join_supervisor
+from holdfast.cli.supervised_child import inherited_socket, join_supervisor
 from holdfast.worker.health import ProbeServer, Verdict
 
 

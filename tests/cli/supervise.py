@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from holdfast.cli.probes import worker_socket
-from holdfast.cli.silence import SilenceWatch
+from holdfast.cli.silent_children import SilentChildrenWatch
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.settings import load_settings
@@ -37,7 +37,7 @@ def main() -> None:
         children, environ=os.environ, grace=float(grace), postgres=postgres, reload="RELOAD" in os.environ
     )
     if limit is not None:
-        SilenceWatch(supervisor, ("127.0.0.1", 1), float(limit)).start()
+        SilentChildrenWatch(supervisor, ("127.0.0.1", 1), float(limit)).start()
 
     def listen() -> None:
         for line in sys.stdin:

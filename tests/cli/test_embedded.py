@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.cli.operating import embedded_url, project_database
+from holdfast.cli.project_database import embedded_url, project_database
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.db.embedded_server import log_path
 from holdfast.errors import DatabaseError

@@ -111,7 +111,7 @@ def test_flag_makes_up_for_a_variable_that_is_wrong(tmp_path: Path) -> None:
 def test_import_that_takes_long_is_logged_and_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project, "FIRST_IMPORT_REPORT_SECONDS", 0.0)
     monkeypatch.setattr(project, "IMPORT_REPORT_INTERVAL_SECONDS", 0.5)
-    monkeypatch.setattr(project, "IMPORT_LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(project, "IMPORT_POLL_SECONDS", 0.5)
     (tmp_path / "graph.py").write_text("import time\ntime.sleep(600)")
     config = tmp_path / "langgraph.json"
     config.write_text(json.dumps({"dependencies": ["."], "graphs": {"graph": "./graph.py:graph"}}))

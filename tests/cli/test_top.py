@@ -183,7 +183,7 @@ def seen(answers: dict[str, Any]) -> Screen:
 
     with Client("http://test", transport=httpx.MockTransport(answer)) as client:
         screen = Screen(client.url)
-        screen.look(client)
+        screen.refresh(client)
     return screen
 
 

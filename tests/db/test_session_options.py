@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from holdfast.cli.ended_children import EndedChildren
+from holdfast.cli.ended_processes import EndedProcessReporter
 from holdfast.db.connect import Database, open_blocking_session, open_session, with_session_options
 from holdfast.settings import Settings
 from holdfast.worker.replacement import _hand_over
@@ -118,7 +118,7 @@ def hand_over_runs(settings: Settings) -> None:
 
 
 def report_end(settings: Settings) -> None:
-    EndedChildren(settings)._report("token")
+    EndedProcessReporter(settings)._report("token")
 
 
 @pytest.mark.parametrize("pgbouncer", [False, True])
@@ -127,7 +127,7 @@ def test_writes_over_blocking_sessions_ignore_role_timeouts(
     harmed_url: str, work: Callable[[Settings], None], pgbouncer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its usual timeout is shorter than the slow write.
-    monkeypatch.setattr("holdfast.cli.ended_children.REPORT_TIMEOUT_SECONDS", 15.0)
+    monkeypatch.setattr("holdfast.cli.ended_processes.REPORT_TIMEOUT_SECONDS", 15.0)
     with psycopg.connect(harmed_url, autocommit=True, options="-c statement_timeout=0") as connection:
         connection.execute("SET search_path TO holdfast")
         connection.execute("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY(%s)", (LIMITS,))

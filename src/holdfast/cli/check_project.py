@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         webhooks_section(project)
         if (index := store_section(project).index) is not None:
             load_embeddings(project, index.embed)
-        # When the project's variables and modules are there, as in the processes that send traces.
+        # After the project is loaded: exporters may need its variables and modules, as in the processes that trace.
         check_tracing(load_settings({**project.env, **environ}))
     except OperatorError as error:
         print(error, file=sys.stderr)
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     status = main(sys.argv[1:], os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Graph modules may have started threads that never end; the answer is known, so do not wait for them.
+    # Do not wait for threads that graph modules have started: they may never end.
     os._exit(status)

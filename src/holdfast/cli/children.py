@@ -18,7 +18,7 @@ STYLES = {"running": "cyan", "pending": "dim", "paused": "yellow", "rolled_back"
 
 
 def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None:
-    """Print the children of a run and, below each, its own."""
+    """Print the tree of the runs that a run has spawned."""
     found = 0
     for depth, child in descendants(client, run):
         found += 1
@@ -35,7 +35,7 @@ def show_children(client: Client, run: dict[str, Any], *, as_json: bool) -> None
 
 
 def descendants(client: Client, run: dict[str, Any], depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
-    """All runs below one, each behind its parent, with how many generations down it is."""
+    """All descendants of a run with their depth (1: its children), each after its parent."""
     path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/children"
     for child in client.items(path, {}):
         yield depth, child

@@ -1,4 +1,4 @@
-"""The HTTP side of `run` and `runs`: requests, and a stream that survives dropped connections."""
+"""An HTTP client of a server: requests, and a stream of a run that survives dropped connections."""
 
 from __future__ import annotations
 
@@ -18,41 +18,46 @@ from holdfast.cli.sse import ServerEvent, read_events
 from holdfast.db.stored_json import load_json
 from holdfast.settings.secrets import RULE_FOR_PASSWORDS, shown_url
 
-FINAL = frozenset({"success", "error", "timeout", "interrupted"})
-# A stream that is alive says something at least every 15 seconds.
-TIMEOUT = httpx.Timeout(30, connect=5, read=50)
-# For servers that ask for one.
-API_KEY = "HOLDFAST_API_KEY"
-OUTAGE = 120.0
-"""Seconds the server may be out of reach before a stream is given up."""
+FINAL_STATUSES = frozenset({"success", "error", "timeout", "interrupted"})
+# A stream sends at least a heartbeat every 15 seconds.
+TIMEOUT_SECONDS = httpx.Timeout(30, connect=5, read=50)
+API_KEY_VARIABLE = "HOLDFAST_API_KEY"
+OUTAGE_LIMIT_SECONDS = 120.0
+"""A stream gives up when the server has been out of reach for so long."""
+FIRST_RECONNECT_DELAY_SECONDS = 0.2
+MAX_RECONNECT_DELAY_SECONDS = 2.0
 
-_Opening = Callable[[], AbstractContextManager[httpx.Response]]
+_OpenStream = Callable[[], AbstractContextManager[httpx.Response]]
 
-# The most items that the server puts into one page.
-MAX_PAGE = 1000
+# The server allows no larger `limit`.
+MAX_PAGE_ITEMS = 1000
 
 
 def url_for_messages(url: str) -> str:
-    """The URL of a server as it may be printed: without the user and the password that it may have for a proxy."""
+    """The URL of a server without the user and password that it may contain for a proxy."""
     return shown_url(url) if "@" in url else url
 
 
 class Client:
-    """A server's runs. Every method raises CommandError with what went wrong."""
+    """Requests to one server. Every method raises CommandError if the request fails."""
 
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url_for_messages(url.rstrip("/"))
         if not url.startswith(("http://", "https://")):
             raise CommandError(f"--url {self.url}: must begin with http:// or https://", ExitCode.USAGE)
         # A key that is read from a file often has a line break at its end.
-        key = os.environ.get(API_KEY, "").strip()
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
         if not re.fullmatch(r"[\x21-\x7e]*", key):
-            raise CommandError(f"{API_KEY}: a key has only printable ASCII characters, and no spaces", ExitCode.USAGE)
+            raise CommandError(
+                f"{API_KEY_VARIABLE}: a key has only printable ASCII characters, and no spaces", ExitCode.USAGE
+            )
         headers = {"x-api-key": key} if key else {}
         try:
-            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT, transport=transport)
+            self._http = httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT_SECONDS, transport=transport
+            )
         except httpx.InvalidURL as error:
-            # What httpx says repeats parts of the URL.
+            # The message of httpx repeats parts of the URL, and so perhaps its password.
             why = f"{error}" if "@" not in url else f"it is not a URL; {RULE_FOR_PASSWORDS}"
             raise CommandError(f"--url {self.url}: {why}", ExitCode.USAGE) from None
 
@@ -65,33 +70,32 @@ class Client:
         self._http.close()
 
     def request(self, method: str, path: str, **given: Any) -> Any:
-        """The JSON answer."""
-        response = self._answer(method, path, **given)
+        """Send a request and return the JSON of its response."""
+        response = self._send(method, path, **given)
         return load_json(response.content) if response.content else None
 
     def items(self, path: str, query: Mapping[str, Any], limit: int | None = None) -> list[dict[str, Any]]:
-        """The first items of a list, or (None) all. A page of large items ends before its limit; then the next is
-        asked for."""
+        """The first `limit` items of a list, or all. The server may end a page of large items before its limit; then
+        this requests the next page."""
         found: list[dict[str, Any]] = []
         following: str | None = "0"
         while following is not None and (limit is None or len(found) < limit):
-            size = MAX_PAGE if limit is None else min(MAX_PAGE, limit - len(found))
-            asked = {**query, "limit": size, "offset": following}
-            response = self._answer("GET", path, params=asked)
+            size = MAX_PAGE_ITEMS if limit is None else min(MAX_PAGE_ITEMS, limit - len(found))
+            response = self._send("GET", path, params={**query, "limit": size, "offset": following})
             found += load_json(response.content)
             following = response.headers.get("x-pagination-next")
         return found
 
-    def _answer(self, method: str, path: str, **given: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, **given: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **given)
         except httpx.TransportError as error:
             raise self.unreachable(error) from None
-        _refuse(response)
+        _raise_for_status(response)
         return response
 
     def run(self, run_id: str, thread_id: str | None = None) -> dict[str, Any] | None:
-        """The run, or None when there is none."""
+        """The run, or None if it does not exist."""
         path = f"/runs/{run_id}" if thread_id is None else f"/threads/{thread_id}/runs/{run_id}"
         try:
             response = self._http.get(path)
@@ -99,13 +103,14 @@ class Client:
             raise self.unreachable(error) from None
         if response.status_code == 404:
             return None
-        _refuse(response)
+        _raise_for_status(response)
         run: dict[str, Any] = load_json(response.content)
         return run
 
     def start_run(self, thread_id: str, body: dict[str, Any], notice: Callable[[str], None]) -> RunStream:
-        """Create a run and stream it. A connection lost before the answer does not create a second one."""
-        # The server answers a repeated key with the run it made the first time.
+        """Create a run and stream it. If the connection is lost before the response, the retry does not create a second
+        run."""
+        # For a repeated key the server returns the run that the first request created.
         headers = {"Idempotency-Key": str(uuid.uuid4())}
 
         def post() -> AbstractContextManager[httpx.Response]:
@@ -114,7 +119,7 @@ class Client:
         return RunStream(self, post, notice, thread_id=thread_id)
 
     def follow_run(self, run_id: str, notice: Callable[[str], None], after: str = "-1") -> RunStream:
-        """Stream a run that exists, from its first event or after the one with the id `after`."""
+        """Stream an existing run, from its first event or after the event with the id `after`."""
         stream = RunStream(self, None, notice, run_id=run_id)
         stream.cursor = after
         return stream
@@ -134,15 +139,15 @@ class Client:
 
 
 class RunStream:
-    """The events of one run, each once, across as many connections as it takes; ends when the run has ended.
+    """The events of one run, each once, over as many connections as needed. Ends when the run has ended.
 
-    `run_id`, `thread_id` and `cursor` are up to date at every event.
+    `run_id`, `thread_id` and `cursor` are up to date when an event is yielded.
     """
 
     def __init__(
         self,
         client: Client,
-        first: _Opening | None,
+        first: _OpenStream | None,
         notice: Callable[[str], None],
         *,
         run_id: str | None = None,
@@ -157,33 +162,33 @@ class RunStream:
         self._lost_at: float | None = None
 
     def __iter__(self) -> Iterator[ServerEvent]:
-        pause = 0.2
+        delay = FIRST_RECONNECT_DELAY_SECONDS
         while True:
             try:
                 yield from self._connection()
                 if self._ended():
                     return
-                pause = 0.2
+                delay = FIRST_RECONNECT_DELAY_SECONDS
             except httpx.TransportError as error:
-                self._lost(error)
+                self._on_connection_lost(error)
             except CommandError as error:
                 if error.code is not ExitCode.UNAVAILABLE or self.run_id is None:
                     raise
-                self._lost(error)
-            time.sleep(pause)
-            pause = min(pause * 2, 2.0)
+                self._on_connection_lost(error)
+            time.sleep(delay)
+            delay = min(delay * 2, MAX_RECONNECT_DELAY_SECONDS)
 
     def _connection(self) -> Iterator[ServerEvent]:
-        opening = self._first if self.run_id is None else None
-        with opening() if opening is not None else self._client.resume(self) as response:
-            if response.status_code == 404 and opening is None:
-                return  # Rolled back meanwhile; the end of the run says so.
+        open_first = self._first if self.run_id is None else None
+        with open_first() if open_first is not None else self._client.resume(self) as response:
+            if response.status_code == 404 and open_first is None:
+                return  # The run was rolled back; `_ended` finds that.
             if response.status_code != 200:
                 response.read()
                 if response.status_code >= 500 and self._lost_at is not None:
                     raise httpx.TransportError(f"status {response.status_code}")
-                _refuse(response)
-            self._found(response.headers.get("content-location", ""))
+                _raise_for_status(response)
+            self._read_ids(response.headers.get("content-location", ""))
             for event in read_events(response.iter_bytes()):
                 if self._lost_at is not None:
                     self._lost_at = None
@@ -193,28 +198,28 @@ class RunStream:
                 if event.name != "end":
                     yield event
 
-    def _found(self, location: str) -> None:
+    def _read_ids(self, location: str) -> None:
         if match := re.search(r"(?:/threads/([^/]+))?/runs/([^/]+)$", location):
             self.thread_id, self.run_id = match[1] or self.thread_id, match[2]
 
     def _ended(self) -> bool:
         assert self.run_id is not None
         run = self._client.run(self.run_id, self.thread_id)
-        return run is None or run["status"] in FINAL
+        return run is None or run["status"] in FINAL_STATUSES
 
-    def _lost(self, error: Exception) -> None:
+    def _on_connection_lost(self, error: Exception) -> None:
         now = time.monotonic()
         if self._lost_at is None:
             if isinstance(error, httpx.ConnectError) and self.run_id is None:
                 raise self._client.unreachable(error) from None
             self._lost_at = now
             self._notice("connection lost; the run goes on, reconnecting")
-        elif now - self._lost_at > OUTAGE:
+        elif now - self._lost_at > OUTAGE_LIMIT_SECONDS:
             raise self._client.unreachable(error) from None
 
 
-def _refuse(response: httpx.Response) -> None:
-    """Turn an answer that is not a success into CommandError, with the server's own words."""
+def _raise_for_status(response: httpx.Response) -> None:
+    """Raise CommandError with the server's message unless the response is a success."""
     if response.is_success:
         return
     try:

@@ -1,4 +1,4 @@
-"""Where the commands write: results to stdout, everything about the command itself to stderr."""
+"""Output of the commands: results go to stdout, messages about the command itself to stderr."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from rich.json import JSON
 from rich.segment import Segment
 from rich.text import Text
 
-# Levels of a value that are shown when it is nested more deeply than Python's own stack allows.
-DEEPEST = 200
-# Control characters, but for tabs and line ends: a terminal would obey them.
-_OBEYED = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd")
+# Levels that are shown of a value that is nested more deeply than Python's recursion limit allows.
+MAX_JSON_LEVELS = 200
+# Control characters except tab and newline. A terminal would execute them.
+_REPLACED_CHARACTERS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd")
 
 
-class _Shown:
-    """What is to be printed, without the control characters that are in its text. Its style is not part of its text."""
+class _WithoutControlCharacters:
+    """Something to print, with the control characters of its text replaced. Styles are kept: rich passes them apart
+    from the text."""
 
     def __init__(self, content: ConsoleRenderable) -> None:
         self._content = content
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._content, options):
-            shown = segment if segment.control else Segment(segment.text.translate(_OBEYED), segment.style)
+            shown = segment if segment.control else Segment(segment.text.translate(_REPLACED_CHARACTERS), segment.style)
             yield shown
 
 
-class _NoControlCharacters(RenderHook):
+class _ReplaceControlCharacters(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Shown(renderable) for renderable in renderables]
+        return [_WithoutControlCharacters(renderable) for renderable in renderables]
 
 
 def open_console(**options: Any) -> Console:
-    """A console that prints no control character of anybody's text: names, messages and errors come from requests and
-    from graphs, and must not move the cursor or hide a line."""
+    """A console that prints no control characters. Names, messages and errors come from requests and graphs, and must
+    not move the cursor or hide a line."""
     console = Console(highlight=False, **options)
-    console.push_render_hook(_NoControlCharacters())
+    console.push_render_hook(_ReplaceControlCharacters())
     return console
 
 
@@ -47,16 +48,16 @@ err = open_console(stderr=True, soft_wrap=True)
 
 
 def to_json(value: Any) -> str:
-    """JSON text on one line. Of a value that is nested too deeply, as much as can be shown."""
+    """The value as JSON on one line. If it is nested too deeply, its inner levels are left out."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:
-        return json.dumps(_shallow(value, DEEPEST), ensure_ascii=False, default=str)
+        return json.dumps(_shallow(value, MAX_JSON_LEVELS), ensure_ascii=False, default=str)
 
 
 def show_json(value: Any) -> None:
-    """Print a value over several lines."""
-    out.print(JSON.from_data(_shallow(value, DEEPEST), ensure_ascii=False))
+    """Print a value as JSON over several lines."""
+    out.print(JSON.from_data(_shallow(value, MAX_JSON_LEVELS), ensure_ascii=False))
 
 
 def _shallow(value: Any, levels: int) -> Any:
@@ -68,7 +69,7 @@ def _shallow(value: Any, levels: int) -> Any:
 
 
 def say(message: str) -> None:
-    """A line about what the command is doing, as plain text."""
+    """Print a line about what the command is doing, to stderr and without markup."""
     err.print(message, style="dim", markup=False)
 
 

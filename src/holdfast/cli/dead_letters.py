@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 
-class Reason(StrEnum):
+class DeadLetterReason(StrEnum):
     """Why a run was given up."""
 
     RETRIES = "retries_exhausted"
@@ -38,15 +38,17 @@ class Reason(StrEnum):
     GRAPH = "graph_gone"
 
 
-class Begin(StrEnum):
-    """Where a retry begins."""
+class RetryFrom(StrEnum):
+    """Where a retry starts."""
 
     CHECKPOINT = "checkpoint"
     START = "start"
 
 
-RunIds = Annotated[list[str] | None, typer.Argument(metavar="RUN_ID", help="Letters by their ids.", show_default=False)]
-ByReason = Annotated[Reason | None, typer.Option("--reason", help="Only those given up for this.")]
+RunIds = Annotated[
+    list[str] | None, typer.Argument(metavar="RUN_ID", help="Dead letters by their ids.", show_default=False)
+]
+ByReason = Annotated[DeadLetterReason | None, typer.Option("--reason", help="Only those given up for this.")]
 ByGraph = Annotated[str | None, typer.Option("--graph", metavar="GRAPH", help="Only those of this graph.")]
 ByAssistant = Annotated[str | None, typer.Option("--assistant", metavar="ID", help="Only those of this assistant.")]
 ByThread = Annotated[str | None, typer.Option("--thread", metavar="ID", help="Only those of this thread.")]
@@ -64,7 +66,7 @@ Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most 
 
 
 @app.command("list", epilog=examples("holdfast dead-letters list", "holdfast dead-letters list --graph agent --json"))
-def list_letters(
+def list_dead_letters(
     reason: ByReason = None,
     graph: ByGraph = None,
     assistant: ByAssistant = None,
@@ -76,7 +78,7 @@ def list_letters(
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """List the letters that are open, the latest first."""
+    """List the dead letters, the latest first."""
     query = _filters(reason, graph, assistant, thread, metadata, older_than, newer_than)
     if "metadata" in query:
         query["metadata"] = json.dumps(query["metadata"])
@@ -105,7 +107,7 @@ def list_letters(
 def show(
     run_id: Annotated[str, typer.Argument(metavar="RUN_ID")], as_json: AsJson = False, url: Url = DEFAULT_URL
 ) -> None:
-    """Show one letter: its error, its input, where it came to."""
+    """Show one dead letter: its error, its input, and its last checkpoint."""
     with Client(url) as client:
         letter = client.request("GET", f"/dead-letters/{run_id}")
     if as_json:
@@ -127,8 +129,8 @@ def show(
 def retry(
     run_ids: RunIds = None,
     begin: Annotated[
-        Begin, typer.Option("--from", help="Go on behind the last checkpoint, or begin again.")
-    ] = Begin.CHECKPOINT,
+        RetryFrom, typer.Option("--from", help="Go on behind the last checkpoint, or begin again.")
+    ] = RetryFrom.CHECKPOINT,
     given: Annotated[
         str | None,
         typer.Option("--input", "-i", metavar="JSON|@FILE|-", help="Another input, for one letter, from the start."),
@@ -150,16 +152,16 @@ def retry(
     filters = _filters(reason, graph, assistant, thread, metadata, older_than, newer_than)
     how: dict[str, Any] = {"from": begin.value, "fork": fork}
     if given is not None:
-        if not run_ids or len(run_ids) != 1 or begin is not Begin.START:
+        if not run_ids or len(run_ids) != 1 or begin is not RetryFrom.START:
             raise typer.BadParameter("Give it with one RUN_ID and --from start.", param_hint="--input")
         how["input"] = read_json(given, "--input")
-    answer = _deal(url, "retry", run_ids, filters, everything, limit, how)
+    answer = _request_action(url, "retry", run_ids, filters, everything, limit, how)
     if as_json:
         print(to_json(answer))
     else:
         for one in answer["runs"]:
             out.print(f"{one['run_id']}  retried as {one['retried_by']}")
-    _conclude(answer, as_json=as_json)
+    _print_summary(answer, as_json=as_json)
 
 
 @app.command(epilog=examples("holdfast dead-letters discard RUN_ID", "holdfast dead-letters discard --graph agent"))
@@ -177,19 +179,19 @@ def discard(
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Let letters go: by their ids, or all that fit the options. The runs stay what they are, failed."""
+    """Discard dead letters: by their ids, or all that match the options. The runs stay failed."""
     filters = _filters(reason, graph, assistant, thread, metadata, older_than, newer_than)
-    answer = _deal(url, "discard", run_ids, filters, everything, limit, {})
+    answer = _request_action(url, "discard", run_ids, filters, everything, limit, {})
     if as_json:
         print(to_json(answer))
     else:
         for run_id in answer["runs"]:
             out.print(f"{run_id}  discarded")
-    _conclude(answer, as_json=as_json)
+    _print_summary(answer, as_json=as_json)
 
 
 def _filters(
-    reason: Reason | None,
+    reason: DeadLetterReason | None,
     graph: str | None,
     assistant: str | None,
     thread: str | None,
@@ -209,7 +211,7 @@ def _filters(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _deal(
+def _request_action(
     url: str,
     action: str,
     run_ids: list[str] | None,
@@ -239,7 +241,7 @@ def _deal(
     return {"runs": runs, "skipped": skipped, "more": False}
 
 
-def _conclude(answer: dict[str, Any], *, as_json: bool) -> None:
+def _print_summary(answer: dict[str, Any], *, as_json: bool) -> None:
     if not as_json:
         for one in answer["skipped"]:
             complain(f"{one['run_id']}  {one['detail']}")

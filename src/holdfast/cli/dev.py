@@ -1,4 +1,4 @@
-"""`holdfast dev`: everything on one machine, restarted when graph code changes."""
+"""`holdfast dev`: a web process and a worker on one machine, restarted when graph code changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import typer
 from rich.text import Text
 
 from holdfast.cli.console import err
-from holdfast.cli.fleet import Ready, log_ready, run_fleet
+from holdfast.cli.fleet import ReadyFleet, log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, DEFAULT_URL, Config, Host, Jobs, Port, examples
 from holdfast.cli.project import stoppable
 from holdfast.telemetry.logs import for_terminal
 
-DRAIN = 3.0
-"""Seconds runs may go on when code changes. A developer waits for the new code; the run continues in it."""
+DRAIN_TIMEOUT_SECONDS = 3.0
+"""How long runs may go on with the old code after a change. Short, because the developer waits for the new code. A run
+that is handed back continues in the new code."""
 
 EPILOG = examples(
     "holdfast dev", "holdfast dev --config examples/langgraph.json --port 9000", "holdfast dev --no-reload"
@@ -38,13 +39,13 @@ def dev(
     Without DATABASE_URL it brings its own Postgres, in .holdfast/ (HOLDFAST_DATA_DIR).
     """
     overrides = {"host": host, "port": port, "jobs": jobs}
-    defaults = {"drain_timeout": DRAIN, "studio_auth": True}
+    defaults = {"drain_timeout": DRAIN_TIMEOUT_SECONDS, "studio_auth": True}
     with stoppable():
         sys.exit(run_fleet(config, overrides, defaults=defaults, workers=1, reload=reload, announce=announce))
 
 
-def announce(ready: Ready) -> None:
-    """The few lines a newcomer needs, on a terminal; elsewhere a log line like all others."""
+def announce(ready: ReadyFleet) -> None:
+    """Print what a new user needs, if stderr is a terminal; otherwise log a line."""
     if not for_terminal(ready.settings):
         log_ready(ready)
         return
@@ -70,12 +71,12 @@ def announce(ready: Ready) -> None:
         ("Stop with Ctrl-C; twice to stop at once.", "bold"),
         ("", ""),
     ]
-    # In one piece: the children write to the same terminal.
+    # One write, because the children write to the same terminal.
     err.print(Text("\n").join(Text(text, style=style) for text, style in lines))
 
 
 def _program() -> str:
-    """What to type for `holdfast` in another terminal, where the environment may not be active."""
+    """How to call `holdfast` in another terminal, where the virtual environment may not be active."""
     own = Path(sys.executable).with_name("holdfast")
     if shutil.which("holdfast") is not None or not own.exists():
         return "holdfast"

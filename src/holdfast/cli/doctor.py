@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is wrong, and what to do about it."""
+"""`holdfast doctor`: check an installation and say how to correct what is wrong."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ EPILOG = examples(
     "holdfast doctor --json | jq 'select(.verdict == \"fail\")'",
     "DATABASE_URL=postgresql://db/holdfast holdfast doctor --config project/langgraph.json",
 )
-# Columns before the texts of findings.
-INDENT = 21
+INDENT_COLUMNS = 21
 MARKS = {"pass": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "skip": ("-", "dim")}
 
 
@@ -52,7 +51,7 @@ def doctor(
         try:
             installation = _installation(config, timeout, stack)
         except OperatorError as error:
-            # Settings that contradict each other: there is nothing that could be examined by them.
+            # Without valid settings no check can run.
             from holdfast.insight.doctor.findings import Finding, Verdict
 
             findings = [
@@ -63,8 +62,8 @@ def doctor(
             findings = asyncio.run(_examine(installation, as_json=as_json))
     counts = Counter(str(finding.verdict) for finding in findings)
     if not as_json:
-        told = [f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]]
-        out.print(f"\n{', '.join(told)}", style="bold")
+        totals = [f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]]
+        out.print(f"\n{', '.join(totals)}", style="bold")
     sys.exit(ExitCode.FAILURE if counts["fail"] else ExitCode.OK)
 
 
@@ -79,7 +78,7 @@ async def _examine(installation: Installation, *, as_json: bool) -> list[Finding
 
 
 def _installation(config: Path, timeout: float, stack: ExitStack) -> Installation:
-    """What is here to be examined. Raises SettingsError."""
+    """The installation of this directory and environment. Raises SettingsError."""
     from holdfast.graphs.config import load_config
     from holdfast.insight.doctor.installation import Installation
     from holdfast.settings import load_settings
@@ -89,7 +88,7 @@ def _installation(config: Path, timeout: float, stack: ExitStack) -> Installatio
         try:
             environ = {**load_config(config, os.environ).env, **os.environ}
         except ConfigError as error:
-            # The check of the graphs says so, too; the rest can be examined without it.
+            # The check of the graphs reports it, too. The other checks can run without it.
             say(str(error))
     found = Installation(
         load_settings(environ), config=config if config.exists() else None, check_timeout_seconds=timeout
@@ -98,8 +97,9 @@ def _installation(config: Path, timeout: float, stack: ExitStack) -> Installatio
 
 
 def _embedded(installation: Installation, stack: ExitStack) -> Installation:
-    """With the private Postgres of `dev` and `serve`: the one that is running, or else started for the moment."""
-    from holdfast.cli.operating import embedded_url, with_embedded
+    """The installation with the embedded Postgres: the one that `dev` or `serve` runs, or one started for this
+    command."""
+    from holdfast.cli.project_database import embedded_url, with_embedded
 
     settings = installation.settings
     directory = settings.data_dir.expanduser().absolute()
@@ -116,20 +116,24 @@ def _embedded(installation: Installation, stack: ExitStack) -> Installation:
 def _show(finding: Finding, *, as_json: bool) -> None:
     verdict = str(finding.verdict)
     if as_json:
-        told = {"check": finding.check, "verdict": verdict, "found": finding.found, "fix": finding.fix}
-        print(json.dumps(told, ensure_ascii=False), flush=True)
+        fields = {"check": finding.check, "verdict": verdict, "found": finding.found, "fix": finding.fix}
+        print(json.dumps(fields, ensure_ascii=False), flush=True)
         return
     mark, style = MARKS[verdict]
     out.print(
         Text.assemble((f"{mark} {verdict:4}  ", style), (f"{finding.check:12} ", "bold"), _wrapped(finding.found))
     )
     if finding.fix and verdict != "pass":
-        out.print(Text.assemble(" " * INDENT, ("fix: ", "cyan"), _wrapped(f"fix: {finding.fix}").removeprefix("fix: ")))
+        out.print(
+            Text.assemble(
+                " " * INDENT_COLUMNS, ("fix: ", "cyan"), _wrapped(f"fix: {finding.fix}").removeprefix("fix: ")
+            )
+        )
 
 
 def _wrapped(text: str) -> str:
-    """The text as it is, or on lines that a terminal does not break in the middle of words."""
-    if not out.is_terminal or out.width < 2 * INDENT:
+    """The text, wrapped between words if the output is a terminal that is wide enough."""
+    if not out.is_terminal or out.width < 2 * INDENT_COLUMNS:
         return text
-    lines = textwrap.wrap(text, out.width - INDENT, break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * INDENT}".join(lines)
+    lines = textwrap.wrap(text, out.width - INDENT_COLUMNS, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * INDENT_COLUMNS}".join(lines)

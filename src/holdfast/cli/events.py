@@ -1,4 +1,4 @@
-"""`holdfast events`: what the log lines mean."""
+"""`holdfast events`: print what each log event means."""
 
 from __future__ import annotations
 

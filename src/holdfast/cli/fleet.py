@@ -1,4 +1,4 @@
-"""What `dev` and `serve` have in common: one web process and some workers under a supervisor."""
+"""Starts one web process and some workers under a supervisor, for `dev` and `serve`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import structlog
 
 from holdfast.auth.exposure import needs_login, refuse_open_server
-from holdfast.cli.ended_children import EndedChildren
+from holdfast.cli.ended_processes import EndedProcessReporter
 from holdfast.cli.exit_codes import CommandError, ExitCode
 from holdfast.cli.probes import FleetHealth, worker_children
 from holdfast.cli.project import (
-    STOP_MARGIN,
+    STOP_MARGIN_SECONDS,
     child_environment,
     load_problem,
     prepare,
@@ -30,7 +30,7 @@ from holdfast.cli.project import (
 )
 from holdfast.cli.readiness import local_address, local_url, usable_port, when_ready
 from holdfast.cli.reload import ProjectWatch
-from holdfast.cli.silence import SilenceWatch, silence_limit
+from holdfast.cli.silent_children import SilentChildrenWatch, silence_limit_seconds
 from holdfast.cli.supervisor import Child, Supervisor
 from holdfast.db.embedded import EmbeddedPostgres
 from holdfast.graphs.config import ProjectConfig
@@ -43,14 +43,14 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What there is to say once the fleet is ready."""
+class ReadyFleet:
+    """What is announced once the fleet is ready."""
 
     url: str
     settings: Settings
     project: ProjectConfig
     database: str
-    """What the operator calls it: the data directory, or DATABASE_URL."""
+    """The data directory of the embedded Postgres, or the text DATABASE_URL."""
     workers: int
 
 
@@ -61,15 +61,15 @@ def run_fleet(
     defaults: dict[str, Any] | None = None,
     workers: int,
     reload: bool,
-    announce: Callable[[Ready], None],
+    announce: Callable[[ReadyFleet], None],
 ) -> ExitCode:
-    """Validate the project, then start everything, and return when everything has stopped.
+    """Validate the project, start all processes, and return when all have stopped.
 
-    `overrides` are the flags; `defaults` are settings for when neither a flag nor a variable says otherwise.
+    `overrides` are the flags. `defaults` are settings that apply if neither a flag nor a variable sets them.
     `announce` is called once, when the web process answers and every worker takes runs. Raises OperatorError and
     CommandError.
     """
-    # Process 1 of a container would ignore a signal it has no handler for.
+    # Process 1 of a container ignores signals without a handler.
     signal.signal(signal.SIGTERM, raise_stopped)
     settings, project = prepare(config, "supervisor", **overrides)
     for name, value in (defaults or {}).items():
@@ -83,12 +83,14 @@ def run_fleet(
             postgres = stack.enter_context(
                 EmbeddedPostgres(settings.data_dir, say=_notice, environ=_logging_environment(settings))
             )
-            postgres.claim()  # Before the port is tried: of two in one directory, the second learns of the first.
+            # Before the port is tried: of two servers in one directory, the second must report that the directory is in
+            # use, not that the port is taken.
+            postgres.claim()
             database = str(postgres.data_dir / "postgres")
         overrides = {**overrides, "port": usable_port(settings)}
         require_graphs(config, **overrides)
         if postgres is not None:
-            # What was said about PgBouncer was not said about this one.
+            # The settings about PgBouncer and a direct connection do not apply to the embedded Postgres.
             overrides |= {"database_url": postgres.start(), "direct_database_url": "", "pgbouncer": False}
         environ = child_environment(overrides)
         settings = load_settings({**project.env, **environ})
@@ -102,16 +104,16 @@ def run_fleet(
         supervisor = Supervisor(
             children,
             environ=environ,
-            grace=settings.drain_timeout + STOP_MARGIN,
+            grace=settings.drain_timeout + STOP_MARGIN_SECONDS,
             postgres=postgres,
             reload=reload,
-            report=EndedChildren(settings),
+            report=EndedProcessReporter(settings),
         )
-        limit = silence_limit(settings)
+        limit = silence_limit_seconds(settings)
         if limit is not None:
-            silence = SilenceWatch(supervisor, (local_address(settings.host), settings.port), limit)
-            silence.start()
-            stack.callback(silence.stop)
+            silence_watch = SilentChildrenWatch(supervisor, (local_address(settings.host), settings.port), limit)
+            silence_watch.start()
+            stack.callback(silence_watch.stop)
         health = FleetHealth(supervisor, settings.host, settings.port, replaces_silent=limit is not None)
         if settings.health_port is not None:
             server = ProbeServer(health, settings.health_host, settings.health_port)
@@ -122,11 +124,11 @@ def run_fleet(
             watch.start()
             stack.callback(watch.stop)
         url = local_url(settings.host, settings.port) + http_section(project).under(settings).mount_prefix
-        ready = Ready(url, settings, project, database, workers)
+        ready = ReadyFleet(url, settings, project, database, workers)
         waiting = when_ready(
             health.ready,
-            then=lambda: announce(ready),
-            otherwise=lambda reason: log.warning("fleet.not_ready", reason=reason),
+            on_ready=lambda: announce(ready),
+            on_late=lambda reason: log.warning("fleet.not_ready", reason=reason),
         )
         stack.callback(waiting.set)
         return supervisor.run()
@@ -139,17 +141,17 @@ def _warn_of_more_workers_than_cores(workers: int) -> None:
 
 
 def _refuse_open_server(settings: Settings, project: ProjectConfig) -> None:
-    """Raise SettingsError for a server that would be open to other machines. The web process does the same, but the
-    supervisor would only start it again."""
+    """Raise SettingsError for a server that would be open to other machines. The web process checks this, too, but only
+    once everything has started."""
     if needs_login(settings):
-        from holdfast.cli.operating import in_transaction
+        from holdfast.cli.project_database import in_transaction
         from holdfast.resources.api_keys import anything
 
         has_keys, _ = in_transaction(settings.model_copy(update={"pool_min": 1}), anything)
         refuse_open_server(settings, project, keys=has_keys)
 
 
-def log_ready(ready: Ready) -> None:
+def log_ready(ready: ReadyFleet) -> None:
     log.info(
         "fleet.ready",
         message=f"Holdfast is ready: {ready.url}, workers: {ready.workers}, database: {ready.database}",
@@ -164,15 +166,15 @@ def _notice(message: str) -> None:
 
 
 def _logging_environment(settings: Settings) -> dict[str, str]:
-    """For the guard of the embedded Postgres, which does not read langgraph.json."""
+    """The environment of the guard of the embedded Postgres, which does not read langgraph.json."""
     return {**os.environ, "HOLDFAST_LOG_FORMAT": settings.log_format, "HOLDFAST_LOG_LEVEL": settings.log_level}
 
 
 def _migrate(config: Path, environ: dict[str, str]) -> None:
-    """Bring the schema up to date, in another process: it needs LangGraph's own migrations, and so LangGraph. That
-    it waits is logged here, at once.
+    """Apply the migrations in another process, because they import LangGraph, which would make the supervisor large.
+    This process logs at once when the other one waits for a lock.
 
-    Raises CommandError with what that process said, and its exit code.
+    Raises CommandError with the error output and exit code of that process.
     """
     command = [sys.executable, "-m", "holdfast", "migrate", "--config", str(config), "--quiet"]
     with subprocess.Popen(
@@ -186,21 +188,21 @@ def _migrate(config: Path, environ: dict[str, str]) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            said = [line for line in process.stderr if not _is_waiting(line)]
+            error_lines = [line for line in process.stderr if not _log_if_waiting(line)]
             printed = process.stdout.read()
         except BaseException:
             process.kill()
             raise
     if process.returncode != ExitCode.OK:
         code = ExitCode(process.returncode) if process.returncode in set(ExitCode) else ExitCode.FAILURE
-        message = "".join(said).strip() or f"`holdfast migrate` ended with exit code {process.returncode}"
+        message = "".join(error_lines).strip() or f"`holdfast migrate` ended with exit code {process.returncode}"
         raise CommandError(message, code)
     if applied := [line.removeprefix("applied ") for line in printed.splitlines()]:
         log.info("schema.migrated", migrations=applied)
 
 
-def _is_waiting(line: str) -> bool:
-    """Log here that the other process waits, if that is what the line says."""
+def _log_if_waiting(line: str) -> bool:
+    """Whether the line is the event `migration.waiting`. If so, log that event here."""
     try:
         fields = json.loads(line)
         if fields["event"] != "migration.waiting":

@@ -1,4 +1,4 @@
-"""`holdfast interrupts`: what runs ask people, and the answers."""
+"""`holdfast interrupts`: list the interrupts of runs, show them and resume them with an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ InterruptId = Annotated[str, typer.Argument(metavar="INTERRUPT_ID", help="Its id
     "list",
     epilog=examples("holdfast interrupts list", "holdfast interrupts list --escalated --older-than 3600 --json"),
 )
-def list_questions(
+def list_interrupts(
     limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most this many.")] = 20,
     state: Annotated[str, typer.Option(metavar="STATE", help="waiting, answered, closed or all.")] = "waiting",
     assistant: Annotated[
@@ -64,25 +64,25 @@ def list_questions(
     with Client(url) as client:
         found = client.items("/interrupts", {key: value for key, value in query.items() if value is not None}, limit)
     if as_json:
-        for question in found:
-            print(to_json(question))
+        for interrupt in found:
+            print(to_json(interrupt))
         return
     if not found:
         say("No questions.")
         return
-    # Not a rich table: it would shorten the ids, and ids are what one copies from here.
+    # Not a rich table: it would shorten the ids, which users copy from here.
     layout = "{:32}  {:9}  {:>8}  {:>8}  {:12}  {}"
     out.print(layout.format("interrupt", "state", "asked", "deadline", "graph", "question"), style="bold")
-    for question in found:
-        style = "red" if question["escalated_at"] else "" if question["state"] == "waiting" else "dim"
-        asked, due = _span(question["asked_at"]), _span(question["deadline_at"])
+    for interrupt in found:
+        style = "red" if interrupt["escalated_at"] else "" if interrupt["state"] == "waiting" else "dim"
+        asked, due = _relative_time(interrupt["asked_at"]), _relative_time(interrupt["deadline_at"])
         line = layout.format(
-            question["interrupt_id"],
-            question["state"],
+            interrupt["interrupt_id"],
+            interrupt["state"],
             asked,
             due,
-            str(question["graph_id"]),
-            _short(question["value"]),
+            str(interrupt["graph_id"]),
+            _short(interrupt["value"]),
         )
         out.print(Text(line, style=style))
 
@@ -91,11 +91,11 @@ def list_questions(
 def show(interrupt_id: InterruptId, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Show one question, with its form if it has one."""
     with Client(url) as client:
-        question = _existing(client, interrupt_id)
+        interrupt = _existing(client, interrupt_id)
     if as_json:
-        print(to_json(question))
+        print(to_json(interrupt))
     else:
-        show_json(question)
+        show_json(interrupt)
 
 
 @app.command(
@@ -121,9 +121,9 @@ def answer(
         raise CommandError("Give the answer as text, with --json-answer, or with --field.", ExitCode.USAGE)
     given: Any = _fields(field) if field else text if json_answer is None else _json(json_answer)
     with Client(url) as client:
-        question = _existing(client, interrupt_id)
-        path = f"/threads/{question['thread_id']}/runs/{question['run_id']}/resume"
-        run = client.request("POST", path, json={"answers": {question["interrupt_id"]: given}})
+        interrupt = _existing(client, interrupt_id)
+        path = f"/threads/{interrupt['thread_id']}/runs/{interrupt['run_id']}/resume"
+        run = client.request("POST", path, json={"answers": {interrupt["interrupt_id"]: given}})
     if as_json:
         print(to_json(run))
     else:
@@ -131,7 +131,7 @@ def answer(
 
 
 def _existing(client: Client, interrupt_id: str) -> dict[str, Any]:
-    """The newest question with this id, or the one that waits whose id begins so."""
+    """The newest interrupt with this id, or for a shortened id the waiting interrupt whose id begins with it."""
     if len(interrupt_id) >= 32:
         query = {"interrupt_id": interrupt_id, "state": "all", "order": "desc", "limit": 1}
         found = client.request("GET", "/interrupts", params=query)
@@ -142,8 +142,8 @@ def _existing(client: Client, interrupt_id: str) -> dict[str, Any]:
         raise CommandError(f"{len(found)} questions that wait have an id that begins with {interrupt_id}.")
     if not found:
         raise CommandError(f"There is no interrupt {interrupt_id} at {client.url}.")
-    question: dict[str, Any] = found[0]
-    return question
+    interrupt: dict[str, Any] = found[0]
+    return interrupt
 
 
 def _json(text: str) -> Any:
@@ -173,8 +173,8 @@ def _short(value: Any) -> str:
     return line if len(line) <= 60 else f"{line[:59]}…"
 
 
-def _span(moment: str | None) -> str:
-    """How long ago, or in how long."""
+def _relative_time(moment: str | None) -> str:
+    """How long ago a time was, or how far it is ahead: "3 min ago", "in 2 h"."""
     if moment is None:
         return "-"
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()

@@ -11,8 +11,8 @@ import typer
 
 from holdfast.cli.console import out, say, show_table
 from holdfast.cli.exit_codes import CommandError, ExitCode
-from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.cli.project_database import on_database
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -31,9 +31,8 @@ app = typer.Typer(
 
 DEFAULT_TENANT = "default"
 DEFAULT_SCOPES = "read,write"
-UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-# A century. Longer than that is for ever, which is what no date means.
-LONGEST = 100 * 366 * UNITS["d"]
+UNIT_SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+MAX_EXPIRY_SECONDS = 100 * 366 * UNIT_SECONDS["d"]
 
 Tenant = Annotated[str | None, typer.Option(metavar="TENANT", help="Only those of this tenant.")]
 
@@ -86,7 +85,7 @@ def create(
 
 @app.command("list", epilog=examples("holdfast keys list", "holdfast keys list --tenant acme --json"))
 def list_all(tenant: Tenant = None, as_json: AsJson = False, config: Config = DEFAULT_CONFIG) -> None:
-    """List keys, those that do not open any more too."""
+    """List all keys, also revoked and expired ones."""
     from holdfast.resources.api_keys import list_keys
 
     async def found(connection: AsyncConnection[DictRow]) -> list[DictRow]:
@@ -126,7 +125,7 @@ def revoke(
     ] = False,
     config: Config = DEFAULT_CONFIG,
 ) -> None:
-    """Revoke a key. It opens nothing any more within HOLDFAST_KEY_REFRESH_SECONDS, and cannot be made to again."""
+    """Revoke a key. Within HOLDFAST_KEY_REFRESH_SECONDS it is refused everywhere. This cannot be undone."""
     from holdfast.resources.api_keys import revoke_key
 
     async def revoked(connection: AsyncConnection[DictRow]) -> DictRow:
@@ -152,8 +151,8 @@ def _seconds(given: str | None) -> float | None:
     if given is None:
         return None
     match = re.fullmatch(r"(\d{1,9})([mhdw])", given.strip())
-    seconds = int(match[1]) * UNITS[match[2]] if match else 0.0
-    if not 0 < seconds <= LONGEST:
+    seconds = int(match[1]) * UNIT_SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds <= MAX_EXPIRY_SECONDS:
         raise CommandError(f"--expires {given}: say 30m, 12h, 90d or 52w, at most a century", ExitCode.USAGE)
     return seconds
 

@@ -1,7 +1,7 @@
-"""The command line: one file per command, put together here.
+"""The entry point of the command line. Each command has a module.
 
-Commands import what they need when they run, so that `holdfast --help` and the supervisor stay quick
-and small; none of this imports LangGraph.
+Commands import what they need when they run, so that `holdfast --help` starts quickly and the supervisor stays small.
+No module imported here imports LangGraph.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from holdfast.cli import (
     worker,
 )
 from holdfast.cli.console import complain
-from holdfast.cli.ending import end_soon
 from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
+from holdfast.cli.forced_exit import schedule_forced_exit
 from holdfast.cli.options import examples
 from holdfast.errors import DatabaseUnavailable, OperatorError
 from holdfast.telemetry.logs import configure_logging, for_terminal, logging_settings, logs_json
 
 log = structlog.get_logger(__name__)
 
-# What is wrong with a command line. Not by its name: newer versions of Typer bring their own copy of click.
+# The error for an invalid command line. It is not imported from click, because newer versions of Typer have their own
+# copy of click.
 UsageError: Any = typer.BadParameter.__base__
 
 _EXIT_CODES = "\n".join(
@@ -105,33 +106,33 @@ app.command(epilog=events.EPILOG, rich_help_panel=_OPERATE)(events.events)
 
 
 def main() -> None:
-    """The entry point. The process ends soon after it, whatever code of graphs has started."""
+    """Run a command and exit. The process ends even if graph code has left threads running."""
     try:
         _run()
     except SystemExit as exiting:
-        end_soon(exiting.code)
+        schedule_forced_exit(exiting.code)
         raise
 
 
 def _run() -> None:
-    """Run a command. An error that somebody can do something about is a message, not a traceback."""
-    # LangGraph reads it when it is first imported, and then collects the types that a graph's schemas name. Checkpoints
-    # bring back these and no others: see graphs/checkpoint_types.py.
+    """Run a command. Print an error that the user can correct as a message without a traceback."""
+    # LangGraph reads this variable when it is first imported, and then collects the types in the schemas of graphs.
+    # Only these types are loaded from checkpoints: see graphs/checkpoint_types.py.
     os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
     try:
-        # What a command logs must not be among what it prints. A server sets up its own logging soon.
+        # Log lines of a command must not mix with its output. A server configures its own logging soon afterwards.
         configure_logging(logging_settings(os.environ), importing=True, standard=False, role="cli", pid=os.getpid())
-        # In standalone mode Typer prints what is wrong with the command line, in a frame of several lines.
+        # In standalone mode Typer prints errors of the command line in a frame of several lines.
         app(prog_name="holdfast", standalone_mode=not _is_server() or for_terminal(logging_settings(os.environ)))
     except UsageError as error:
-        _refuse(f"holdfast {sys.argv[1]}: {error.format_message()}")
+        _report_error(f"holdfast {sys.argv[1]}: {error.format_message()}")
         sys.exit(ExitCode.USAGE)
     except OperatorError as error:
-        _refuse(str(error))
-        # A supervisor starts a child again that could not reach the database, and none that would refuse again.
+        _report_error(str(error))
+        # A supervisor restarts a child that could not reach the database, but not one that would only refuse again.
         sys.exit(ExitCode.UNAVAILABLE if isinstance(error, DatabaseUnavailable) else ExitCode.CONFIG)
     except CommandError as error:
-        _refuse(str(error))
+        _report_error(str(error))
         sys.exit(error.code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.DETACHED)
@@ -146,10 +147,10 @@ def _run() -> None:
         sys.exit(ExitCode.SOFTWARE)
 
 
-def _refuse(message: str) -> None:
-    """To a person, a sentence; where a server writes JSON lines, one of them."""
+def _report_error(message: str) -> None:
+    """Report an error: as a sentence, or for a server that logs JSON as a log line."""
     if _is_server() and not logs_json():
-        # The command line was refused before the command set up its logging.
+        # The command line was refused before the command had configured its logging.
         role = {"web": "web", "worker": "worker"}.get(sys.argv[1], "supervisor")
         configure_logging(logging_settings(os.environ), role=role, pid=os.getpid())
     if logs_json():
@@ -159,7 +160,7 @@ def _refuse(message: str) -> None:
 
 
 def _is_server() -> bool:
-    """Whether the command is one that goes on running and logs."""
+    """Whether the command is a server, which logs."""
     return len(sys.argv) > 1 and sys.argv[1] in ("dev", "serve", "web", "worker")
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import out
-from holdfast.cli.operating import project_database
 from holdfast.cli.options import DEFAULT_CONFIG, Config, examples
+from holdfast.cli.project_database import project_database
 
 EPILOG = examples("holdfast migrate", "DATABASE_URL=postgresql://db/holdfast holdfast migrate")
 

@@ -1,4 +1,4 @@
-"""The flags that several commands share, and how examples appear at the end of a help text."""
+"""Flags that several commands share, and the format of examples at the end of a help text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ DEFAULT_URL = "http://127.0.0.1:8123"
 
 
 def _existing_file(context: typer.Context, parameter: typer.CallbackParam, path: Path) -> Path:
-    """Refuse a file that was named and does not exist: without it a command would use another database.
+    """Refuse a `--config` file that does not exist. Without the file a command would use another database.
 
-    The supervisor names the default file to its children also when the graphs come from LANGSERVE_GRAPHS.
+    The supervisor passes the default file to its children even if the graphs come from LANGSERVE_GRAPHS.
     """
     source = context.get_parameter_source(str(parameter.name))
     graphs_elsewhere = path == DEFAULT_PATH and os.environ.get(GRAPHS_VARIABLE)
-    # By its name: newer versions of Typer bring their own copy of click.
+    # Compared by name, because newer versions of Typer have their own copy of click.
     if source is not None and source.name == "COMMANDLINE" and not graphs_elsewhere and not path.exists():
         raise missing_file(path)
     return path
 
 
 def _setting(field: str, meaning: str, metavar: str) -> Any:
-    """A flag that overrides a setting. Its help names the variables that the setting is read from, and its default."""
+    """A flag that overrides a setting. Its help text names the variables of the setting and its default."""
     info = Settings.model_fields[field]
     variables = " or ".join(environment_names(info))
     return typer.Option(help=f"{meaning} ({variables}).", show_default=str(info.default), metavar=metavar)
@@ -54,7 +54,7 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 
-# How the supervisor and its children keep track of each other; nobody types these.
+# The supervisor passes these to its children. They are hidden, because users do not need them.
 LifelineFd = Annotated[int | None, typer.Option(hidden=True)]
 HolderFd = Annotated[int | None, typer.Option(hidden=True)]
 HealthFd = Annotated[int | None, typer.Option(hidden=True)]
@@ -62,5 +62,5 @@ ProcessToken = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def examples(*lines: str) -> str:
-    """An epilog."""
+    """The epilog of a help text with these commands as examples."""
     return "\n".join(["[bold]Examples[/bold]", *(f"[cyan]{escape(line)}[/cyan]" for line in lines)])

@@ -1,4 +1,4 @@
-"""What every role does before anything starts: read the settings and langgraph.json, and try the graphs."""
+"""What every server command does first: read the settings and langgraph.json, and check that the graphs load."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from holdfast.telemetry.tracing import require_packages
 
 log = structlog.get_logger(__name__)
 
-LONGEST_REASON = 10_000
-"""Characters of what a check wrote that are shown: the end of it, where the error is."""
+MAX_REASON_CHARACTERS = 10_000
+"""How much of the error output of a check is shown: its end, which has the error."""
 FIRST_IMPORT_REPORT_SECONDS = 10.0
-"""After which it is logged that the project is still being imported."""
+"""When an import has taken this long, a log line says that it is still running."""
 IMPORT_REPORT_INTERVAL_SECONDS = 60.0
-"""Between two such lines."""
-IMPORT_LOOK_SECONDS = 1.0
-"""Between two looks at whether the project has changed since its import began."""
-STOP_MARGIN = 15.0
-"""Seconds a process may take to stop beyond WORKER_DRAIN_TIMEOUT, before it is killed."""
+"""The time between two such log lines."""
+IMPORT_POLL_SECONDS = 1.0
+"""How often to check whether the project has changed since its import began."""
+STOP_MARGIN_SECONDS = 15.0
+"""How long a process may take to stop beyond WORKER_DRAIN_TIMEOUT before it is killed."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has come while a server starts.
+    """A signal has arrived while a server starts.
 
-    Not KeyboardInterrupt itself. When that is raised within `exec()`, which many modules call while they are imported,
-    `python -m` ends by SIGINT although the exception was handled.
+    A subclass, because of a trap of KeyboardInterrupt itself: if it is raised within `exec()`, which many modules call
+    while they are imported, `python -m` ends by SIGINT although the exception was handled.
     """
 
 
 def raise_stopped(*_: object) -> NoReturn:
-    """The handler of signals until the server has handlers of its own."""
+    """The signal handler until the server installs its own."""
     raise Stopped
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """What a server command runs in: SIGTERM and SIGINT end it with exit code 0 while it starts, too.
+    """End a server command with exit code 0 if SIGTERM or SIGINT arrives while it starts.
 
-    Once the server runs it has handlers of its own. Process 1 of a container would ignore a signal without a handler.
+    Later the server installs its own handlers. Process 1 of a container ignores signals without a handler.
     """
     signal.signal(signal.SIGTERM, raise_stopped)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -65,9 +65,9 @@ def stoppable() -> Iterator[None]:
 
 
 def prepare(config: Path, role: str, **overrides: Any) -> tuple[Settings, ProjectConfig]:
-    """Read both. Settings may also stand in the project's `env`; the real environment comes first.
+    """Configure logging as for a server, and read settings and project. Raises OperatorError.
 
-    From the first line on, this process logs as a server does. Raises OperatorError.
+    Settings may also be in the project's `env`. The environment of the process has precedence.
     """
     configure_logging(logging_settings(os.environ), importing=True, role=role, pid=os.getpid())
     project = load_config(config, os.environ)
@@ -81,8 +81,8 @@ def prepare(config: Path, role: str, **overrides: Any) -> tuple[Settings, Projec
 
 
 def _check_urls(settings: Settings) -> None:
-    """Raise OperatorError for a URL that cannot be read. The processes of a fleet would find out later, one by one, and
-    the supervisor would start them again."""
+    """Raise OperatorError for a URL that cannot be parsed. Otherwise each process of a fleet would fail later, and the
+    supervisor would start it again."""
     from holdfast.db.dsn import check_dsn
     from holdfast.signals.redis_url import check_redis_url
 
@@ -94,16 +94,13 @@ def _check_urls(settings: Settings) -> None:
 
 
 def read_settings(config: Path, **overrides: Any) -> Settings:
-    """The settings alone, for commands that need a database and no graphs: langgraph.json may be absent.
-
-    Raises OperatorError.
-    """
+    """The settings only, for commands that need no graphs. langgraph.json may be absent. Raises OperatorError."""
     project_env = load_config(config, os.environ).env if config.exists() else {}
     return load_settings({**project_env, **os.environ}, **overrides)
 
 
 def require_database(settings: Settings, command: str) -> None:
-    """Refuse to start a single role without a shared database."""
+    """Refuse to start a single process of a fleet without DATABASE_URL."""
     if settings.database_url is None:
         raise SettingsError(
             f"DATABASE_URL is not set. `holdfast {command}` is one process of a fleet, and a fleet shares one "
@@ -113,7 +110,8 @@ def require_database(settings: Settings, command: str) -> None:
 
 
 def child_environment(overrides: dict[str, Any]) -> dict[str, str]:
-    """This process's environment, with the flags in it under the names that come first."""
+    """The environment of this process, with the flags as variables. Uses the name of each setting that has
+    precedence."""
     environ = dict(os.environ)
     for name, value in overrides.items():
         if value is not None:
@@ -122,18 +120,17 @@ def child_environment(overrides: dict[str, Any]) -> dict[str, str]:
 
 
 def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[], bool] = lambda: False) -> str | None:
-    """Why the project cannot be served, or None when it can: all that it names loads, and the rest of what a server
-    makes of its settings before it serves can be made. `environ` is the server's.
+    """Why the project cannot be served, or None if everything that it names loads. `environ` is the server's.
 
-    Another process tries, because user code may do anything when it is imported, and so that the supervisor
-    itself stays small. It has as long as it takes, for an import may well download a model: nobody but the operator
-    knows what is too long, and the processes that serve would have to import the same. That it waits is logged.
-    `outdated` says whether the answer is of no use any more; then the process is ended.
+    Another process imports the project, because user code may do anything when it is imported, and so that the
+    supervisor stays small. There is no time limit: an import may download a model, and the processes that serve have to
+    import the same. A log line says when it takes long. When `outdated` returns true, the result is no longer needed
+    and the process is killed.
     """
     command = [sys.executable, "-m", "holdfast.cli.check_project", str(config)]
     started = time.monotonic()
     report_after = FIRST_IMPORT_REPORT_SECONDS
-    # Files and not pipes: a program that a module starts in the background keeps a pipe open when the check has ended.
+    # A file, not a pipe: a program that a module has started in the background would keep a pipe open after the check.
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(
@@ -143,7 +140,7 @@ def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[]
         try:
             while True:
                 try:
-                    process.wait(IMPORT_LOOK_SECONDS)
+                    process.wait(IMPORT_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     seconds = time.monotonic() - started
@@ -157,14 +154,14 @@ def load_problem(config: Path, environ: Mapping[str, str], outdated: Callable[[]
             process.kill()
             raise
         # At most four bytes a character.
-        stderr.seek(-min(stderr.seek(0, os.SEEK_END), 4 * LONGEST_REASON), os.SEEK_END)
-        said = stderr.read().decode(errors="replace").strip()[-LONGEST_REASON:]
+        stderr.seek(-min(stderr.seek(0, os.SEEK_END), 4 * MAX_REASON_CHARACTERS), os.SEEK_END)
+        error_output = stderr.read().decode(errors="replace").strip()[-MAX_REASON_CHARACTERS:]
     if process.returncode == ExitCode.OK:
         return None
-    return said or f"the check of {config} ended with exit code {process.returncode}"
+    return error_output or f"the check of {config} ended with exit code {process.returncode}"
 
 
 def require_graphs(config: Path, **overrides: Any) -> None:
-    """Raises ConfigError when the project cannot be served. `overrides` are the flags."""
+    """Raise ConfigError if the project cannot be served. `overrides` are the flags."""
     if (problem := load_problem(config, child_environment(overrides))) is not None:
         raise ConfigError(problem)

@@ -1,4 +1,4 @@
-"""When the fleet is ready, and whether the web process will be able to listen at all."""
+"""Waits until the fleet is ready, and finds a port that the web process can listen on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast.errors import SettingsError
 from holdfast.settings import Settings
 from holdfast.worker.health import Verdict
 
-PROBE_INTERVAL = 0.1
-PATIENCE_SECONDS = 60.0
-"""After which something seems wrong."""
+PROBE_INTERVAL_SECONDS = 0.1
+LATE_AFTER_SECONDS = 60.0
+"""A fleet that is not ready by then is reported."""
 
 
 def local_address(host: str) -> str:
-    """Where to reach, from this machine, a server that listens on `host`."""
+    """The address on which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
@@ -29,16 +29,16 @@ def local_url(host: str, port: int) -> str:
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-# Below the range that Linux takes ports of outgoing connections from.
+# Below the range from which Linux takes the ports of outgoing connections.
 FREE_PORTS = range(20_000, 32_000)
 FREE_PORT_ATTEMPTS = 20
 
 
 def usable_port(settings: Settings) -> int:
-    """The port the web process will listen on: a free one for 0. Raises SettingsError when it is taken.
+    """The port on which the web process will listen; for 0, a free one. Raises SettingsError if the port is taken.
 
-    The web process binds it a little later. So a free port is first looked for where the system takes none for outgoing
-    connections: one of these could take it meanwhile.
+    The web process binds it a little later. So a free port is looked for first outside the range that the system uses
+    for outgoing connections, because such a connection could take the port in between.
     """
     if settings.port == 0:
         for port in random.sample(FREE_PORTS, FREE_PORT_ATTEMPTS):
@@ -52,7 +52,7 @@ def usable_port(settings: Settings) -> int:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether /ok answers 200."""
+    """Whether the server answers GET /ok with 200."""
     connection = http.client.HTTPConnection(local_address(host), port, timeout=2)
     try:
         connection.request("GET", "/ok")
@@ -64,26 +64,26 @@ def answers(host: str, port: int) -> bool:
 
 
 def when_ready(
-    ready: Callable[[], Verdict], then: Callable[[], None], otherwise: Callable[[str], None]
+    ready: Callable[[], Verdict], on_ready: Callable[[], None], on_late: Callable[[str], None]
 ) -> threading.Event:
-    """Call `then` once, from another thread, when `ready` says so, `otherwise` with the reason if it takes
-    suspiciously long.
+    """Poll `ready` in a thread, and call `on_ready` once it is well. Call `on_late` once, with the reason, if that
+    takes longer than LATE_AFTER_SECONDS.
 
-    Set the event that is returned to give up.
+    Returns an event that ends the polling when it is set.
     """
     given_up = threading.Event()
 
     def probe() -> None:
-        told_at = time.monotonic() + PATIENCE_SECONDS
-        told = False
+        late_at = time.monotonic() + LATE_AFTER_SECONDS
+        reported = False
         while not (verdict := ready()).well:
-            if not told and time.monotonic() > told_at:
-                told = True
-                otherwise(verdict.reason)
-            if given_up.wait(PROBE_INTERVAL):
+            if not reported and time.monotonic() > late_at:
+                reported = True
+                on_late(verdict.reason)
+            if given_up.wait(PROBE_INTERVAL_SECONDS):
                 return
         if not given_up.is_set():
-            then()
+            on_ready()
 
     threading.Thread(target=probe, name="readiness", daemon=True).start()
     return given_up

@@ -1,4 +1,4 @@
-"""`dev` restarts the worker when graph code changes, and only when the new code loads."""
+"""Restarts the worker of `dev` when graph code has changed and the new code loads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from holdfast.graphs.dependencies import import_directories
 
 log = structlog.get_logger(__name__)
 
-DEBOUNCE = 300  # Milliseconds. Editors and formatters write a file more than once.
-TURN = 500  # Milliseconds between two looks at whether to stop.
+DEBOUNCE_MILLISECONDS = 300
+"""Changes within this time are one change, because editors and formatters write a file more than once."""
+STOP_POLL_MILLISECONDS = 500
+"""How often the watch checks whether it was stopped."""
 
 
-class _Sources(DefaultFilter):
-    """Python files, langgraph.json and the env file. The default filter drops .venv, .git and the like."""
+class _SourceFilter(DefaultFilter):
+    """Selects Python files, langgraph.json and the env file. The default filter leaves out .venv, .git and the like."""
 
     def __init__(self, project: ProjectConfig) -> None:
         super().__init__()
-        self._definitions = definitions(project)
+        self._definitions = definition_files(project)
 
     def __call__(self, change: Change, path: str) -> bool:
         return (path.endswith(".py") or Path(path) in self._definitions) and super().__call__(change, path)
 
 
-def definitions(project: ProjectConfig) -> set[Path]:
-    """The files besides Python code that decide what the project is."""
+def definition_files(project: ProjectConfig) -> set[Path]:
+    """The files besides Python code that define the project."""
     env = project.raw.get("env")
     files = {project.path, project.directory / ".env"}
     if isinstance(env, str):
@@ -40,17 +42,17 @@ def definitions(project: ProjectConfig) -> set[Path]:
 
 
 def has_web_code(project: ProjectConfig) -> bool:
-    """Whether the web process runs code of the project besides graphs: an app, or an auth."""
+    """Whether the web process runs code of the project, an app or an auth handler."""
     sections = (project.raw.get("http"), project.raw.get("auth"))
     return any(isinstance(section, dict) and (section.get("app") or section.get("path")) for section in sections)
 
 
 class ProjectWatch:
-    """Watches in a thread of its own, from `start` to `stop`; `watching` is set once no change can be missed.
+    """Watches the project in a thread, from `start` to `stop`. `watching` is set once no change can be missed.
 
-    `restart` is called with the name of each child that has to start anew: the worker, and the web process too
-    when langgraph.json or the environment changed, or the project has code of its own in it. After a change that does
-    not load, the worker goes on with the code it has.
+    Calls `restart` with the name of each child to replace: the worker, and also the web process if langgraph.json or
+    the env file has changed or the web process runs code of the project. After a change that does not load, the worker
+    continues with the code that it has.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class ProjectWatch:
         problem: Callable[[Callable[[], bool]], str | None],
         restart: Callable[[str], None],
     ) -> None:
-        """`problem` is why the project does not load, or None when it does. It may take long; it is given what to call
-        to learn whether to give up, because a file has changed again or the watch has ended."""
+        """`problem` returns why the project does not load, or None if it does. It may take long. Its argument is a
+        function that returns true when the result is no longer needed, because a file has changed again or the watch
+        was stopped."""
         self.watching = threading.Event()
         self._project = project
         self._problem = problem
@@ -79,10 +82,10 @@ class ProjectWatch:
         try:
             batches = watch(
                 *_roots(self._project),
-                watch_filter=_Sources(self._project),
-                debounce=DEBOUNCE,
+                watch_filter=_SourceFilter(self._project),
+                debounce=DEBOUNCE_MILLISECONDS,
                 step=100,
-                rust_timeout=TURN,
+                rust_timeout=STOP_POLL_MILLISECONDS,
                 yield_on_timeout=True,
                 stop_event=self._stopped,
                 raise_interrupt=False,
@@ -96,18 +99,18 @@ class ProjectWatch:
 
     def _changed(self, files: list[Path]) -> None:
         names = ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")
-        seen = _times(files)
-        if (problem := self._problem(lambda: self._stopped.is_set() or _times(files) != seen)) is not None:
+        seen = _modification_times(files)
+        if (problem := self._problem(lambda: self._stopped.is_set() or _modification_times(files) != seen)) is not None:
             log.warning("project.broken", files=names, error=problem)
             return
         log.info("project.changed", files=names)
-        if has_web_code(self._project) or any(file in definitions(self._project) for file in files):
+        if has_web_code(self._project) or any(file in definition_files(self._project) for file in files):
             self._restart("web")
         self._restart("worker")
 
 
-def _times(files: list[Path]) -> list[int]:
-    """When each was changed; 0 for one that is gone."""
+def _modification_times(files: list[Path]) -> list[int]:
+    """When each file was last changed; 0 for a file that does not exist."""
     times = []
     for file in files:
         try:
@@ -118,7 +121,7 @@ def _times(files: list[Path]) -> list[int]:
 
 
 def _roots(project: ProjectConfig) -> list[Path]:
-    """The directories to watch, none inside another: those would be seen twice."""
+    """The directories to watch. None lies inside another, because changes there would be reported twice."""
     try:
         directories = import_directories(project)
     except ConfigError:

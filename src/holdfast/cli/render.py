@@ -1,4 +1,4 @@
-"""How a run's stream looks in a terminal."""
+"""Prints the stream of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ OUTCOME: dict[str, tuple[str, str, ExitCode]] = {
 
 
 class StreamRenderer:
-    """Writes events as they come. Messages appear token by token; what was shown is not shown again."""
+    """Prints events as they arrive. Messages appear token by token, and no text is printed twice."""
 
     def __init__(self, console: Console, why_resumed: Callable[[str, int], str]) -> None:
-        """`why_resumed` says in words why the run with this id has this attempt, its second or a later one."""
+        """`why_resumed` takes a run's id and the number of an attempt after the first, and returns the reason for that
+        attempt."""
         self._console = console
         self._why_resumed = why_resumed
         self._attempt = 0
-        self._speaking: str | None = None
+        self._open_message: str | None = None
         self._text: dict[str, str] = {}
         self._interrupts: list[Any] = []
 
@@ -40,10 +41,10 @@ class StreamRenderer:
             case "metadata":
                 self._metadata(event.data, thread_id)
             case "messages":
-                self._chunk(event.data[0])
+                self._message_chunk(event.data[0])
             case "messages/partial" | "messages/complete":
                 for message in event.data:
-                    self._whole(message)
+                    self._whole_message(message)
             case "messages/metadata":
                 pass
             case "updates":
@@ -57,8 +58,8 @@ class StreamRenderer:
                 self._line(f"{where} {mode}".strip(), _compact(event.data), "magenta")
 
     def conclude(self, run: dict[str, Any] | None) -> ExitCode:
-        """The last line, and the exit code that says the same."""
-        self._pause()
+        """Print the outcome, and return the exit code for it."""
+        self._end_message()
         if run is None:
             self._console.print("✗ the run is gone: it was rolled back", style="yellow")
             return ExitCode.RUN_CANCELLED
@@ -77,7 +78,7 @@ class StreamRenderer:
         attempt = int(data.get("attempt", 1))
         if self._attempt == 0:
             thread = f"  thread {thread_id}" if thread_id else ""
-            self._pause()
+            self._end_message()
             self._console.print(f"run {data.get('run_id')}{thread}", style="dim")
         if attempt > max(1, self._attempt):
             self._line("resumed", self._why_resumed(str(data.get("run_id")), attempt), "yellow")
@@ -90,7 +91,7 @@ class StreamRenderer:
         if isinstance(update, dict) and isinstance(update.get("messages"), list):
             for message in update["messages"]:
                 if isinstance(message, dict):
-                    self._whole(message)
+                    self._whole_message(message)
             update = {key: value for key, value in update.items() if key != "messages"}
             if not update:
                 return
@@ -103,7 +104,7 @@ class StreamRenderer:
         rest = {key: value for key, value in values.items() if key not in ("messages", "__interrupt__")}
         for message in values.get("messages") or []:
             if isinstance(message, dict):
-                self._whole(message)
+                self._whole_message(message)
         if rest:
             self._line(f"{where} values".strip(), _compact(rest), "cyan")
         if values.get("__interrupt__"):
@@ -116,32 +117,32 @@ class StreamRenderer:
                 value = interrupt.get("value") if isinstance(interrupt, dict) else interrupt
                 self._line("waiting", _compact(value), "yellow")
 
-    def _chunk(self, message: dict[str, Any]) -> None:
-        """A piece of a message, or one whole message of which no pieces came."""
+    def _message_chunk(self, message: dict[str, Any]) -> None:
+        """Print a chunk of a message, or a whole message that was not streamed in chunks."""
         key = str(message.get("id"))
         if "Chunk" not in str(message.get("type")):
-            self._whole(message)
+            self._whole_message(message)
             return
-        self._speak(key, message)
+        self._begin_message(key, message)
         piece = _text(message)
         self._text[key] = self._text.get(key, "") + piece
         self._console.print(Text(piece), end="")
 
-    def _whole(self, message: dict[str, Any]) -> None:
-        """A message as it stands: only what is new about it is written."""
+    def _whole_message(self, message: dict[str, Any]) -> None:
+        """Print the part of a message that is not printed yet."""
         key = str(message.get("id") or _compact(message))
         text, shown = _text(message), self._text.get(key)
         if shown is not None and (text == shown or not text.startswith(shown)):
             return
-        self._speak(key, message)
+        self._begin_message(key, message)
         self._text[key] = text
         self._console.print(Text(text[len(shown or "") :]), end="")
 
-    def _speak(self, key: str, message: dict[str, Any]) -> None:
-        if self._speaking == key:
+    def _begin_message(self, key: str, message: dict[str, Any]) -> None:
+        if self._open_message == key:
             return
-        self._pause()
-        self._speaking = key
+        self._end_message()
+        self._open_message = key
         role = str(message.get("type") or message.get("role") or "message").removesuffix("MessageChunk").lower()
         self._console.print(Text(f"{role:>10} ", style="bold green"), end="")
         calls = [call.get("name") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
@@ -149,13 +150,13 @@ class StreamRenderer:
             self._console.print(Text(f"calls {', '.join(str(name) for name in calls)} ", style="dim"), end="")
 
     def _line(self, label: str, text: str, style: str) -> None:
-        self._pause()
+        self._end_message()
         self._console.print(Text.assemble((f"{label:>10} ", f"bold {style}"), text))
 
-    def _pause(self) -> None:
-        if self._speaking is not None:
+    def _end_message(self) -> None:
+        if self._open_message is not None:
             self._console.print()
-            self._speaking = None
+            self._open_message = None
 
 
 def _text(message: dict[str, Any]) -> str:

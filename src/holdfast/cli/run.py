@@ -1,4 +1,4 @@
-"""`holdfast run`: post a run and watch it."""
+"""`holdfast run`: create a run and watch it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
 
 
 def read_json(given: str, option: str) -> Any:
-    """The JSON the option stands for."""
+    """The JSON of an option's value: JSON text, `@FILE`, or `-` for stdin."""
     try:
         if given == "-":
             given = sys.stdin.read()
@@ -91,7 +91,7 @@ def read_json(given: str, option: str) -> Any:
 
 
 def watch(client: Client, stream: RunStream, *, as_json: bool, url: str) -> ExitCode:
-    """Show a stream to its end and return the exit code for its outcome."""
+    """Print a stream until it ends, and return the exit code for the outcome."""
     renderer = StreamRenderer(out, partial(why_resumed, client))
     try:
         for event in stream:

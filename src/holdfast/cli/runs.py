@@ -53,8 +53,8 @@ def list_runs(
     if not found:
         say("No runs.")
         return
-    # Not a rich table: it would shorten the ids, and ids are what one copies from here.
-    # What it has used is a column only where something was.
+    # Not a rich table: it would shorten the ids, which users copy from here.
+    # The column of tokens and cost appears only if a run has used tokens.
     spending = "  {spent:>22}" if any(tokens(run) for run in found) else ""
     layout = "{:36}  {:11}  {:>7}  {:>10}" + spending + "  {}"
     out.print(layout.format("run", "status", "attempt", "created", "graph", spent="tokens      cost"), style="bold")

@@ -1,4 +1,4 @@
-"""`holdfast serve`: the same, supervised, for a container or a virtual machine."""
+"""`holdfast serve`: a web process and workers under a supervisor, for a container or a virtual machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading server-sent events, as far as a client of runs needs it."""
+"""Reads server-sent events, as far as a client of runs needs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServerEvent:
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
-    """Events from the chunks of a body. Comments are dropped, and so is an event cut off by the end."""
+    """Events from the chunks of a body. Leaves out comments, and an event that the end of the body cuts off."""
     name, cursor = "message", None
     data: list[str] = []
     for line in _lines(chunks):
@@ -40,7 +40,7 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    # Not str.splitlines: JSON may hold characters that it takes for line ends.
+    # Not str.splitlines: it also splits at characters that JSON may contain, such as U+2028.
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

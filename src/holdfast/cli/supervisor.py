@@ -1,14 +1,14 @@
-"""The supervisor of `dev` and `serve`: keeps a few child processes alive, and none after itself.
+"""The supervisor of `dev` and `serve`: keeps a few child processes running, and leaves none behind.
 
-One thread, one loop, woken by signals and by requests from other threads. Guarantees:
+One thread with one loop, which signals and requests from other threads wake. Guarantees:
 
-- a child that ends is replaced, at once if it had been running for a while, with growing pauses if not;
-- a child that is reported to be silent (`silence.py`) is killed, unless it is stopping within its grace;
-- a child that refuses to start (exit code 78) ends the fleet with the same code: another process would refuse, too;
-  under `dev`, a child that had started before waits for the next change of the project instead;
-- the first SIGTERM, SIGINT or SIGHUP reaches every child as SIGTERM, and the supervisor waits for them;
-- the second kills them, and so does the end of their grace;
-- when the supervisor itself dies, however it dies, the children notice by their lifeline and stop.
+- A child that ends is replaced: at once if it had run for a while, otherwise after growing delays.
+- A child that is reported as silent (`silent_children.py`) is killed, unless it is stopping within its grace.
+- A child that refuses to start (exit code 78) ends the fleet with the same code, because the next process would refuse,
+  too. Under `dev`, a child that had started before is started again after the next change of the project instead.
+- After the first SIGTERM, SIGINT or SIGHUP the supervisor sends SIGTERM to every child and waits for them.
+- A second signal, or the end of their grace, kills them.
+- If the supervisor dies for any reason, the children notice by their lifeline (`supervised_child.py`) and stop.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from holdfast.lifecycle.descriptors import readable
 
 log = structlog.get_logger(__name__)
 
-STABLE = 10.0
-"""Seconds after which a child's end no longer counts as a failure to start."""
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 30.0
+STARTED_AFTER_SECONDS = 10.0
+"""The end of a child that has run for longer does not count as a failure to start."""
+FIRST_RESTART_DELAY_SECONDS = 0.5
+MAX_RESTART_DELAY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Child:
     """One process to keep running. The supervisor adds `--lifeline-fd` and the like to its command.
 
-    `probes` is a listening socket that the child answers probes on (`--health-fd`): the supervisor knows its address,
-    and it stays the same when the child is replaced. A question that is asked before the child can answer waits there.
+    `probes` is a listening socket on which the child answers probes (`--health-fd`). The supervisor owns it, so its
+    address stays the same when the child is replaced, and requests sent before the child can answer wait in it.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Child:
 
 @dataclass(frozen=True)
 class ChildState:
-    """What the supervisor knows of a child: its process, if there is one, and whether it is being replaced: on purpose,
-    or because it has ended after it had run for a while. Not if the next process has to wait."""
+    """A snapshot of a child. `pid` is None while it has no process. `replacing`: its process is being replaced, on
+    purpose or because it has ended after it had run for a while; False if the next process is delayed."""
 
     child: Child
     pid: int | None
@@ -64,7 +64,7 @@ class ChildState:
 
 
 class _Slot:
-    """The place of one child: the process in it, or when the next one starts."""
+    """The place of one child: its process, or the time when its next process starts."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -95,9 +95,9 @@ class Supervisor:
         reload: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
-        """`grace` is how many seconds a child may take to stop. `postgres` outlives the children. `reload`: somebody
-        edits the project and calls `restart` after each change that loads. `report` is called with the token of each
-        child (`--process-token`) that was killed or has failed; it must not block."""
+        """`grace` is how many seconds a child may take to stop. `postgres` is kept running until the children have
+        ended. `reload`: `restart` is called after each change of the project that loads. `report` is called with the
+        token (`--process-token`) of each child that was killed or has failed; it must not block."""
         self._slots = [_Slot(child) for child in children]
         self._environ = dict(environ)
         self._grace = grace
@@ -124,11 +124,11 @@ class Supervisor:
         return self._grace
 
     def states(self) -> list[ChildState]:
-        """Each child as it is now. May be called from any thread."""
+        """The state of each child. May be called from any thread."""
         return [self.state(number) for number in range(len(self._slots))]
 
     def state(self, number: int) -> ChildState:
-        """One child as it is now, by its place among them. May be called from any thread."""
+        """The state of one child, by its index. May be called from any thread."""
         slot = self._slots[number]
         process = slot.process
         running = process is not None and process.returncode is None
@@ -137,33 +137,35 @@ class Supervisor:
         return ChildState(slot.child, pid, slot.replacing or between)
 
     def restart(self, name: str) -> None:
-        """Replace the child `name` gracefully, and start each that waits for a change. From any thread."""
+        """Replace the children with this name gracefully, and start each child that waits for a change. May be called
+        from any thread."""
         self._requests.append(name)
         self._wake()
 
     def kill_silent(self, pid: int, seconds: float) -> None:
-        """Kill a child that has not answered for some seconds; it is replaced like any that ends. From any thread."""
+        """Kill a child that has not answered for `seconds`. It is replaced like any child that ends. May be called from
+        any thread."""
         self._silent.append((pid, seconds))
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # It is woken already, or has ended.
+        with suppress(OSError):  # The buffer is full, so the loop is awake already; or the loop has ended.
             self._wake_write.send(b"\0")
 
     def run(self) -> ExitCode:
-        """Start the children and see to them until a signal has asked for the end and all of them are gone."""
+        """Start the children and keep them running until a signal has stopped the supervisor and all have ended."""
         previous = self._take_signals()
         try:
             for slot in self._slots:
                 self._start(slot)
             while not self._stopping or any(slot.process for slot in self._slots):
                 self._wait()
-                self._obey_signals()
-                self._obey_requests()
+                self._handle_signals()
+                self._handle_restart_requests()
                 self._reap()
                 self._kill_silent()
-                self._keep_deadlines()
-                self._keep_postgres()
+                self._handle_deadlines()
+                self._check_postgres()
             return self._exit_code
         finally:
             self._kill()
@@ -182,10 +184,10 @@ class Supervisor:
         previous: dict[signal.Signals, signal._HANDLER] = {}
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # nohup has SIGHUP ignored, and means it.
+            # Under nohup SIGHUP is ignored, and must stay so.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, count)
-        # A handler is what makes the end of a child wake the loop.
+        # Only a signal with a handler writes to the wake-up descriptor. SIGCHLD must wake the loop.
         previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return previous
 
@@ -199,7 +201,7 @@ class Supervisor:
         except BlockingIOError:
             pass
 
-    def _obey_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if self._signals >= 1 and not self._stopping:
             log.info("fleet.stopping")
             self._stop()
@@ -212,7 +214,7 @@ class Supervisor:
             slot.start_at = None
             self._terminate(slot)
 
-    def _obey_requests(self) -> None:
+    def _handle_restart_requests(self) -> None:
         while self._requests:
             name = self._requests.popleft()
             for slot in self._slots:
@@ -242,13 +244,15 @@ class Supervisor:
                 self._refused(slot, pid)
                 continue
             lived = time.monotonic() - slot.started
-            slot.failures = 0 if lived >= STABLE else slot.failures + 1
-            pause = min(FIRST_PAUSE * 2 ** (slot.failures - 1), LONGEST_PAUSE) if slot.failures else 0.0
-            slot.start_at = time.monotonic() + pause
-            log.warning("child.ended", child=slot.child.name, child_pid=pid, ending=_ending(code), after=pause)
+            slot.failures = 0 if lived >= STARTED_AFTER_SECONDS else slot.failures + 1
+            delay = 0.0
+            if slot.failures:
+                delay = min(FIRST_RESTART_DELAY_SECONDS * 2 ** (slot.failures - 1), MAX_RESTART_DELAY_SECONDS)
+            slot.start_at = time.monotonic() + delay
+            log.warning("child.ended", child=slot.child.name, child_pid=pid, ending=_ending(code), after=delay)
 
     def _refused(self, slot: _Slot, pid: int) -> None:
-        """A child has said what must change first. Started again, it would only say so again."""
+        """Do not restart a child that has refused to start: it would refuse again until something is changed."""
         if self._reload and slot.starts > 1:
             slot.refused = True
             log.error("child.refused", child=slot.child.name, child_pid=pid)
@@ -257,7 +261,7 @@ class Supervisor:
         self._exit_code = ExitCode.CONFIG
         self._stop()
 
-    def _keep_deadlines(self) -> None:
+    def _handle_deadlines(self) -> None:
         now = time.monotonic()
         for slot in self._slots:
             if slot.process is None and slot.start_at is not None and slot.start_at <= now:
@@ -271,13 +275,13 @@ class Supervisor:
         while self._silent:
             pid, seconds = self._silent.popleft()
             for slot in self._slots:
-                # One that was told to stop has its grace, and is killed at the end of it.
+                # A child that is stopping is killed at the end of its grace.
                 if slot.process is None or slot.process.pid != pid or slot.kill_at is not None:
                     continue
                 slot.process.kill()
                 log.error("child.silent", child=slot.child.name, child_pid=pid, seconds=seconds)
 
-    def _keep_postgres(self) -> None:
+    def _check_postgres(self) -> None:
         if self._postgres is None or self._stopping:
             return
         try:
@@ -299,21 +303,21 @@ class Supervisor:
             fds.append(slot.child.probes.fileno())
             command += ["--health-fd", str(slot.child.probes.fileno())]
         if self._report is not None:
-            # A new one for each process: nothing that is said of one that has ended is taken for its successor.
+            # A new token for each process, so that the report of its end is never taken for its successor's.
             slot.token = new_process_token()
             command += ["--process-token", slot.token]
         slot.started = time.monotonic()
         slot.starts += 1
         try:
-            # A process group of its own: Ctrl-C in a terminal comes to the supervisor only, and the child is
-            # told once. Two signals would mean: stop at once.
+            # A process group of its own: Ctrl-C in a terminal signals only the supervisor, which sends the child one
+            # signal. A second one would make the child stop at once.
             slot.process = subprocess.Popen(
                 command, env=self._environ, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=0
             )
         except OSError as error:
             slot.failures += 1
-            slot.start_at = time.monotonic() + LONGEST_PAUSE
-            log.error("child.not_started", child=slot.child.name, error=str(error), after=LONGEST_PAUSE)
+            slot.start_at = time.monotonic() + MAX_RESTART_DELAY_SECONDS
+            log.error("child.not_started", child=slot.child.name, error=str(error), after=MAX_RESTART_DELAY_SECONDS)
 
     def _terminate(self, slot: _Slot) -> None:
         if slot.process is not None:

@@ -1,4 +1,4 @@
-"""`holdfast sweep`: remove at once what has outlived its use."""
+"""`holdfast sweep`: remove now what has passed its time to live."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import out
-from holdfast.cli.operating import project_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.cli.project_database import project_database
 from holdfast.settings import Settings
 from holdfast.telemetry.metrics import Metrics
 
@@ -26,10 +26,10 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, and change nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove whatever has passed its time to live, and say how much that was.
+    """Remove all rows that have passed their time to live, and print how many.
 
-    The servers of a fleet do this all the time. It is safe beside them, and to stop in the middle: everything goes in
-    small portions, each as a whole.
+    The servers of a fleet do this all the time. The command is safe beside them, and may be stopped at any time: it
+    removes rows in small batches.
     """
     from holdfast.db.migrate import migrate
 

@@ -1,4 +1,4 @@
-"""`holdfast tenants`: what each may use, and what it uses."""
+"""`holdfast tenants`: show the limits and the usage of tenants, and set the limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 
 from holdfast.cli.console import out, say, show_table
 from holdfast.cli.exit_codes import CommandError, ExitCode
-from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config, examples
+from holdfast.cli.project_database import on_database
 from holdfast.insight.doctor.findings import counted
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ def set_limits(
     }
     limits = {name: _limit(name, value) for name, value in given.items() if value not in (None, DEFAULT)}
     cleared = [name for name, value in given.items() if value == DEFAULT]
-    parts = None if weight is None else _weight(weight)
-    if not limits and not cleared and parts is None:
+    new_weight = None if weight is None else _weight(weight)
+    if not limits and not cleared and new_weight is None:
         raise CommandError("Nothing to set: give at least one limit, or --weight.", ExitCode.USAGE)
 
     async def changed(connection: AsyncConnection[DictRow]) -> DictRow:
-        return await tenants.set_limits(connection, tenant, limits, cleared, parts)
+        return await tenants.set_limits(connection, tenant, limits, cleared, new_weight)
 
     row = on_database(config, changed)
     out.print(", ".join(f"{name} {_shown(row[name])}" for name in (*given, "weight")), markup=False)

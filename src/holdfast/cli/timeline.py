@@ -1,4 +1,4 @@
-"""Where a run's time went, as `holdfast runs show` prints it."""
+"""Prints where a run's time went, for `holdfast runs show`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STYLES = {
     "handover": "yellow",
     "children": "blue",
 }
-# Those that lie within an attempt.
+# Spans within an attempt.
 INNER = frozenset({"starting", "step", "unfinished", "ending"})
-# Characters of the longest bar, and of that on a narrow terminal.
-BAR_WIDTH, NARROW_BAR_WIDTH = 24, 8
+# The length of the longest bar, on a wide and on a narrow terminal.
+BAR_COLUMNS, NARROW_BAR_COLUMNS = 24, 8
 WIDE_TERMINAL_COLUMNS = 120
-# Why the next attempt began, by what was between the two.
+# Why an attempt began, by the kind of the span before it.
 REASONS = {
     "retry": "after a transient error",
     "takeover": "after its worker was lost",
@@ -41,7 +41,7 @@ REASONS = {
 
 
 def fetch_timeline(client: Client, run_id: str) -> dict[str, Any] | None:
-    """The timeline of a run that exists; None from a server that has none to give."""
+    """The timeline of an existing run. None if the server is too old to have timelines, or refuses the request."""
     try:
         timeline: dict[str, Any] = client.request("GET", f"/runs/{run_id}/timeline")
     except CommandError as error:
@@ -52,7 +52,8 @@ def fetch_timeline(client: Client, run_id: str) -> dict[str, Any] | None:
 
 
 def why_resumed(client: Client, run_id: str, attempt: int) -> str:
-    """Why a run has another attempt, and which worker has it: as far as its timeline says so."""
+    """The reason for an attempt after the first, and whether another worker executes it, as far as the timeline shows
+    it."""
     try:
         timeline = fetch_timeline(client, run_id) or {"spans": []}
     except CommandError:
@@ -68,14 +69,14 @@ def why_resumed(client: Client, run_id: str, attempt: int) -> str:
 
 
 def print_timeline(console: Console, timeline: dict[str, Any]) -> None:
-    """One line for each span, with a bar for its share of the whole."""
+    """Print one line for each span, with a bar for its share of the run's time."""
     whole = max(float(timeline["seconds"]), 1e-9)
     parts = [f"{timeline['queued_seconds']:.3f} s queued", f"{timeline['working_seconds']:.3f} s at work"]
     if timeline["between_seconds"]:
         parts.append(f"{timeline['between_seconds']:.3f} s between attempts")
     console.print(Text.assemble(("Where the time went", "bold"), f": {timeline['seconds']:.3f} s; {', '.join(parts)}"))
     start = datetime.fromisoformat(timeline["created_at"])
-    bar = BAR_WIDTH if console.width >= WIDE_TERMINAL_COLUMNS else NARROW_BAR_WIDTH
+    bar = BAR_COLUMNS if console.width >= WIDE_TERMINAL_COLUMNS else NARROW_BAR_COLUMNS
     table = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("right", "right", "left", "left"):
         table.add_column(justify=justify, no_wrap=True)

@@ -25,13 +25,12 @@ from holdfast.lifecycle.descriptors import readable
 
 EPILOG = examples("holdfast top", "holdfast top --every 5 --url https://runs.example.org", "holdfast top --once --json")
 
-# Seconds a request may take: longer, and the screen says that the server does not answer.
-PATIENCE = 5.0
+# When a request takes longer, the screen says that the server does not answer.
+REQUEST_TIMEOUT_SECONDS = 5.0
 WORKER_STYLES = {"online": "green", "draining": "yellow", "offline": "dim", "lost": "red"}
-# What is shown of a fleet of hundreds.
-MOST_WORKERS = 200
-# Graphs without a worker that are named. A dozen of them would take the lines of the workers and the runs.
-MOST_UNSERVED = 3
+MAX_WORKERS_SHOWN = 200
+# More names would leave no room for the lines of workers and runs.
+MAX_UNSERVED_GRAPHS_SHOWN = 3
 
 Once = Annotated[bool, typer.Option("--once", help="Print one frame and end, for scripts.")]
 Every = Annotated[float, typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")]
@@ -45,7 +44,7 @@ def top(url: Url = DEFAULT_URL, every: Every = 1.0, once: Once = False, as_json:
     with Client(url) as client:
         screen = Screen(client.url)
         if once:
-            screen.look(client)
+            screen.refresh(client)
             if screen.problem is not None:
                 raise screen.problem
             screen.print(out, as_json=as_json)
@@ -57,7 +56,7 @@ def top(url: Url = DEFAULT_URL, every: Every = 1.0, once: Once = False, as_json:
 
 @dataclass
 class Screen:
-    """What was last seen of the server."""
+    """The last figures from the server, and how they are drawn."""
 
     url: str
     queue: dict[str, Any] = field(default_factory=dict)
@@ -65,14 +64,16 @@ class Screen:
     activity: dict[str, Any] | None = None
     seen_at: float | None = None
     problem: CommandError | None = None
-    """Why the last look failed, if it did."""
+    """Why the last request failed, if it did."""
     clock: Callable[[], float] = time.time
 
-    def look(self, client: Client) -> None:
-        """Ask the server. What it answers replaces what was seen, all of it or nothing."""
+    def refresh(self, client: Client) -> None:
+        """Request all figures from the server. If a request fails, all figures stay as they were."""
         try:
-            queue = client.request("GET", "/queue", timeout=PATIENCE)
-            workers = client.request("GET", "/workers", params={"limit": MOST_WORKERS}, timeout=PATIENCE)
+            queue = client.request("GET", "/queue", timeout=REQUEST_TIMEOUT_SECONDS)
+            workers = client.request(
+                "GET", "/workers", params={"limit": MAX_WORKERS_SHOWN}, timeout=REQUEST_TIMEOUT_SECONDS
+            )
             activity = _activity(client)
             if not (isinstance(queue, dict) and "ready" in queue and isinstance(workers, list)):
                 raise ValueError(queue)
@@ -89,19 +90,19 @@ class Screen:
         if not as_json:
             console.print(self.frame())
             return
-        told = {
+        fields = {
             "queue": self.queue,
             "workers": self.workers,
             "activity": self.activity,
             "seen_at": self.seen_at,
             "problem": None if self.problem is None else str(self.problem),
         }
-        print(to_json(told), flush=True)
+        print(to_json(fields), flush=True)
 
     # --- the frame --------------------------------------------------------------------------------
 
     def frame(self, height: int | None = None) -> RenderableType:
-        """All of it; of the lists, as much as `height` leaves room for."""
+        """The whole screen. `height` is the number of lines of the terminal; it limits the lists."""
         parts: list[RenderableType] = [self._title()]
         if self.seen_at is None:
             parts.append(Text("q or Ctrl-C ends this", style="dim"))
@@ -163,8 +164,8 @@ class Screen:
         if not queue["unserved"]:
             return table
         graphs = [f"{graph} ({ready})" for graph, ready in queue["unserved"].items()]
-        more = f" and {len(graphs) - MOST_UNSERVED} more" if len(graphs) > MOST_UNSERVED else ""
-        named = ", ".join(graphs[:MOST_UNSERVED])
+        more = f" and {len(graphs) - MAX_UNSERVED_GRAPHS_SHOWN} more" if len(graphs) > MAX_UNSERVED_GRAPHS_SHOWN else ""
+        named = ", ".join(graphs[:MAX_UNSERVED_GRAPHS_SHOWN])
         return Group(table, Text(f"no online worker has: {named}{more}", style="bold red"))
 
     def _workers(self, shown: list[dict[str, Any]], known: int) -> RenderableType:
@@ -215,7 +216,7 @@ class Screen:
 
 
 def _unable(worker: dict[str, Any]) -> bool:
-    """Whether the worker is there and cannot work. An older server does not tell."""
+    """Whether the worker is alive and cannot work. An older server does not have the field `problem`."""
     return worker["status"] in ("online", "draining") and worker.get("problem") is not None
 
 
@@ -226,9 +227,9 @@ def _status(worker: dict[str, Any]) -> Text:
 
 
 def _activity(client: Client) -> dict[str, Any] | None:
-    """Not every server has it: an older one is shown without."""
+    """The recent activity. None from an older server, which does not have it."""
     try:
-        found: dict[str, Any] = client.request("GET", "/activity", timeout=PATIENCE)
+        found: dict[str, Any] = client.request("GET", "/activity", timeout=REQUEST_TIMEOUT_SECONDS)
     except CommandError as error:
         if error.code is ExitCode.UNAVAILABLE:
             raise
@@ -237,8 +238,8 @@ def _activity(client: Client) -> dict[str, Any] | None:
 
 
 def _table(names: Sequence[str], *, shortened: Collection[str]) -> Table:
-    """A table in which only the columns `shortened` become narrower than their text. If all columns were `no_wrap`,
-    rich would take the same share from each, and a long list of graphs would leave no room for the other columns."""
+    """A table in which only the columns `shortened` may be narrower than their text. If all columns were `no_wrap`,
+    rich would shorten all of them, and a long list of graphs would leave no room for the others."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for name in names:
         justify: Literal["left", "right"] = "right" if name == "pid" else "left"
@@ -247,7 +248,7 @@ def _table(names: Sequence[str], *, shortened: Collection[str]) -> Table:
 
 
 def _on_one_line(text: str) -> Text:
-    """A cell of a column that becomes narrower: cut off with an ellipsis, not wrapped."""
+    """A cell that is cut off with an ellipsis instead of being wrapped."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -266,20 +267,20 @@ def _seconds(seconds: float) -> str:
 
 
 def _live(client: Client, screen: Screen, every: float) -> None:
-    """Until q or Ctrl-C. Without a terminal to draw on, a frame after the other."""
+    """Draw the screen until q or Ctrl-C. If the output is no terminal, print one frame after the other."""
     if not out.is_terminal:
         while True:
-            screen.look(client)
+            screen.refresh(client)
             screen.print(out, as_json=False)
             time.sleep(every)
     console = open_console()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         stop = threading.Event()
-        # Beside the screen: a server that hangs must not make the keyboard hang.
-        looking = threading.Thread(target=_keep_looking, args=(client, screen, every, stop), daemon=True)
-        looking.start()
+        # In a thread, so that a server that hangs does not block the keyboard.
+        refreshing = threading.Thread(target=_keep_refreshing, args=(client, screen, every, stop), daemon=True)
+        refreshing.start()
         try:
-            while looking.is_alive():
+            while refreshing.is_alive():
                 live.update(screen.frame(console.height), refresh=True)
                 if pressed(min(0.25, every)) in ("q", "Q", "\x03"):
                     return
@@ -289,27 +290,27 @@ def _live(client: Client, screen: Screen, every: float) -> None:
             stop.set()
 
 
-def _keep_looking(client: Client, screen: Screen, every: float, stop: threading.Event) -> None:
+def _keep_refreshing(client: Client, screen: Screen, every: float, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
-            screen.look(client)
+            screen.refresh(client)
         except RuntimeError:
             if not stop.is_set():
                 raise
-            return  # The client was closed under a request that nobody waits for any more.
+            return  # `_live` has ended and the client was closed during the request.
         stop.wait(every)
 
 
 def _stream(client: Client, screen: Screen, every: float) -> None:
     while True:
-        screen.look(client)
+        screen.refresh(client)
         screen.print(out, as_json=True)
         time.sleep(every)
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Keys as they are pressed: waits that long for one. Without a keyboard it only waits."""
+    """A function that waits up to so many seconds for a key and returns it. If stdin is no terminal, it only waits."""
     if not sys.stdin.isatty():
 
         def wait(seconds: float) -> str:

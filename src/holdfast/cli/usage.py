@@ -1,4 +1,4 @@
-"""What runs have used, in a terminal: `holdfast runs usage`, and the words for it elsewhere."""
+"""`holdfast runs usage`, and the formats of usage in other commands."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _row(model: str, entry: dict[str, Any]) -> str:
 
 
 def tokens(run: dict[str, Any]) -> str:
-    """The tokens of a run; nothing for one that has used none, or is of a server that does not count."""
+    """The tokens of a run; empty if it has used none, or if the server is too old to count them."""
     used = run.get("usage") or {}
     return f"{used['total_tokens']:,}" if used.get("total_tokens") else ""
 
 
 def dollars(used: dict[str, Any] | None) -> str:
-    """What it has cost, with as many digits as say something."""
+    """The cost in US dollars, with two significant digits or more."""
     cost = float((used or {}).get("cost_usd") or 0)
     if not cost:
         return ""
@@ -72,16 +72,16 @@ def dollars(used: dict[str, Any] | None) -> str:
 
 
 def spent(run: dict[str, Any]) -> str:
-    """What a run has used, to be added to how it ended."""
+    """Tokens and cost of a run in parentheses, to be appended to its outcome."""
     parts = [f"{tokens(run)} tokens" if tokens(run) else "", dollars(run.get("usage"))]
-    told = ", ".join(part for part in parts if part)
-    return f" ({told})" if told else ""
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
 
 
 def limits(
     max_cost_usd: float | None, max_tokens: int | None, max_seconds: float | None, max_steps: int | None
 ) -> dict[str, Any]:
-    """The budget of a run that is posted, as its request has it."""
+    """The fields of a request to create a run that set its budget."""
     given = {
         "max_cost_usd": max_cost_usd,
         "max_tokens": max_tokens,

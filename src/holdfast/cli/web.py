@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.lifeline import join_supervisor
 from holdfast.cli.options import DEFAULT_CONFIG, Config, HolderFd, Host, LifelineFd, Port, ProcessToken, examples
-from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
+from holdfast.cli.project import STOP_MARGIN_SECONDS, prepare, require_database, require_graphs, stoppable
+from holdfast.cli.supervised_child import join_supervisor
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast web --host 0.0.0.0 --port 8123")
 
@@ -23,7 +23,9 @@ def web(
     with stoppable():
         settings, project = prepare(config, "web", host=host, port=port)
         require_database(settings, "web")
-        if not join_supervisor(lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN):
+        if not join_supervisor(
+            lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN_SECONDS
+        ):
             require_graphs(config, host=host, port=port)
             from holdfast.db.migrate import migrate
 

@@ -1,4 +1,4 @@
-"""`holdfast webhooks secret`: the secret that a tenant's webhooks are signed with, and replacing it."""
+"""`holdfast webhooks secret`: print or replace the secret that signs a tenant's webhooks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 from holdfast.cli.console import say
 from holdfast.cli.exit_codes import CommandError, ExitCode
-from holdfast.cli.operating import on_database
 from holdfast.cli.options import DEFAULT_CONFIG, AsJson, Config
 from holdfast.cli.project import read_settings
+from holdfast.cli.project_database import on_database
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

@@ -1,4 +1,4 @@
-"""`holdfast webhooks`: what was sent to others when runs ended, sending it again, and the secrets it is signed with."""
+"""`holdfast webhooks`: list deliveries, send them again, and print the secrets that sign them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def list_deliveries(
     if not found:
         say("No deliveries.")
         return
-    # Not a rich table: it would shorten the ids, and ids are what one copies from here.
+    # Not a rich table: it would shorten the ids, which users copy from here.
     out.print(LAYOUT.format("delivery", "state", "tries", "status", "url"), style="bold")
     for delivery in found:
-        told = delivery["last_status"] or ("" if delivery["last_error"] is None else "-")
-        line = LAYOUT.format(delivery["delivery_id"], delivery["state"], delivery["attempts"], told, delivery["url"])
+        status = delivery["last_status"] or ("" if delivery["last_error"] is None else "-")
+        line = LAYOUT.format(delivery["delivery_id"], delivery["state"], delivery["attempts"], status, delivery["url"])
         out.print(Text(line, style=STYLES.get(delivery["state"], "")))
         if delivery["state"] == "failed" and delivery["last_error"]:
             out.print(Text(f"  {delivery['last_error']}", style="dim"))
@@ -62,7 +62,7 @@ def redeliver(
     delivery_ids: Annotated[list[str], typer.Argument(metavar="DELIVERY_ID...", help="Which of them.")],
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Send deliveries again, whatever became of them. Retries begin anew."""
+    """Send deliveries again, in any state. Their retries start from the first."""
     with Client(url) as client:
         for delivery_id in delivery_ids:
             client.request("POST", f"/webhooks/deliveries/{delivery_id}/redeliver")

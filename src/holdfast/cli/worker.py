@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.lifeline import inherited_socket, join_supervisor
 from holdfast.cli.options import DEFAULT_CONFIG, Config, HealthFd, HolderFd, Jobs, LifelineFd, ProcessToken, examples
-from holdfast.cli.project import STOP_MARGIN, prepare, require_database, require_graphs, stoppable
+from holdfast.cli.project import STOP_MARGIN_SECONDS, prepare, require_database, require_graphs, stoppable
+from holdfast.cli.supervised_child import inherited_socket, join_supervisor
 
 EPILOG = examples("DATABASE_URL=postgresql://db/holdfast holdfast worker --jobs 20")
 
@@ -23,7 +23,9 @@ def worker(
     with stoppable():
         settings, project = prepare(config, "worker", jobs=jobs)
         require_database(settings, "worker")
-        if not join_supervisor(lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN):
+        if not join_supervisor(
+            lifeline_fd, holder_fd, process_token, grace=settings.drain_timeout + STOP_MARGIN_SECONDS
+        ):
             require_graphs(config, jobs=jobs)
             from holdfast.db.migrate import migrate
 

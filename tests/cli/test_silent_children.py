@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from holdfast.cli.silence import ASK_INTERVAL_SECONDS, SILENCE_MARGIN_SECONDS, silence_limit
+from holdfast.cli.silent_children import REQUEST_INTERVAL_SECONDS, SILENCE_MARGIN_SECONDS, silence_limit_seconds
 from holdfast.settings import load_settings
 
 from .processes import Program, alive, wait_for
@@ -73,7 +73,7 @@ def test_child_that_has_not_answered_yet_is_left_alone() -> None:
 
 
 def test_silent_child_that_is_told_to_stop_has_its_grace() -> None:
-    with supervise_silence("hanging", grace=ASK_INTERVAL_SECONDS + 2 * LIMIT_SECONDS) as program:
+    with supervise_silence("hanging", grace=REQUEST_INTERVAL_SECONDS + 2 * LIMIT_SECONDS) as program:
         pid = answered(program)
         os.kill(pid, signal.SIGUSR1)
         program.expect(rf"^hangs {pid}$")
@@ -99,7 +99,7 @@ def test_time_that_supervisor_and_child_were_stopped_together_is_not_silence() -
 
 def test_limit_is_longer_than_lease_and_limit_of_the_loop() -> None:
     def limit(**given: str) -> float | None:
-        return silence_limit(load_settings({f"{name.upper()}_SECONDS": value for name, value in given.items()}))
+        return silence_limit_seconds(load_settings({f"{name.upper()}_SECONDS": value for name, value in given.items()}))
 
     assert limit(lease_duration="30", blocked_loop_limit="60") == 60 + SILENCE_MARGIN_SECONDS
     assert limit(lease_duration="90", blocked_loop_limit="60") == 90 + SILENCE_MARGIN_SECONDS

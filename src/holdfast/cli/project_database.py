@@ -1,4 +1,4 @@
-"""The database that a command works on itself: `migrate`, `sweep`, `keys` and `tenants`."""
+"""Opens the project's database for commands that work on it directly: `migrate`, `sweep`, `keys`, `tenants`, …"""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STARTING_TIMEOUT_SECONDS = 15.0
-"""How long another Holdfast that has taken the data directory may take until its Postgres answers."""
+"""How long a server that uses the data directory may take until its Postgres answers."""
 PROBE_INTERVAL_SECONDS = 0.2
 
 
 def on_database(config: Path, work: Callable[[AsyncConnection[DictRow]], Awaitable[T]]) -> T:
-    """Do something in a transaction on the project's database, brought up to date first. Raises OperatorError, and
-    CommandError for what was refused."""
+    """Migrate the project's database, then call `work` in a transaction. Raises OperatorError, and CommandError for a
+    RequestError of `work`."""
     from holdfast.db.migrate import migrate
 
     with project_database(config) as settings:
@@ -42,7 +42,7 @@ def on_database(config: Path, work: Callable[[AsyncConnection[DictRow]], Awaitab
 
 
 def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]], Awaitable[T]]) -> T:
-    """Do something in a transaction on the database of the settings."""
+    """Call `work` in a transaction on the database of the settings."""
     from holdfast.db.connect import Database
 
     async def connected() -> T:
@@ -59,14 +59,14 @@ def in_transaction(settings: Settings, work: Callable[[AsyncConnection[DictRow]]
 
 @contextmanager
 def project_database(config: Path) -> Iterator[Settings]:
-    """The project's settings, with a database that answers: the one of DATABASE_URL, or the embedded one.
+    """The project's settings, with the URL of DATABASE_URL or of the running embedded Postgres.
 
-    A new embedded one is made only in a project: elsewhere the command runs in the wrong directory. Raises
-    OperatorError, also when the database goes away meanwhile.
+    An embedded Postgres is created only in a project's directory; in any other the command was probably started in the
+    wrong place. Raises OperatorError, also if the connection is lost during the command.
     """
     import psycopg
 
-    # One command needs one connection, however many a server keeps open.
+    # One connection is enough for a command.
     settings = read_settings(config, pool_min=1)
     try:
         if settings.database_url is not None:
@@ -83,10 +83,10 @@ def project_database(config: Path) -> Iterator[Settings]:
 
 @contextmanager
 def embedded_url(data_dir: Path) -> Iterator[str]:
-    """The URL of the embedded Postgres: of the one that `dev` or `serve` runs, or else of one that is started for this
-    command. Raises DatabaseError.
+    """The URL of the embedded Postgres that `dev` or `serve` runs, or else of one started for this command. Raises
+    DatabaseError.
 
-    The Postgres of another command is waited for and not used: it stops when that command has ended.
+    If another command runs one, this waits until that command has ended, because its Postgres ends with it.
     """
     from holdfast.db.embedded import EmbeddedPostgres
 
@@ -98,7 +98,7 @@ def embedded_url(data_dir: Path) -> Iterator[str]:
                 postgres.claim()
                 url = postgres.start()
             except DataDirectoryInUse as error:
-                # If a server has it and its Postgres does not answer, that is starting or stopping.
+                # If a server uses the directory and its Postgres does not answer, it is starting or stopping.
                 url = None if error.by_command else _running(data_dir)
                 if url is None:
                     if error.by_command or time.monotonic() > deadline:
@@ -108,7 +108,7 @@ def embedded_url(data_dir: Path) -> Iterator[str]:
 
 
 def with_embedded(settings: Settings, url: str) -> Settings:
-    # PgBouncer and a direct connection belong to the database of DATABASE_URL.
+    # The settings about PgBouncer and a direct connection apply to the database of DATABASE_URL only.
     return settings.model_copy(update={"database_url": url, "direct_database_url": None, "pgbouncer": False})
 
 
@@ -123,7 +123,7 @@ def _require_project(config: Path, data_dir: Path) -> None:
 
 
 def _running(data_dir: Path) -> str | None:
-    """The URL of the Postgres over a data directory, if it takes connections."""
+    """The URL of the Postgres that runs on a data directory, if it takes connections."""
     import psycopg
 
     from holdfast.db.embedded_server import running_url

@@ -1,7 +1,7 @@
-"""How a child of the supervisor notices that the supervisor is gone, even when it was killed with SIGKILL.
+"""The child's side of the supervisor: stops the child when the supervisor is gone, even after SIGKILL.
 
-The supervisor alone holds the write end of a pipe; the kernel closes it with the process. The child
-reads the other end in a thread. At its end the child stops as if it had been sent SIGTERM.
+Only the supervisor holds the write end of a pipe, the lifeline. The kernel closes it when the supervisor ends. A thread
+of the child reads the other end, and at end of file sends its own process SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from holdfast.db.session_names import adopt_process_token
 
 
 def watch_supervisor(fd: int, *, grace: float) -> threading.Thread:
-    """Send this process SIGTERM when the supervisor is gone, and end it if it still lives `grace` seconds later.
+    """Send this process SIGTERM when the supervisor is gone, and end it if it still runs `grace` seconds later.
 
-    `fd` becomes non-inheritable: what this process starts must not keep anything of the supervisor's alive.
+    Makes `fd` non-inheritable, so that no process started by this one keeps it open.
     """
     os.set_inheritable(fd, False)
 
@@ -38,10 +38,10 @@ def watch_supervisor(fd: int, *, grace: float) -> threading.Thread:
 def join_supervisor(
     lifeline_fd: int | None, holder_fd: int | None, process_token: str | None = None, *, grace: float
 ) -> bool:
-    """What a child does first. True when there is a supervisor.
+    """Connect this process to the supervisor that has started it, if any. Returns whether there is one.
 
-    `holder_fd` keeps the embedded Postgres up for exactly as long as this process lives. `process_token` is what the
-    supervisor reports the end of this process by.
+    The embedded Postgres runs as long as a process holds `holder_fd` open. The supervisor identifies this process by
+    `process_token` when it reports its end.
     """
     if process_token is not None:
         adopt_process_token(process_token)
@@ -53,7 +53,7 @@ def join_supervisor(
 
 
 def inherited_socket(fd: int | None) -> socket.socket | None:
-    """The socket that the supervisor bound for this child's probes."""
+    """The socket that the supervisor has bound for the probes of this child."""
     if fd is None:
         return None
     os.set_inheritable(fd, False)

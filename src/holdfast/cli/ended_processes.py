@@ -1,7 +1,7 @@
-"""How the supervisor tells the database that a child has died, so that others take its runs over at once.
+"""Records in the database that a process of this supervisor has ended, so that its runs are taken over at once.
 
-One attempt, from a thread of its own, that ends soon: a database that is away must not hold the supervisor up. If the
-report does not arrive, upkeep notices the missing sessions, or the lease that expires.
+Each report is tried once, in a thread, with a short timeout: an unreachable database must not block the supervisor. If
+the report fails, upkeep takes the runs over later, when the sessions are missing or the lease has expired.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = structlog.get_logger(__name__)
 REPORT_TIMEOUT_SECONDS = 2.0
 
 
-class EndedChildren:
-    """Called with the token of a process that has ended."""
+class EndedProcessReporter:
+    """Call it with the token of a process that has ended."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.model_copy(update={"database_timeout": REPORT_TIMEOUT_SECONDS})
