@@ -16,7 +16,7 @@ from holdfast.signals import Signals
 from holdfast.telemetry.metrics import Metrics
 
 
-@dataclass
+@dataclass(frozen=True)
 class Environment:
     """The same for all attempts of a worker."""
 
@@ -25,7 +25,7 @@ class Environment:
     catalog: GraphCatalog
     saver: Callable[..., BaseCheckpointSaver[Any]]
     metrics: Metrics
-    # For graph code. The worker sets it before the first attempt.
-    store: BaseStore | None = None
+    # For graph code.
+    store: BaseStore | None
     # Carries hints about the runs that graph code creates. None: others find those runs by polling.
-    signals: Signals | None = None
+    signals: Signals | None

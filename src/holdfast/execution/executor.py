@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.store.base import BaseStore
 
 from holdfast.db.connect import Database
 from holdfast.engine.outcome import Outcome
@@ -30,6 +31,7 @@ from holdfast.execution.streaming import stream
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.exits import GraphCode, contained
 from holdfast.settings import Settings
+from holdfast.signals import Signals
 from holdfast.telemetry.exceptions import ESCAPING
 from holdfast.telemetry.metrics import Metrics
 
@@ -44,9 +46,11 @@ class Executor:
         catalog: GraphCatalog,
         metrics: Metrics,
         *,
+        store: BaseStore | None = None,
+        signals: Signals | None = None,
         saver: Callable[..., BaseCheckpointSaver[Any]] = JournalSaver,
     ) -> None:
-        self.environment = Environment(settings, database, catalog, saver, metrics)
+        self._environment = Environment(settings, database, catalog, saver, metrics, store, signals)
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
         """Run the pipeline. Returns the outcome once it is durable, or None if the run was not this attempt's to end.
@@ -55,7 +59,7 @@ class Executor:
         defect in Holdfast, or the database refuses every outcome.
         """
         try:
-            attempt.begin(self.environment.metrics)
+            attempt.begin(self._environment.metrics)
             outcome = await self._run_stages(Execution(attempt))
         except ESCAPING as error:
             for observer in attempt.observers:
@@ -69,10 +73,10 @@ class Executor:
         try:
             try:
                 with GraphCode():
-                    await begin(execution, self.environment)
-                await stream(execution, self.environment)
+                    await begin(execution, self._environment)
+                await stream(execution, self._environment)
             except ESCAPING as error:
                 execution.fail(contained(error))
-            return await finish(execution, self.environment.settings)
+            return await finish(execution, self._environment.settings)
         finally:
-            await close_resources(execution, self.environment)
+            await close_resources(execution, self._environment)

@@ -74,8 +74,7 @@ class Worker(Service):
         self._metrics = Metrics(enabled=settings.metrics)
         self.signals = signals_for(self.database)
         self._store = PooledStore(self.database, catalog.project)
-        executor = Executor(settings, self.database, catalog, self._metrics)
-        executor.environment.signals, executor.environment.store = self.signals, self._store
+        executor = Executor(settings, self.database, catalog, self._metrics, store=self._store, signals=self.signals)
         self.heartbeat = Heartbeat(
             settings,
             registration(settings, catalog.graph_ids),
