@@ -43,7 +43,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "api/websocket_limits.py": [
         (WebSocketsSansIOProtocol, "0bbcec98938432f7"),
     ],
-    "api/main.py": [
+    "api/server.py": [
         (uvicorn.Server.startup, "2aa1d70a244bfcf2"),
         (uvicorn.Server.handle_exit, "553276efa26e09ea"),
     ],

@@ -20,6 +20,11 @@ def open_listeners(settings: Settings) -> list[socket.socket]:
             for family, address in _addresses(settings.host, port):
                 listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    # A client that stops reading would keep its connection, and the stream that writes to it, for ever.
+                    # Accepted connections inherit the option: the kernel closes one whose data is not acknowledged.
+                    milliseconds = round(settings.stream_stall * 1000)
+                    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
                 if family == socket.AF_INET6:
                     # "::" must not take the port of 0.0.0.0, which has a socket of its own.
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
