@@ -32,6 +32,8 @@ from tests.support.servers import free_port
 
 from .processes import Program, holdfast, wait_for
 
+pytestmark = pytest.mark.expects_errors("exception.ignored", "log.message", "thread.failed")
+
 GRAPH = """
 import asyncio
 import logging

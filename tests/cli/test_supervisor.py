@@ -111,6 +111,7 @@ def test_restart_does_not_wait_out_a_pause() -> None:
         assert program.expect(r'"after":([\d.]+)')[1] == "0.5"
 
 
+@pytest.mark.expects_errors("fleet.refused")
 @pytest.mark.parametrize("environ", [{}, {"RELOAD": "1"}], ids=["serve", "dev"])
 def test_a_child_that_refuses_to_start_ends_the_fleet(environ: dict[str, str]) -> None:
     with supervise(2, "refusing", environ=environ) as program:
@@ -120,6 +121,7 @@ def test_a_child_that_refuses_to_start_ends_the_fleet(environ: dict[str, str]) -
         assert sum(line.startswith("refused") for line in program.lines) <= 2
 
 
+@pytest.mark.expects_errors("fleet.refused")
 def test_a_replacement_that_refuses_ends_the_fleet(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     with supervise(2, "refusing", environ={"REFUSED_WHILE": str(broken)}) as program:
@@ -131,6 +133,7 @@ def test_a_replacement_that_refuses_ends_the_fleet(tmp_path: Path) -> None:
         assert program.wait() == 78
 
 
+@pytest.mark.expects_errors("child.refused")
 def test_while_code_is_edited_a_child_that_refuses_waits_for_the_next_change(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     with supervise(2, "refusing", environ={"REFUSED_WHILE": str(broken), "RELOAD": "1"}) as program:

@@ -270,6 +270,7 @@ async def test_new_killer_beside_an_innocent_suspect(database: Database, setting
     assert await crashes(database, [innocent]) == [("error", 4)]
 
 
+@pytest.mark.expects_errors("upkeep.row_set_aside")
 async def test_suspect_that_is_released_late_has_the_company_that_it_had(database: Database) -> None:
     """Somebody has locked its thread. The run that died with it has been released when the suspect can be."""
     worker_id = await online_worker(database)

@@ -80,6 +80,7 @@ async def test_run_row_of_another_shape_fails_no_other_run(settings: Settings, d
         await run_ended(database, hostile.run["run_id"])
 
 
+@pytest.mark.expects_errors("run.crashed")
 async def test_attempt_that_cannot_begin_ends_its_run_alone(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

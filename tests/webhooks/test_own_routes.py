@@ -139,7 +139,7 @@ async def test_api_of_the_server_is_not_reached(
     assert not hooks_file.exists()
 
 
-@pytest.mark.expects_errors("http.failed")
+@pytest.mark.expects_errors("http.failed", "webhook.route_failed")
 @pytest.mark.parametrize(
     ("path", "status", "error"),
     [
