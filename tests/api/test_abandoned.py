@@ -102,9 +102,9 @@ async def test_abandoned_run_that_cannot_be_cancelled_does_not_stop_the_others()
 
 @pytest.mark.parametrize("fails", [False, True], ids=["waits for a lock", "fails"])
 async def test_cancels_that_do_not_succeed_delay_no_other(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    monkeypatch.setattr(abandoned, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(abandoned, "CANCEL_TIMEOUT_SECONDS", 0.05)
     runs, unlocked = AbandonedRuns(), asyncio.Event()
-    locked, others = [uuid4() for _ in range(2 * abandoned.AT_ONCE)], [uuid4() for _ in range(20)]
+    locked, others = [uuid4() for _ in range(2 * abandoned.MAX_CONCURRENT_CANCELS)], [uuid4() for _ in range(20)]
     done = set[UUID]()
 
     async def cancel(thread_id: UUID, run_ids: list[UUID], action: Any) -> None:
@@ -127,7 +127,7 @@ async def test_cancels_that_do_not_succeed_delay_no_other(monkeypatch: pytest.Mo
 
 async def test_further_tries_leave_a_place_for_a_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, unlocked = AbandonedRuns(), asyncio.Event()
-    locked, other = [uuid4() for _ in range(abandoned.AT_ONCE)], uuid4()
+    locked, other = [uuid4() for _ in range(abandoned.MAX_CONCURRENT_CANCELS)], uuid4()
     tries, done = Counter[UUID](), set[UUID]()
 
     async def cancel(thread_id: UUID, run_ids: list[UUID], action: Any) -> None:
@@ -138,11 +138,13 @@ async def test_further_tries_leave_a_place_for_a_first_one(monkeypatch: pytest.M
             await unlocked.wait()
         done.update(run_ids)
 
-    monkeypatch.setattr(abandoned, "TRY_SECONDS", 600.0)
+    monkeypatch.setattr(abandoned, "CANCEL_TIMEOUT_SECONDS", 600.0)
     for run_id in locked:
         runs.add(uuid4(), run_id)
     async with running(runs, cancel):
-        await until_true(lambda: sum(tries.values()) == 2 * abandoned.AT_ONCE - 1, "all but one are tried again")
+        await until_true(
+            lambda: sum(tries.values()) == 2 * abandoned.MAX_CONCURRENT_CANCELS - 1, "all but one are tried again"
+        )
         runs.add(uuid4(), other)
         await until_true(lambda: done == {other}, "the other one is cancelled")
 
@@ -153,7 +155,7 @@ async def test_a_process_that_stops_tries_for_a_while(monkeypatch: pytest.Monkey
     async with running(runs, cancelling):
         pass
     assert cancelling.done == [run_id]
-    monkeypatch.setattr(abandoned, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(abandoned, "DRAIN_TIMEOUT_SECONDS", 0.05)
     runs = AbandonedRuns()
     runs.add(uuid4(), run_id)
     with capture_logs() as logs:
@@ -163,7 +165,7 @@ async def test_a_process_that_stops_tries_for_a_while(monkeypatch: pytest.Monkey
 
 
 async def test_the_number_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abandoned, "MAX_WAITING", 2)
+    monkeypatch.setattr(abandoned, "MAX_WAITING_RUNS", 2)
     runs, cancelling = AbandonedRuns(), Cancelling()
     ids = [uuid4() for _ in range(3)]
     with capture_logs() as logs:

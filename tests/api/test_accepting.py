@@ -53,7 +53,7 @@ async def told(client: httpx.AsyncClient, thread_id: str, number: int = 0) -> li
     return told
 
 
-async def test_a_stream_begins_before_anybody_works(web: httpx.AsyncClient, settings: Settings) -> None:
+async def test_stream_begins_before_a_worker_claims_the_run(web: httpx.AsyncClient, settings: Settings) -> None:
     thread_id = await new_thread(web)
     async with web.stream("POST", f"/threads/{thread_id}/runs/stream", json=STEPS) as response:
         coming = frames(response)
@@ -73,7 +73,7 @@ async def test_a_stream_begins_before_anybody_works(web: httpx.AsyncClient, sett
     assert await told(web, thread_id, 2) == ["running", "completed"]
 
 
-async def test_who_watches_the_thread_elsewhere_is_told_at_once(web: httpx.AsyncClient, settings: Settings) -> None:
+async def test_watchers_on_other_processes_are_notified_at_once(web: httpx.AsyncClient, settings: Settings) -> None:
     """Not only by a poll."""
     thread_id = await new_thread(web)
     patient = settings.model_copy(update={"poll_interval": 300.0, "port": free_port()})
@@ -110,7 +110,7 @@ async def test_run_whose_transaction_fails_is_not_announced(
         assert await anext(frames(watching)) == first
 
 
-async def test_a_run_that_has_to_wait_for_its_turn_says_nothing(web: httpx.AsyncClient, settings: Settings) -> None:
+async def test_queued_run_sends_no_event(web: httpx.AsyncClient, settings: Settings) -> None:
     """The numbers of a thread are given out by whoever runs in it."""
     thread_id = await new_thread(web)
     first = (await web.post(f"/threads/{thread_id}/runs", json=STEPS)).json()["run_id"]
@@ -125,7 +125,7 @@ async def test_a_run_that_has_to_wait_for_its_turn_says_nothing(web: httpx.Async
     assert await replay(web, f"{place}/stream", **{"last-event-id": "-"}) == seen
 
 
-async def test_a_run_that_is_due_later_says_nothing(web: httpx.AsyncClient, settings: Settings) -> None:
+async def test_delayed_run_sends_no_event(web: httpx.AsyncClient, settings: Settings) -> None:
     """Others of its thread may come before it."""
     thread_id = await new_thread(web)
     later = {**STEPS, "after_seconds": 3600}

@@ -322,7 +322,7 @@ async def test_a_cron_runs_as_its_creator(alice: httpx.AsyncClient, bob: httpx.A
     await alice.delete(f"/runs/crons/{cron}")
 
 
-async def test_the_store_has_a_corner_for_everybody(alice: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
+async def test_store_has_a_namespace_for_each_user(alice: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
     item = {"namespace": ["notes"], "key": "k", "value": {"text": "hers"}}
     assert (await alice.put("/store/items", json=item)).status_code == 204
     where = {"namespace": "notes", "key": "k"}

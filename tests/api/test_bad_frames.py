@@ -117,7 +117,7 @@ async def test_a_command_that_fails(intruder: Intruder, method: str, params: Any
     assert intruder.everything() == before
 
 
-async def test_a_cursor_nobody_has_does_not_disturb_others(intruder: Intruder) -> None:
+async def test_unknown_cursor_does_not_disturb_other_subscriptions(intruder: Intruder) -> None:
     """The events of a thread are read once for all who watch it."""
     far = {"id": 5, "method": "subscription.subscribe", "params": {**SUBSCRIBE, "since": 2**53}}
     async with (

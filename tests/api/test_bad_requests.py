@@ -120,7 +120,7 @@ async def test_wrong_types_in_every_field(intruder: Intruder, document: dict[str
     assert asked > 800
 
 
-async def test_ids_that_are_none(intruder: Intruder, document: dict[str, Any]) -> None:
+async def test_invalid_ids_are_refused(intruder: Intruder, document: dict[str, Any]) -> None:
     for method, path, declared in operations(document):
         for parameter in declared.get("parameters", ()):
             if parameter["in"] == "path" and parameter["name"] != "namespace":
@@ -129,7 +129,7 @@ async def test_ids_that_are_none(intruder: Intruder, document: dict[str, Any]) -
                     await intruder.refused(method, target, json=least_body(document, declared))
 
 
-async def test_ids_that_nobody_has(intruder: Intruder, document: dict[str, Any]) -> None:
+async def test_unknown_ids_are_not_found(intruder: Intruder, document: dict[str, Any]) -> None:
     for method, path, declared in operations(document):
         named = [one["name"] for one in declared.get("parameters", ()) if one["in"] == "path"]
         for name in named:
@@ -171,7 +171,7 @@ async def test_a_method_that_a_path_does_not_have(intruder: Intruder) -> None:
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
-async def test_no_such_path(intruder: Intruder) -> None:
+async def test_unknown_path_is_not_found(intruder: Intruder) -> None:
     for path in ("/nothing/here", "/x//y", "/%00", "/threads/%2e%2e/x/y", "/" + "x/" * 2000):
         answer = await intruder.refused("GET", path)
         assert answer.status_code == 404

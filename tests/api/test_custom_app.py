@@ -34,7 +34,7 @@ async def custom() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_its_routes_come_before_those_of_the_api(custom: httpx.AsyncClient) -> None:
+async def test_routes_of_the_app_come_before_those_of_the_api(custom: httpx.AsyncClient) -> None:
     assert (await custom.get("/info")).json() == {"custom": "info"}
     assert (await custom.get("/threads/mine")).json() == {"shadowed": "mine"}
 
@@ -47,7 +47,7 @@ async def test_what_describes_the_server_is_not_shadowed(custom: httpx.AsyncClie
     assert answer.headers["x-wrapped"] == "nobody"
 
 
-async def test_a_path_it_has_for_another_method_stays_with_the_api(custom: httpx.AsyncClient) -> None:
+async def test_path_of_the_app_with_another_method_stays_with_the_api(custom: httpx.AsyncClient) -> None:
     # The API's own answer: it has no such thread to change, and knows what a thread's id is.
     assert (await custom.patch("/threads/mine", json={})).status_code == 422
     assert (await custom.request("DELETE", "/threads/mine")).status_code == 422
@@ -56,26 +56,26 @@ async def test_a_path_it_has_for_another_method_stays_with_the_api(custom: httpx
     assert (await custom.put("/runs")).status_code == 405
 
 
-async def test_what_nobody_has_is_the_apis_to_say(custom: httpx.AsyncClient) -> None:
+async def test_api_answers_for_paths_without_a_route(custom: httpx.AsyncClient) -> None:
     answer = await custom.get("/nowhere")
     assert (answer.status_code, answer.json()) == (404, {"detail": "Path /nowhere not found."})
     redirect = await custom.get("/slash")
     assert (redirect.status_code, redirect.headers["location"]) == (307, "http://localhost/slash/")
 
 
-async def test_its_middleware_wraps_everything(custom: httpx.AsyncClient) -> None:
+async def test_middleware_of_the_app_wraps_everything(custom: httpx.AsyncClient) -> None:
     for path in ("/info", "/ok", "/assistants/none", "/nowhere"):
         assert (await custom.get(path)).headers["x-wrapped"] == "nobody"
     stopped = await custom.post("/runs", json={}, headers={"x-stop": "here"})
     assert (stopped.status_code, stopped.text) == (403, "stopped")
 
 
-async def test_bodies_of_its_routes_are_left_as_they_are(custom: httpx.AsyncClient) -> None:
+async def test_bodies_for_routes_of_the_app_are_not_changed(custom: httpx.AsyncClient) -> None:
     answer = await custom.post("/form", content="a=1", headers={"content-type": "application/x-www-form-urlencoded"})
     assert answer.json() == {"type": "application/x-www-form-urlencoded", "body": "a=1", "user": None}
 
 
-async def test_its_errors_are_its_own(custom: httpx.AsyncClient) -> None:
+async def test_errors_of_the_app_are_answered_by_the_app(custom: httpx.AsyncClient) -> None:
     assert (await custom.get("/teapot")).json() == {"brewing": True}
     with capture_logs() as logged:
         failed = await custom.get("/fails", headers={"origin": "http://localhost:3000"})
@@ -92,7 +92,7 @@ async def test_an_application_that_is_not_of_starlette_gets_what_the_api_does_no
         assert (await client.put("/runs")).status_code == 405
 
 
-async def test_its_routes_are_described(custom: httpx.AsyncClient) -> None:
+async def test_routes_of_the_app_are_described(custom: httpx.AsyncClient) -> None:
     described = (await custom.get("/openapi.json")).json()
     assert "get" in described["paths"]["/hello"]
     shadowed = described["paths"]["/threads/{thread_id}"]
@@ -117,12 +117,12 @@ async def test_security_is_described_as_the_project_says() -> None:
 
 
 class TestAuth:
-    async def test_its_routes_are_open_unless_it_says_otherwise(self) -> None:
+    async def test_routes_of_the_app_are_open_by_default(self) -> None:
         async with calling({"app": APP}, auth=AUTH) as client:
             assert (await client.get("/who")).json() == {"user": None}
             assert (await client.post("/threads", json={})).status_code == 401
 
-    async def test_its_routes_can_be_for_known_users_only(self) -> None:
+    async def test_routes_of_the_app_can_require_a_login(self) -> None:
         async with calling({"app": APP, "enable_custom_route_auth": True}, auth=AUTH) as client:
             refused = await client.get("/who", headers={"origin": "https://page.example"})
             assert (refused.status_code, refused.json()) == (401, {"detail": "Say who you are."})
@@ -144,7 +144,7 @@ class TestAuth:
     @pytest.mark.parametrize(
         ("order", "stopped", "seen"), [("middleware_first", 403, "nobody"), ("auth_first", 401, "anna")]
     )
-    async def test_its_middleware_comes_before_authentication_or_after(
+    async def test_middleware_of_the_app_comes_before_authentication_or_after(
         self, order: str, stopped: int, seen: str
     ) -> None:
         async with calling({"app": APP, "middleware_order": order}, auth=AUTH) as client:
@@ -156,7 +156,7 @@ class TestAuth:
 
     @pytest.mark.parametrize("order", ["middleware_first", "auth_first"])
     @pytest.mark.parametrize("app", [APP, "./webapp.py:plain"])
-    async def test_scopes_of_a_key_hold_for_its_routes(self, settings: Settings, order: str, app: str) -> None:
+    async def test_scopes_of_a_key_hold_for_routes_of_the_app(self, settings: Settings, order: str, app: str) -> None:
         http = {"app": app, "enable_custom_route_auth": True, "middleware_order": order}
         reading, writing = "/who", "/form"
         async with serving(settings, project(http)) as client:
@@ -244,7 +244,7 @@ class TestAuth:
                 assert answer.status_code == 422, (method, path, answer.text)
                 assert "objects and arrays" in answer.json()["detail"]
 
-    async def test_plain_applications_can_be_for_known_users_only_too(self) -> None:
+    async def test_plain_app_can_require_a_login(self) -> None:
         async with calling({"app": "./webapp.py:plain", "enable_custom_route_auth": True}, auth=AUTH) as client:
             assert (await client.get("/home")).status_code == 401
             assert (await client.get("/home", headers=ANNA)).text == "plain /home"
@@ -278,7 +278,7 @@ async def _large() -> AsyncIterator[bytes]:
         yield b" " * 1_000
 
 
-async def test_its_lifespan_is_the_servers_and_its_sockets_work(settings: Settings) -> None:
+async def test_lifespan_of_the_app_is_the_servers_and_its_sockets_work(settings: Settings) -> None:
     webapp.happened.clear()
     http = {"app": APP, "enable_custom_route_auth": True, "mount_prefix": "/api"}
     async with serving(settings, project(http, auth=AUTH)) as client:
@@ -305,7 +305,7 @@ async def second(stream: httpx.Response) -> str:
     return await anext(coming)
 
 
-async def test_streams_pass_through_its_middleware(settings: Settings) -> None:
+async def test_streams_pass_through_middleware_of_the_app(settings: Settings) -> None:
     config = project({"app": APP})
     async with serving(settings, config) as web:
         body = {"assistant_id": "seen", "input": {"ask": False}, "on_disconnect": "cancel"}

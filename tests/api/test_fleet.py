@@ -59,7 +59,7 @@ async def test_what_is_queued_is_counted_by_what_it_waits_for(web: httpx.AsyncCl
         assert "waiting_for" not in ended
 
 
-async def test_a_run_whose_graph_nobody_has_stays_queued_and_says_so(
+async def test_run_of_a_graph_without_workers_stays_queued_and_is_shown_as_such(
     client: httpx.AsyncClient, database: Database
 ) -> None:
     await online(client)

@@ -64,7 +64,9 @@ async def watching(
 
 
 @pytest.mark.parametrize("kind", ["run", "run by id", "followed run", "thread", "events", "socket"])
-async def test_a_cursor_beyond_the_log_blinds_nobody(client: httpx.AsyncClient, settings: Settings, kind: str) -> None:
+async def test_cursor_beyond_the_log_hides_no_event_from_others(
+    client: httpx.AsyncClient, settings: Settings, kind: str
+) -> None:
     thread_id = await made(client)
     await ran(client, thread_id)
     body = {"assistant_id": "steps", "input": {"seconds": 0.7}}

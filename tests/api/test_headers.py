@@ -40,7 +40,7 @@ def told(headers: dict[str, str], includes: list[str] | None = None, excludes: l
         ({"langgraph_auth_user": "root", "thread_id": "x", "checkpoint_id": "y", "user_id": "z"}, ["*"], [], []),
     ],
 )
-def test_which_headers_runs_are_told_of(
+def test_configured_headers_are_forwarded_to_runs(
     headers: dict[str, str], includes: list[str], excludes: list[str], expected: list[str]
 ) -> None:
     assert told(headers, includes, excludes) == {name: headers[name] for name in expected}

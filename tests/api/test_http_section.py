@@ -71,7 +71,7 @@ class TestOtherOrigins:
             read = await client.get("/ok", headers={"origin": "https://stranger.test"})
             assert "access-control-allow-origin" not in read.headers
 
-    async def test_all_that_can_be_said(self) -> None:
+    async def test_every_cors_option_is_applied(self) -> None:
         cors = {
             "allow_methods": ["GET"],
             "allow_headers": ["x-one"],
@@ -106,7 +106,7 @@ class TestOtherOrigins:
         assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
         assert answer.headers["x-request-id"]
 
-    async def test_so_can_failures_of_the_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_failures_of_the_server_can_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def fail(*_: Any) -> None:
             raise RuntimeError("a defect")
 
@@ -130,7 +130,7 @@ class _Nothing:
 
 
 class TestPrefix:
-    async def test_everything_is_under_it(self) -> None:
+    async def test_every_path_is_under_the_mount_prefix(self) -> None:
         async with calling({"mount_prefix": "/api/v1"}) as client:
             assert (await client.get("/api/v1/info")).json()["version"]
             assert (await client.get("/api/v1")).json()["ok"] is True
@@ -147,7 +147,7 @@ class TestPrefix:
             assert (await client.get("/api/openapi.json")).json()["servers"] == [{"url": "/api"}]
             assert "'/api/openapi.json'" in (await client.get("/api/docs")).text
 
-    async def test_clients_find_their_way_back_through_it(self, settings: Settings) -> None:
+    async def test_clients_reconnect_through_the_mount_prefix(self, settings: Settings) -> None:
         config = project({"mount_prefix": "/api"})
         url = f"http://127.0.0.1:{settings.port}/api"
         broken = Broken()
@@ -216,7 +216,7 @@ class TestSwitches:
             ),
         ],
     )
-    async def test_routes_are_gone(self, switch: str, gone: list[str], kept: str) -> None:
+    async def test_disabled_routes_are_not_found(self, switch: str, gone: list[str], kept: str) -> None:
         async with calling() as client:
             before = (await client.get("/openapi.json")).json()["paths"]
         async with calling({f"disable_{switch}": True}) as client:
@@ -236,14 +236,14 @@ class TestSwitches:
             ("FF_V2_EVENT_STREAMING", "/threads/{thread_id}/commands", "event_streaming"),
         ],
     )
-    async def test_the_environment_has_some_too(self, variable: str, gone: str, flag: str) -> None:
+    async def test_environment_disables_routes_too(self, variable: str, gone: str, flag: str) -> None:
         for value, there in (("false", False), ("true", True)):
             async with calling({}, {variable: value}) as client:
                 assert (gone in (await client.get("/openapi.json")).json()["paths"]) is there
                 assert (await client.get("/info")).json()["flags"][flag] is there
 
     @pytest.mark.parametrize("switch", ["mcp", "a2a", "ui"])
-    async def test_switches_of_what_there_is_not(self, switch: str) -> None:
+    async def test_switches_for_absent_routes_are_accepted(self, switch: str) -> None:
         async with calling({f"disable_{switch}": True}) as client:
             assert (await client.get("/info")).status_code == 200
 
@@ -254,7 +254,7 @@ class TestSwitches:
             # Without asking the database, which is not there.
             assert (await client.get("/ok?check_db=1")).json() == {"ok": True, "services": {"postgres": "skipped"}}
 
-    async def test_what_is_left_is_known(self) -> None:
+    async def test_info_names_the_enabled_routes(self) -> None:
         async with calling({"disable_assistants": True, "disable_event_streaming": True}) as client:
             flags = (await client.get("/info")).json()["flags"]
         assert (flags["assistants"], flags["event_streaming"], flags["crons"]) == (False, False, True)

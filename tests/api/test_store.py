@@ -246,7 +246,7 @@ async def test_bad_input_is_refused_and_leaves_nothing(indexed: httpx.AsyncClien
     assert await namespaces(indexed) == []
 
 
-async def test_a_bad_value_fails_nobody_else(web: httpx.AsyncClient) -> None:
+async def test_bad_value_fails_no_other_request(web: httpx.AsyncClient) -> None:
     async def one(n: int) -> int:
         value = {"a": "\0"} if n % 5 == 0 else {"n": n}
         answer = await web.put("/store/items", json={"namespace": ["crowd"], "key": str(n), "value": value})

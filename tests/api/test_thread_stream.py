@@ -57,7 +57,7 @@ async def run_ids(client: httpx.AsyncClient, thread_id: str) -> list[str]:
     return [run["run_id"] for run in reversed((await client.get(f"/threads/{thread_id}/runs")).json())]
 
 
-async def test_it_goes_on_from_run_to_run(client: httpx.AsyncClient) -> None:
+async def test_thread_stream_continues_with_the_next_run(client: httpx.AsyncClient) -> None:
     thread_id = await made(client)
     async with watching(client, thread_id) as stream:
         await ran(client, thread_id)
@@ -77,7 +77,7 @@ async def test_it_goes_on_from_run_to_run(client: httpx.AsyncClient) -> None:
         assert [frame async for frame in frames(response)] == second[:-1]
 
 
-async def test_without_an_id_it_begins_with_what_comes_next(client: httpx.AsyncClient) -> None:
+async def test_thread_stream_without_an_id_begins_with_new_events(client: httpx.AsyncClient) -> None:
     thread_id = await made(client)
     await ran(client, thread_id)
     async with watching(client, thread_id) as stream:
@@ -86,7 +86,7 @@ async def test_without_an_id_it_begins_with_what_comes_next(client: httpx.AsyncC
     assert event.data["run_id"] == (await run_ids(client, thread_id))[1]
 
 
-async def test_it_resumes_strictly_after_any_event(client: httpx.AsyncClient) -> None:
+async def test_thread_stream_resumes_strictly_after_any_event(client: httpx.AsyncClient) -> None:
     thread_id = await made(client)
     await ran(client, thread_id)
     await ran(client, thread_id)
@@ -106,7 +106,7 @@ async def test_last_event_id_of_another_server_means_the_beginning(client: httpx
         assert await replay(client, thread_id, len(DONE), last=foreign) == whole
 
 
-async def test_only_the_life_of_runs(client: httpx.AsyncClient) -> None:
+async def test_lifecycle_mode_sends_only_the_lifecycle_of_runs(client: httpx.AsyncClient) -> None:
     thread_id = await made(client)
     await ran(client, thread_id)
     failed = await ran(client, thread_id, input={"seconds": "soon"})
@@ -179,7 +179,7 @@ async def test_the_state_goes_back_when_a_run_is_rolled_back(client: httpx.Async
         "stream_modes=run_modes&stream_mode=state_update,lifecycle",
     ],
 )
-async def test_modes_however_they_are_written(client: httpx.AsyncClient, query: str) -> None:
+async def test_thread_stream_takes_modes_in_every_spelling(client: httpx.AsyncClient, query: str) -> None:
     thread_id = await made(client)
     async with watching(client, thread_id, f"?{query}") as stream:
         await ran(client, thread_id)
@@ -192,7 +192,7 @@ async def test_modes_however_they_are_written(client: httpx.AsyncClient, query: 
     assert state.data["state"] == (await client.get(f"/threads/{thread_id}/state")).json()
 
 
-async def test_what_it_refuses(web: httpx.AsyncClient) -> None:
+async def test_thread_stream_refuses_bad_queries(web: httpx.AsyncClient) -> None:
     assert (await web.get(f"/threads/{uuid4()}/stream")).status_code == 404
     path = f"/threads/{await made(web)}/stream"
     for query in ("stream_mode=values", "stream_modes=run_modes,noise", "stream_mode=[", "stream_mode=[1]"):
@@ -201,7 +201,7 @@ async def test_what_it_refuses(web: httpx.AsyncClient) -> None:
         assert isinstance(response.json()["detail"], str)
 
 
-async def test_it_shows_signs_of_life_and_ends_with_the_thread(web: httpx.AsyncClient) -> None:
+async def test_thread_stream_sends_heartbeats_and_ends_with_its_thread(web: httpx.AsyncClient) -> None:
     thread_id = await made(web)
     for mode in ("run_modes", "state_update"):
         seen = b""
@@ -220,7 +220,7 @@ async def test_it_shows_signs_of_life_and_ends_with_the_thread(web: httpx.AsyncC
     assert set(rest.split(b"\r\n")) <= {b": heartbeat", b""}
 
 
-async def test_what_the_log_does_not_tell_is_told_at_once(settings: Settings) -> None:
+async def test_thread_stream_sends_changes_outside_the_log_at_once(settings: Settings) -> None:
     """Without waiting for the next sign of life, which here never comes."""
     slow = settings.model_copy(update={"stream_heartbeat": 3600.0})
     async with serving(slow, GraphCatalog.load(load_config(EXAMPLES))) as client:
@@ -238,7 +238,7 @@ async def test_what_the_log_does_not_tell_is_told_at_once(settings: Settings) ->
                 assert [event async for event in stream] == []
 
 
-async def test_it_ends_with_the_thread_of_a_stateless_run(client: httpx.AsyncClient) -> None:
+async def test_thread_stream_ends_with_the_thread_of_a_stateless_run(client: httpx.AsyncClient) -> None:
     run = (await client.post("/runs", json={"assistant_id": "steps", "input": {"seconds": 1}})).json()
     async with watching(client, run["thread_id"], last="-") as stream:
         async with asyncio.timeout(60):
@@ -283,7 +283,7 @@ async def test_a_run_of_the_thread_centric_protocol_is_seen_too(client: httpx.As
     assert not seen & {"end", "output", "lifecycle", "checkpoint", "input.requested"}
 
 
-async def test_with_the_sdk(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_sdk_reads_thread_stream(client: httpx.AsyncClient, settings: Settings) -> None:
     sdk = get_client(url=f"http://127.0.0.1:{settings.port}")
     try:
         thread_id = (await sdk.threads.create())["thread_id"]

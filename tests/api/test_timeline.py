@@ -146,7 +146,7 @@ async def test_run_says_that_the_same_worker_retried_it(settings: Settings, data
     assert max(map(len, table.splitlines())) <= int(columns)
 
 
-async def test_the_example(client: httpx.AsyncClient, database: Database) -> None:
+async def test_timeline_of_the_example(client: httpx.AsyncClient, database: Database) -> None:
     run_id = await post(client, uuid4(), assistant_id="steps", input={"seconds": 0.05})
     await run_ended(database, UUID(run_id))
     process = await asyncio.create_subprocess_exec(
@@ -238,7 +238,7 @@ async def test_what_the_fleet_is_doing(client: httpx.AsyncClient, database: Data
     await run_ended(database, UUID(slow))
 
 
-async def test_nobody_sees_what_is_another_users(settings: Settings) -> None:
+async def test_timeline_of_another_user_is_not_found(settings: Settings) -> None:
     async with answering(settings, GraphCatalog.load(load_config(AUTH_PROJECT))) as anybody:
         alice, bob = (
             httpx.AsyncClient(base_url=anybody.base_url, headers={"authorization": f"Bearer {name}"}, timeout=30)

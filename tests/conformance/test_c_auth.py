@@ -58,7 +58,7 @@ async def people(guarded: Server) -> AsyncIterator[People]:
         yield People(*clients)
 
 
-async def test_c62_who_is_nobody_gets_nothing(people: People) -> None:
+async def test_c62_request_without_login_is_refused(people: People) -> None:
     thread_id = await new_thread(people.alice)
     body: dict[str, Any] = {"assistant_id": "echo", "input": HELLO}
     channels = {"channels": ["values"]}

@@ -78,7 +78,7 @@ async def test_runs_finish_within_the_grace(fleet: Fleet) -> None:
         assert {mark.pid for mark in fleet.steps.marks(run.run_id)} == {leaving.pid}
 
 
-async def test_a_second_signal_ends_it_at_once(fleet: Fleet) -> None:
+async def test_second_signal_ends_the_worker_at_once(fleet: Fleet) -> None:
     _, (leaving,) = await fleet.start(workers=1, environ={"WORKER_DRAIN_TIMEOUT": "600"})
     (run,) = await hold_runs(fleet, 1)
     watcher, watching = fleet.watch(run)

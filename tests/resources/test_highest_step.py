@@ -20,7 +20,7 @@ async def checkpoints(database: Database, thread_id: UUID, count: int, *, period
     await query(database, CHECKPOINTS, str(thread_id), namespace, period, count)
 
 
-async def test_it_is_that_of_the_branch_that_came_furthest(database: Database) -> None:
+async def test_highest_step_is_that_of_the_longest_branch(database: Database) -> None:
     thread_id = uuid4()
     assert await highest_step(database, thread_id) is None
     await checkpoints(database, thread_id, 12, period=9)
@@ -29,7 +29,7 @@ async def test_it_is_that_of_the_branch_that_came_furthest(database: Database) -
     assert await highest_step(database, thread_id) == 8
 
 
-async def test_a_step_that_is_no_number_does_not_matter(database: Database) -> None:
+async def test_highest_step_ignores_a_step_that_is_no_number(database: Database) -> None:
     thread_id = uuid4()
     await checkpoints(database, thread_id, 3, period=9)
     await query(

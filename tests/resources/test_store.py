@@ -138,7 +138,7 @@ async def test_many_processes_set_up_at_once(settings: Settings) -> None:
         await exercise(store)
 
 
-async def test_behind_pgbouncer(database_url: str) -> None:
+async def test_store_works_behind_pgbouncer(database_url: str) -> None:
     settings = load_settings({"HOLDFAST_PGBOUNCER": "true"}, database_url=database_url)
     assert settings.pgbouncer
     async with opened(settings) as store:
@@ -274,7 +274,7 @@ async def test_operations_of_one_turn_share_a_connection(settings: Settings, mon
         assert batches == [20, 10]
 
 
-async def test_one_bad_operation_fails_alone(settings: Settings) -> None:
+async def test_failed_store_operation_fails_no_other(settings: Settings) -> None:
     async with opened(settings) as store:
         values: list[Any] = [{"a": 1}, {"a": "\0"}, {"a": object()}, {"a": 2}]
         puts = (store.aput(("a",), str(n), value) for n, value in enumerate(values))
@@ -294,7 +294,7 @@ async def test_a_batch_counts_as_a_whole(settings: Settings) -> None:
         assert [result is None for result in results] == [False, True]
 
 
-async def test_slow_embeddings_hold_up_nobody(database_url: str) -> None:
+async def test_slow_embeddings_delay_no_other_operation(database_url: str) -> None:
     settings = load_settings({}, database_url=database_url, pool_min=1, pool_max=1)
     async with opened(settings) as store:
         release = asyncio.Event()
@@ -324,7 +324,7 @@ async def test_slow_embeddings_hold_up_nobody(database_url: str) -> None:
             assert await store.aget(("a",), "slow") is not None
 
 
-async def test_blocking_code_uses_it_from_threads(settings: Settings) -> None:
+async def test_threads_of_blocking_code_use_the_store(settings: Settings) -> None:
     async with opened(settings) as store:
         await asyncio.to_thread(store.put, ("a",), "k", {"n": 1})
         item = await asyncio.to_thread(store.get, ("a",), "k")
@@ -373,7 +373,7 @@ def test_a_wrong_section_is_named(tmp_path: Path, store: Any, message: str) -> N
     assert message in str(caught.value)
 
 
-def test_the_section(tmp_path: Path) -> None:
+def test_store_section_is_read(tmp_path: Path) -> None:
     assert store_section(project_with(tmp_path, None)).sweep_interval == 300
     section = store_section(project())
     assert section.sweep_interval == 60

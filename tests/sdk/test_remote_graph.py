@@ -95,7 +95,7 @@ async def test_a_question_from_deep_inside(parent: Parent) -> None:
     assert (await parent("interrupt_inside"))["verdict"] == "the answer was yes"
 
 
-async def test_an_answer_to_somebody_else_is_none_to_the_graph(parent: Parent) -> None:
+async def test_answer_to_another_interrupt_does_not_resume_the_graph(parent: Parent) -> None:
     assert (await parent("interrupt_elsewhere"))[-2:] == ["two", "two"]
 
 

@@ -329,7 +329,7 @@ async def test_C59_durability(remote: Sdk, durability: str, kept: int) -> None:
     assert len(await remote("threads.get_history", thread_id, limit=100)) == kept
 
 
-async def test_what_a_graph_is_told(remote: Sdk) -> None:
+async def test_graph_receives_config_and_context(remote: Sdk) -> None:
     thread_id = await thread(remote)
     told = {"tags": ["a"], "metadata": {"origin": "config"}}
     values = await remote(
@@ -346,7 +346,7 @@ async def test_what_a_graph_is_told(remote: Sdk) -> None:
     assert failed["__error__"]["error"] == "GraphRecursionError"
 
 
-async def test_an_answer_to_a_question_nobody_asked(remote: Sdk) -> None:
+async def test_answer_without_an_interrupt(remote: Sdk) -> None:
     thread_id = await thread(remote)
     [question] = (await remote("runs.wait", thread_id, "ask", input={"question": "?"}))["__interrupt__"]
     before = await remote("threads.get", thread_id)

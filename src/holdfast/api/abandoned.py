@@ -25,14 +25,14 @@ from holdfast.telemetry.exceptions import in_words
 log = structlog.get_logger(__name__)
 
 # Runs that wait to be cancelled, at most: clients that have gone while the database was away.
-MAX_WAITING = 20_000
+MAX_WAITING_RUNS = 20_000
 # Runs that are cancelled at once. The rest of the pool is for requests. One of these places is kept for runs whose
 # cancel has not failed yet.
-AT_ONCE = 4
+MAX_CONCURRENT_CANCELS = 4
 # Seconds for one try. The run's thread may be locked, and others must not wait for that.
-TRY_SECONDS = 5.0
+CANCEL_TIMEOUT_SECONDS = 5.0
 # Seconds that a process which stops goes on trying.
-DRAIN_SECONDS = 3.0
+DRAIN_TIMEOUT_SECONDS = 3.0
 
 Cancel = Callable[[UUID, list[UUID], Literal["interrupt"]], Awaitable[object]]
 
@@ -66,8 +66,10 @@ class AbandonedRuns(TaskService):
         """Have a run cancelled soon."""
         if run_id in self._left:
             return
-        if len(self._left) >= MAX_WAITING:
-            log.warning("run.not_cancelled", run_id=str(run_id), error=f"{MAX_WAITING} others wait to be cancelled")
+        if len(self._left) >= MAX_WAITING_RUNS:
+            log.warning(
+                "run.not_cancelled", run_id=str(run_id), error=f"{MAX_WAITING_RUNS} others wait to be cancelled"
+            )
             return
         self._left[run_id] = thread_id
         self._new.append(run_id)
@@ -77,7 +79,9 @@ class AbandonedRuns(TaskService):
     async def _run(self) -> None:
         assert self.cancel is not None
         cancel = self.cancel
-        await run_together(**{f"abandoned.{number}": self._cancel_one_by_one(cancel) for number in range(AT_ONCE)})
+        await run_together(
+            **{f"abandoned.{number}": self._cancel_one_by_one(cancel) for number in range(MAX_CONCURRENT_CANCELS)}
+        )
 
     async def _stop(self) -> None:
         if self._task is not None:
@@ -87,7 +91,7 @@ class AbandonedRuns(TaskService):
     async def drain(self) -> None:
         """Wait a little while for what is left, and report what is not cancelled then."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
+            async with asyncio.timeout(DRAIN_TIMEOUT_SECONDS):
                 await self._none_left.wait()
         for run_id in self._left:
             log.warning("run.not_cancelled", run_id=str(run_id), error="the process has stopped")
@@ -96,7 +100,7 @@ class AbandonedRuns(TaskService):
         while True:
             if self._new:
                 await self._try(cancel, self._new.popleft())
-            elif self._again and self._retries < AT_ONCE - 1:
+            elif self._again and self._retries < MAX_CONCURRENT_CANCELS - 1:
                 self._retries += 1
                 try:
                     await self._try(cancel, self._again.popleft())
@@ -109,7 +113,7 @@ class AbandonedRuns(TaskService):
 
     async def _try(self, cancel: Cancel, run_id: UUID) -> None:
         try:
-            async with asyncio.timeout(TRY_SECONDS):
+            async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                 await cancel(self._left[run_id], [run_id], "interrupt")
         except Exception as error:
             # A lock that is held and a server that is not primary yet pass, too.

@@ -156,34 +156,34 @@ class Application:
             raise
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        heard: list[str] = []
+        seen: list[str] = []
         self.state = scope.get("state", {})
 
-        async def hear() -> Message:
+        async def receive_message() -> Message:
             message = await receive()
-            heard.append(message["type"])
+            seen.append(message["type"])
             if message["type"] == "lifespan.shutdown" and self.background is not None:
                 await self.background.stop()
             return message
 
-        async def say(message: Message) -> None:
-            heard.append(message["type"])
+        async def send_message(message: Message) -> None:
+            seen.append(message["type"])
             await send(message)
             if message["type"] == "lifespan.startup.complete" and self.background is not None:
                 await self.background.start()
 
         if not self._customised:
-            await _without_lifespan(hear, say, begun=False)
+            await _without_lifespan(receive_message, send_message, begun=False)
             return
         try:
-            await self._app(scope, hear, say)
+            await self._app(scope, receive_message, send_message)
         except Exception as error:
-            if "lifespan.startup.complete" in heard:
+            if "lifespan.startup.complete" in seen:
                 log.error("app.shutdown_failed", app=self._spec, exc_info=error)
                 raise
-            if not self._has_lifespan and "lifespan.startup.failed" not in heard:
+            if not self._has_lifespan and "lifespan.startup.failed" not in seen:
                 log.debug("app.without_lifespan", app=self._spec)
-                await _without_lifespan(hear, say, begun=bool(heard))
+                await _without_lifespan(receive_message, send_message, begun=bool(seen))
                 return
             self.failure = self._project.error(
                 "http.app", f"{self._spec}: its lifespan failed to start\n  {summary_of(error)}"

@@ -47,7 +47,7 @@ from holdfast.graphs.catalog import Graph, GraphCatalog, built_for_client
 from holdfast.graphs.client_config import client_config, client_options
 from holdfast.graphs.exits import GraphCode
 from holdfast.resources.assistants import (
-    Filters,
+    AssistantFilters,
     SortBy,
     change_assistant,
     count_assistants,
@@ -183,11 +183,13 @@ async def count(web: Web, body: Annotated[AssistantCount | None, Body()] = None)
         return Json(await count_assistants(connection, filters))
 
 
-async def _visible(web: WebContext, asked: AssistantSearch | AssistantCount) -> Filters:
+async def _visible(web: WebContext, asked: AssistantSearch | AssistantCount) -> AssistantFilters:
     """What a search asks for, less what is not the caller's to see."""
     value: dict[str, Any] = asked.model_dump(include={"metadata", "graph_id", "limit", "offset"})
     visible = await web.caller.may("assistants", "search", value)
-    return Filters(metadata=value["metadata"] or {}, graph_id=value["graph_id"], name=asked.name, visible=visible)
+    return AssistantFilters(
+        metadata=value["metadata"] or {}, graph_id=value["graph_id"], name=asked.name, visible=visible
+    )
 
 
 @routes.get("/assistants/{assistant_id}", summary="Get an assistant", responses=answers(Assistant, 404))

@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 # Of DATABASE_TIMEOUT: how long one row may take. A pooled statement may take three of them (`db/connect.py`), and its
 # connection is lost then, which would pass for an outage.
-LIMIT_TIMES = 2.0
+DATABASE_TIMEOUTS_PER_ROW = 2.0
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ async def process_each(
     """Process rows one after the other, each by a call of `work`. A row that fails or takes too long fails alone. What
     an outage raises is raised at once."""
     processed = Processed[Result]()
-    seconds = LIMIT_TIMES * database.settings.database_timeout
+    seconds = DATABASE_TIMEOUTS_PER_ROW * database.settings.database_timeout
     for row_id in row_ids:
         try:
             async with time_limit(database, seconds):

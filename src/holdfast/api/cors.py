@@ -26,9 +26,9 @@ LOOPBACK_ORIGIN = re.compile(
     r"https?://(localhost|[a-z0-9._-]+\.localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d{1,5})?"
 )
 # Characters of an origin or a host that are shown in answers and log lines.
-LONGEST_SHOWN = 200
+MAX_SHOWN_CHARACTERS = 200
 # Different origins and hosts whose refusal is logged.
-MOST_REPORTED = 100
+MAX_LOGGED_SOURCES = 100
 # Repeat the page's origin in the answer, so that only pages of that origin may read it.
 ONE_ORIGIN = ".*"
 EMBEDDED = (
@@ -104,7 +104,7 @@ class CrossOriginLayer:
         elif same or (not guarded and LOOPBACK_ORIGIN.fullmatch(text)):
             answering = self._one
         else:
-            await self._refuse_page(text[:LONGEST_SHOWN], scope, receive, send)
+            await self._refuse_page(text[:MAX_SHOWN_CHARACTERS], scope, receive, send)
             return
         if b"cookie" in headers and not (
             answering.sends_credentials or same or headers.get(b"sec-fetch-site") == b"same-origin"
@@ -124,7 +124,7 @@ class CrossOriginLayer:
         await refuse(Denied(403, detail, {"vary": "Origin"}), scope, receive, send)
 
     async def _refuse_host(self, host: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        shown = host.decode("latin-1")[:LONGEST_SHOWN]
+        shown = host.decode("latin-1")[:MAX_SHOWN_CHARACTERS]
         if self._is_new(shown):
             log.warning("http.host_refused", host=shown)
         detail = (
@@ -135,7 +135,7 @@ class CrossOriginLayer:
 
     def _is_new(self, refused: str) -> bool:
         """Whether to log a refusal: once for each origin or host, for a page can repeat it as often as it likes."""
-        if refused in self._reported or len(self._reported) >= MOST_REPORTED:
+        if refused in self._reported or len(self._reported) >= MAX_LOGGED_SOURCES:
             return False
         self._reported.add(refused)
         return True

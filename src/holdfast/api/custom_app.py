@@ -28,7 +28,7 @@ from holdfast.graphs.http import HttpSection, build_middleware
 NOT_SHADOWED = frozenset({"/ok", "/metrics", "/docs", "/openapi.json"})
 DESCRIBING = frozenset({"/docs", "/openapi.json", "/redoc", "/docs/oauth2-redirect"})
 # Routes of a custom app that are named when the server starts.
-MOST_SHOWN = 10
+MAX_LOGGED_PATHS = 10
 UNAUTHENTICATED = NOT_SHADOWED | {"/", "/info", "/redoc", "/docs/oauth2-redirect"}
 
 
@@ -166,8 +166,8 @@ def own_routes(custom: ASGIApp | None) -> str:
     if not isinstance(custom, Starlette):
         return "all that the API does not have"
     paths = [path for route in custom.routes if (path := getattr(route, "path", "")) not in DESCRIBING]
-    more = f" and {len(paths) - MOST_SHOWN} more" if len(paths) > MOST_SHOWN else ""
-    return ", ".join(paths[:MOST_SHOWN]) + more
+    more = f" and {len(paths) - MAX_LOGGED_PATHS} more" if len(paths) > MAX_LOGGED_PATHS else ""
+    return ", ".join(paths[:MAX_LOGGED_PATHS]) + more
 
 
 def _inside(custom: Starlette, api: Api, web: WebContext, section: HttpSection) -> Starlette:

@@ -48,7 +48,7 @@ from holdfast.graphs.assistants import assistant_named
 routes = Routes(tags=["dead letters"])
 
 # A hundred years of seconds.
-AGES = 3_155_760_000
+MAX_AGE_SECONDS = 3_155_760_000
 
 
 class Letter(BaseModel):
@@ -107,10 +107,10 @@ class LetterFilters(Destructive):
     thread_id: UUID | None = None
     metadata: Contained = Field(default_factory=dict, description="What the run's metadata must contain.")
     older_than: Number | None = Field(
-        default=None, ge=0, le=AGES, description="Seconds since it was given up, at least."
+        default=None, ge=0, le=MAX_AGE_SECONDS, description="Seconds since it was given up, at least."
     )
     newer_than: Number | None = Field(
-        default=None, ge=0, le=AGES, description="Seconds since it was given up, at most."
+        default=None, ge=0, le=MAX_AGE_SECONDS, description="Seconds since it was given up, at most."
     )
     all: Flag = False
     limit: Whole = Field(default=100, ge=1, le=1000, description="At most this many, the oldest first.")
@@ -160,8 +160,10 @@ async def list_open(
     graph_id: str | None = None,
     thread_id: UUID | None = None,
     metadata: Annotated[str | None, Query(description="A JSON object that the run's metadata must contain.")] = None,
-    older_than: Annotated[float | None, Query(ge=0, le=AGES, description="Seconds since it was given up.")] = None,
-    newer_than: Annotated[float | None, Query(ge=0, le=AGES)] = None,
+    older_than: Annotated[
+        float | None, Query(ge=0, le=MAX_AGE_SECONDS, description="Seconds since it was given up.")
+    ] = None,
+    newer_than: Annotated[float | None, Query(ge=0, le=MAX_AGE_SECONDS)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:

@@ -34,7 +34,7 @@ DESTRUCTIVE = frozenset(
 )
 
 # Characters of an unknown name that are shown.
-LONGEST_NAME = 100
+MAX_SHOWN_CHARACTERS = 100
 
 
 def destroys(path: str, methods: Collection[str]) -> bool:
@@ -83,6 +83,6 @@ async def refuse_unknown(request: Request, parameters: Iterable[str], *, takes_b
 def _unknown(name: str, known: Collection[str]) -> str:
     """The name, with the known one that it looks like if there is one. A name that is longer than any is not compared:
     that would take memory and time many times its length."""
-    shown = name[:LONGEST_NAME]
+    shown = name[:MAX_SHOWN_CHARACTERS]
     close = get_close_matches(shown, known, n=1) if name == shown else []
     return f"'{shown}' (did you mean '{close[0]}'?)" if close else f"'{shown}'"

@@ -34,7 +34,7 @@ from holdfast.signals.deferred import DeferredSignals
 HEADER = "idempotency-key"
 KEY_HEADER = HEADER.encode()
 REPLAYED = "idempotency-replayed"
-LONGEST = 255
+MAX_KEY_CHARACTERS = 255
 KEY = re.compile(r"[!-~]{1,255}")
 
 # The routes that create something, and what a caller must be allowed to do to be given the first answer again. A route
@@ -67,7 +67,7 @@ KEY_PARAMETER: dict[str, Any] = {
     "required": False,
     "description": "A name for this request, chosen by the client. The same request with the same key is answered as "
     "the first was, with `Idempotency-Replayed: true`, and creates nothing; another request with it is refused.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST, "pattern": "^[!-~]+$"},
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS, "pattern": "^[!-~]+$"},
 }
 
 
@@ -117,8 +117,8 @@ def given_key(request: Request) -> str:
     keys = request.headers.getlist(HEADER)
     if len(keys) != 1 or not KEY.fullmatch(keys[0]):
         raise InvalidRequest(
-            f"Idempotency-Key must be given once and have 1 to {LONGEST} characters of visible ASCII, without spaces. "
-            "A UUID does well."
+            f"Idempotency-Key must be given once and have 1 to {MAX_KEY_CHARACTERS} characters of visible ASCII, "
+            "without spaces. A UUID does well."
         )
     return keys[0]
 

@@ -31,7 +31,7 @@ from holdfast.graphs.assistants import assistant_named
 routes = Routes(tags=["interrupts"])
 
 # Seconds. Nothing is older than this; Postgres cannot count much further.
-OLDEST = 3e9
+MAX_AGE_SECONDS = 3e9
 
 
 class Question(BaseModel):
@@ -93,8 +93,12 @@ async def inbox(
     thread_id: UUID | None = None,
     run_id: UUID | None = None,
     interrupt_id: str | None = None,
-    older_than: Annotated[float | None, Query(ge=0, le=OLDEST, description="Seconds since it was asked.")] = None,
-    newer_than: Annotated[float | None, Query(ge=0, le=OLDEST, description="Seconds since it was asked.")] = None,
+    older_than: Annotated[
+        float | None, Query(ge=0, le=MAX_AGE_SECONDS, description="Seconds since it was asked.")
+    ] = None,
+    newer_than: Annotated[
+        float | None, Query(ge=0, le=MAX_AGE_SECONDS, description="Seconds since it was asked.")
+    ] = None,
     escalated: bool | None = None,
     metadata: Annotated[str | None, Query(description="JSON that the thread's metadata must contain.")] = None,
     order: Literal["asc", "desc"] = "asc",

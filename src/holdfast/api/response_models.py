@@ -342,8 +342,8 @@ EVENT: dict[str, Any] = {
 EVENTS: dict[str, Any] = {"text/event-stream": {"schema": EVENT}}
 
 
-def _header(says: str, *, required: bool = True) -> dict[str, Any]:
-    return {"description": says, "required": required, "schema": {"type": "string"}}
+def _header(description: str, *, required: bool = True) -> dict[str, Any]:
+    return {"description": description, "required": required, "schema": {"type": "string"}}
 
 
 PLACE = {"Content-Location": _header("The path of the run.")}
@@ -375,8 +375,8 @@ def pages(success: Any, *problems: int) -> Responses:
 
 def awaited_run(*problems: int) -> Responses:
     """What a route answers that waits for a run's last values, which can be any JSON."""
-    says = "The run's last values; `__interrupt__` or `__error__` in it say that it stopped or failed."
-    return {200: {"description": says, "headers": PLACES}, **refusals(*problems)}
+    description = "The run's last values; `__interrupt__` or `__error__` in it say that it stopped or failed."
+    return {200: {"description": description, "headers": PLACES}, **refusals(*problems)}
 
 
 def cancelled_run(*problems: int) -> Responses:

@@ -19,15 +19,15 @@ from holdfast.api.errors import Json
 from holdfast.api.response_models import NEXT, FoundItems, FoundNamespaces, StoredItem, answers, refusals
 from holdfast.api.routes import Routes
 from holdfast.errors import BadRequest, Denied, InvalidRequest
-from holdfast.graphs.store import LONGEST_TTL
+from holdfast.graphs.store import MAX_TTL_MINUTES
 from holdfast.resources.store import FoundItems as Found
 from holdfast.resources.store import InvalidFilter, TooManyTexts
 
 routes = Routes(tags=["store"])
 
 # Bytes of a namespace and a key together, and of a path of `index`: Postgres indexes no more than 2700 in a row.
-LONGEST_NAME = 2000
-LONGEST_PATH = 500
+MAX_NAME_BYTES = 2000
+MAX_PATH_BYTES = 500
 LAST_OFFSET = 2**31 - 1
 
 
@@ -40,14 +40,14 @@ def _label(label: str) -> str:
 
 
 def _short(labels: list[str]) -> list[str]:
-    if len(".".join(labels).encode()) > LONGEST_NAME:
-        raise ValueError(f"a namespace has at most {LONGEST_NAME} bytes")
+    if len(".".join(labels).encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"a namespace has at most {MAX_NAME_BYTES} bytes")
     return labels
 
 
 def _path(path: str) -> str:
-    if not path or "\0" in path or len(path.encode()) > LONGEST_PATH:
-        raise ValueError(f"a path must have 1 to {LONGEST_PATH} bytes, none of them NUL")
+    if not path or "\0" in path or len(path.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"a path must have 1 to {MAX_PATH_BYTES} bytes, none of them NUL")
     return path
 
 
@@ -63,7 +63,7 @@ class ItemPut(NullsAreAbsent):
     index: Literal[False] | Paths | None = Field(
         default=None, description="The paths of the texts to embed; false for none. The project's fields if absent."
     )
-    ttl: Number | None = Field(default=None, gt=0, le=LONGEST_TTL, allow_inf_nan=False, description="Minutes.")
+    ttl: Number | None = Field(default=None, gt=0, le=MAX_TTL_MINUTES, allow_inf_nan=False, description="Minutes.")
 
 
 class ItemDelete(Destructive):
@@ -83,7 +83,7 @@ class ItemSearch(NullsAreAbsent):
 class NamespaceList(NullsAreAbsent):
     prefix: Namespace | None = None
     suffix: Namespace | None = None
-    max_depth: Whole | None = Field(default=None, ge=1, le=LONGEST_NAME)
+    max_depth: Whole | None = Field(default=None, ge=1, le=MAX_NAME_BYTES)
     limit: Whole = Field(default=100, ge=1, le=1000)
     offset: Whole = Field(default=0, ge=0, le=LAST_OFFSET)
 
@@ -96,8 +96,8 @@ async def put(web: Web, body: ItemPut) -> Response:
     if namespace[0] == "langgraph":
         raise BadRequest("namespace: the root label 'langgraph' is reserved.")
     size = len(".".join(namespace).encode()) + len(body.key.encode())
-    if size > LONGEST_NAME:
-        raise InvalidRequest(f"namespace and key are {size} bytes long together; {LONGEST_NAME} are possible.")
+    if size > MAX_NAME_BYTES:
+        raise InvalidRequest(f"namespace and key are {size} bytes long together; {MAX_NAME_BYTES} are possible.")
     given = {"namespace": namespace, "key": body.key, "value": body.value, "index": body.index}
     asked = await _may(web, "put", given)
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl

@@ -241,7 +241,7 @@ def wait_response(
     brings its work to an end."""
     run = _watched(run)
     chain = _chain(web, run) if follow else None
-    heard = _Heard()
+    reader = _ResultReader()
 
     async def body() -> AsyncIterator[bytes]:
         done = False
@@ -250,7 +250,7 @@ def wait_response(
             tick = web.settings.stream_heartbeat
             followed = _events(web, run, start, tick) if chain is None else _followed(web, run, chain, None)
             async for events in followed:
-                heard.hear(events)
+                reader.read(events)
                 if not events:
                     yield WAITING
             done = True
@@ -260,7 +260,7 @@ def wait_response(
         finally:
             if cancel_on_disconnect and not done:
                 _cancel_abandoned(web, run, chain)
-        if chain is None and (answer := heard.result()) is not None:
+        if chain is None and (answer := reader.result()) is not None:
             yield answer
             return
         backoff = Backoff("stream.outage", "stream.recovered")
@@ -290,14 +290,14 @@ def _cancel_abandoned(web: WebContext, run: DictRow, chain: RunChain | None) -> 
         web.abandoned.add(run["thread_id"], current)
 
 
-class _Heard:
+class _ResultReader:
     """What a run's events say about its result, if all of them are read from its beginning."""
 
     def __init__(self) -> None:
         self._output: bytes | None = None
         self._end: bytes | None = None
 
-    def hear(self, events: Sequence[LogEvent]) -> None:
+    def read(self, events: Sequence[LogEvent]) -> None:
         for event in events:
             if event.kind == "end":
                 self._end = event.data
@@ -349,12 +349,12 @@ async def _followed(web: WebContext, run: DictRow, chain: RunChain, after: int |
     start = max(0, (run["first_seq"] or 1) - 1)
     cursor = start if after is None else max(start, after)
     if _has_expired(run):
-        rests_at = await chain.paused_at(after)
-        if rests_at is None and after is None:
+        paused_at = await chain.paused_at(after)
+        if paused_at is None and after is None:
             return
         # It rested at the cursor when the request was let in: whatever has been said since comes after it.
         chain.paused = True
-        cursor = rests_at or cursor
+        cursor = paused_at or cursor
     elif cursor > start:
         await chain.catch_up(start, cursor)
     followed = chain.events(cursor, tick=web.settings.stream_heartbeat)

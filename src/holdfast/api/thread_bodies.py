@@ -41,8 +41,8 @@ ThreadField = Literal[
     "usage",
 ]
 
-CENTURY = 52_560_000.0
-MOST_EXTRACTS = 10
+MAX_TTL_MINUTES = 52_560_000.0
+MAX_EXTRACTS = 10
 ALIAS = re.compile(r"[A-Za-z_]\w{0,62}", re.ASCII)
 # A document of the thread, then keys after dots and positions in brackets.
 PATH = re.compile(r"(values|metadata|config|interrupts)((?:\.[^.\[\]\0]+|\[-?\d{1,9}\])*)")
@@ -56,11 +56,11 @@ def _minutes(value: Any) -> Any:
 class Ttl(Destructive):
     """Unknown fields are refused: a mistyped `strategy` would delete the thread whose latest state was to be kept."""
 
-    ttl: Number = Field(gt=0, le=CENTURY, allow_inf_nan=False, description="Minutes without activity.")
+    ttl: Number = Field(gt=0, le=MAX_TTL_MINUTES, allow_inf_nan=False, description="Minutes without activity.")
     strategy: TtlStrategy = "delete"
 
 
-Minutes = Annotated[float, Field(gt=0, le=CENTURY)]
+Minutes = Annotated[float, Field(gt=0, le=MAX_TTL_MINUTES)]
 TtlField = Annotated[Ttl, BeforeValidator(_minutes, json_schema_input_type=Ttl | Minutes)]
 
 
@@ -102,7 +102,7 @@ class ThreadSearch(ThreadCount, Search):
     select: Selected[ThreadField] | None = None
     extract: dict[str, str] = Field(
         default_factory=dict,
-        max_length=MOST_EXTRACTS,
+        max_length=MAX_EXTRACTS,
         description="Places in a thread by alias, such as `values.messages[-1].content`.",
     )
 

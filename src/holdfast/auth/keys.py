@@ -15,7 +15,7 @@ from holdfast.auth.open_connections import OpenConnections
 from holdfast.auth.users import User
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied
-from holdfast.resources.api_keys import MARK, Scope
+from holdfast.resources.api_keys import KEY_PREFIX, Scope
 
 # What only looks. All that is not known to only look, changes.
 READING = frozenset({"read", "search", "get", "list_namespaces"})
@@ -113,6 +113,6 @@ def shown_key(connection: HTTPConnection) -> str | None:
     kind, _, credentials = connection.headers.get("authorization", "").partition(" ")
     bearer = credentials.strip() if kind.lower() == "bearer" else ""
     for given in (bearer, connection.headers.get("x-api-key", "")):
-        if given.startswith(MARK):
+        if given.startswith(KEY_PREFIX):
             return given
     return None

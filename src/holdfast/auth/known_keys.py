@@ -18,7 +18,7 @@ from holdfast.db.connect import Database
 from holdfast.errors import OverLimit
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.service import TaskService
-from holdfast.resources.api_keys import NOTED, Usable, anything, hash_of, note_used, usable_keys
+from holdfast.resources.api_keys import LAST_USED_INTERVAL_SECONDS, Usable, anything, hash_of, note_used, usable_keys
 from holdfast.resources.tenants import Limits, Quota, default_limits, default_quota, ensure_tenant, load_limits
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ class Roster(TaskService):
         key, until = self._keys.get(digest, (None, 0.0))
         if key is None or time.monotonic() >= until:
             return None
-        if time.monotonic() - self._noted.get(key.key_id, -math.inf) >= NOTED:
+        if time.monotonic() - self._noted.get(key.key_id, -math.inf) >= LAST_USED_INTERVAL_SECONDS:
             self._used.add(key.key_id)
         return key
 

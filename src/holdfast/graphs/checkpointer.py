@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from holdfast.graphs.config import ProjectConfig
-from holdfast.graphs.store import LONGEST_TTL
+from holdfast.graphs.store import MAX_TTL_MINUTES
 
 ThreadTtl = tuple[float, Literal["delete", "keep_latest"]]
 """Minutes without activity, and what happens then."""
@@ -81,6 +81,6 @@ def _is_type_name(given: object) -> bool:
 def _minutes(project: ProjectConfig, key: str, value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_TTL:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_TTL_MINUTES:
         raise project.error(key, f"must be minutes, more than 0 and at most a century, not {value!r}")
     return float(value)

@@ -16,7 +16,7 @@ from holdfast.graphs.loading import load_object, summary_of
 # What pgvector can hold.
 MOST_DIMENSIONS = 16_000
 # A century. Longer than that is for ever, which is what no `ttl` means.
-LONGEST_TTL = 100 * 366 * 24 * 60.0
+MAX_TTL_MINUTES = 100 * 366 * 24 * 60.0
 DEFAULT_SWEEP = 5.0
 
 
@@ -111,6 +111,6 @@ def _object(project: ProjectConfig, key: str, value: object) -> Mapping[str, Any
 def _minutes(project: ProjectConfig, key: str, value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_TTL:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_TTL_MINUTES:
         raise project.error(key, f"must be minutes, more than 0 and at most a century, not {value!r}")
     return float(value)

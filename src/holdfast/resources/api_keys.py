@@ -1,4 +1,4 @@
-"""API keys: made, listed, revoked. What is kept of a key is its hash; the key itself is shown once."""
+"""Create, list and revoke API keys. Only the hash of a key is stored; the key itself is shown once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from holdfast.resources.tenants import ensure_tenant
 Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-# How every key begins: for those who look for keys where none should be, and for us.
-MARK = "hf_"
+# The prefix of every key. Secret scanners recognise leaked keys by it, and so does the authentication.
+KEY_PREFIX = "hf_"
 SECRET_BYTES = 32
-# Characters of a key that are kept to recognise it by: a few of the secret's 43.
-SHOWN = len(MARK) + 6
-# Seconds between two notes of when a key was used.
-NOTED = 60.0
+# Characters of a key that are stored in plain text, so that its owner can recognise it: a few of the secret's 43.
+SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
+# `last_used_at` of a key is written at most once in this time.
+LAST_USED_INTERVAL_SECONDS = 60.0
 
 COLUMNS = "key_id, tenant_id, name, prefix, scopes, created_at, expires_at, last_used_at, revoked_at"
 
@@ -42,7 +42,7 @@ WHERE %(tenant_id)s::text IS NULL OR tenant_id = %(tenant_id)s
 ORDER BY tenant_id, created_at, key_id
 """
 
-# By the id, or by how it begins if only one begins like that.
+# Finds a key by its id, or by its prefix if no other key has the same prefix.
 FIND = f"SELECT {COLUMNS} FROM api_key WHERE key_id::text = %(given)s OR prefix = %(given)s"
 
 REVOKE = f"""
@@ -51,7 +51,7 @@ UPDATE api_key SET revoked_at = coalesce(revoked_at, now()) WHERE key_id = %(key
 
 FORGET = f"DELETE FROM api_key WHERE key_id = %(key_id)s RETURNING {COLUMNS}"
 
-# Revoked and expired ones count: a server whose last key was revoked is closed, not open.
+# Revoked and expired keys count. Otherwise a server would become open to everyone when its last key is revoked.
 ANY = "SELECT EXISTS (SELECT 1 FROM api_key) AS keys, EXISTS (SELECT 1 FROM tenant) AS tenants"
 
 USABLE = """
@@ -59,7 +59,7 @@ SELECT key_id, tenant_id, name, hash, scopes, extract(epoch FROM expires_at - no
 FROM api_key WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
 """
 
-# Several processes may have the same to say.
+# Several processes may note the use of the same key at the same time.
 NOTE_USED = """
 UPDATE api_key SET last_used_at = now()
 WHERE key_id = ANY(%(key_ids)s) AND (last_used_at IS NULL OR last_used_at < now() - make_interval(secs => %(noted)s))
@@ -68,7 +68,7 @@ WHERE key_id = ANY(%(key_ids)s) AND (last_used_at IS NULL OR last_used_at < now(
 
 @dataclass(frozen=True)
 class Usable:
-    """A key that opens, as a web process keeps it. `expires_in` is in seconds from when it was read."""
+    """A valid key, as a web process caches it. `expires_in`: seconds from the time when it was read."""
 
     key_id: UUID
     tenant_id: str
@@ -79,8 +79,8 @@ class Usable:
 
 
 def hash_of(key: str) -> bytes:
-    """What is kept of a key. One round of SHA-256 is right for 32 random bytes: a slow hash protects what can be
-    guessed."""
+    """The hash of a key, which is stored. One round of SHA-256 is right for 32 random bytes: a slow hash protects what
+    can be guessed."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -91,14 +91,15 @@ async def create_key(
     scopes: Collection[Scope],
     expires_in: float | None = None,
 ) -> tuple[str, DictRow]:
-    """A new key and its row. It cannot be read again. Makes the tenant if there is none."""
-    key = MARK + secrets.token_urlsafe(SECRET_BYTES)
+    """Create a key. Returns the key, which cannot be read again, and its row. Creates the tenant if it does not
+    exist."""
+    key = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     await ensure_tenant(connection, tenant_id)
     asked = {
         "key_id": uuid7(),
         "tenant_id": tenant_id,
         "name": name,
-        "prefix": key[:SHOWN],
+        "prefix": key[:SHOWN_CHARACTERS],
         "hash": hash_of(key),
         "scopes": [scope for scope in SCOPES if scope in scopes],
         "expires_in": expires_in,
@@ -109,13 +110,13 @@ async def create_key(
 
 
 async def list_keys(connection: AsyncConnection[DictRow], tenant_id: str | None = None) -> list[DictRow]:
-    """All keys, or those of a tenant: revoked and expired ones too."""
+    """All keys, or those of a tenant, including revoked and expired ones."""
     return await (await connection.execute(LIST, {"tenant_id": tenant_id})).fetchall()
 
 
 async def revoke_key(connection: AsyncConnection[DictRow], given: str, *, forget: bool = False) -> DictRow:
-    """Revoke a key by its id or its prefix; for good, and with `forget` without a trace. Revoking twice is no
-    mistake. Raises NotFound, and Conflict when several keys begin like that."""
+    """Revoke a key by its id or its prefix. This cannot be undone. `forget`: delete its row as well. Revoking a revoked
+    key is not an error. Raises NotFound, and Conflict when several keys have the prefix."""
     found = await (await connection.execute(FIND, {"given": given})).fetchall()
     if not found:
         raise NotFound("Key", f"'{given}'", hint="`holdfast keys list` shows all keys.")
@@ -138,5 +139,5 @@ async def usable_keys(connection: AsyncConnection[DictRow]) -> list[Usable]:
 
 
 async def note_used(connection: AsyncConnection[DictRow], key_ids: Collection[UUID]) -> None:
-    """Note that keys were used just now, at most once a minute for each."""
-    await connection.execute(NOTE_USED, {"key_ids": list(key_ids), "noted": NOTED})
+    """Set `last_used_at` of keys to now, at most once a minute for each."""
+    await connection.execute(NOTE_USED, {"key_ids": list(key_ids), "noted": LAST_USED_INTERVAL_SECONDS})

@@ -1,7 +1,7 @@
 """Assistants: a graph with the configuration it runs with, in versions.
 
-Every graph of the project has one by itself, the *system* assistant, whose id follows from the graph's. All others
-are made by clients. A change never overwrites: it makes a version, and any version can be made the current one again.
+Each graph of the project has a *system* assistant, whose id is derived from the graph's id. Clients create all other
+assistants. A change creates a new version and keeps the old ones. Any version can be made the current one again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ VERSION_COLUMNS = f"assistant_id, {CONTENT}, version, created_at"
 
 GET = f"SELECT {COLUMNS}, tenant_id FROM assistant WHERE assistant_id = %(assistant_id)s"
 
-# In the order of their ids, so that processes that start together wait for each other in turn. An assistant that was
-# changed since keeps its changes; one that was not follows the project's name and description for its graph.
+# In the order of the ids, so that processes that start at the same time take the row locks in one order and do not
+# deadlock. An assistant that a client has changed keeps its changes. An unchanged one takes over the project's name and
+# description of its graph.
 ENSURE_SYSTEM = """
 WITH known AS (
     INSERT INTO assistant AS old (assistant_id, graph_id, name, description, metadata, tenant_id)
@@ -74,8 +75,9 @@ SELECT {COLUMNS} FROM assistant WHERE {{where}}
 ORDER BY {{sort_by}} {{order}}, assistant_id {{order}} LIMIT %(limit)s OFFSET %(offset)s
 """
 
-# `created_at`, here and below: not another assistant that was created with the same id since the caller was checked.
-# What is not given stays. The row's lock orders the changes, so each builds on the one before and has its own number.
+# `created_at`, here and below, rules out another assistant that was created with the same id after the caller was
+# authorized. Parameters that are not given leave their columns unchanged. The row lock serializes changes, so that each
+# change builds on the one before and gets its own version number.
 CHANGE = f"""
 WITH changed AS (
     UPDATE assistant SET
@@ -94,7 +96,8 @@ WITH changed AS (
 )
 SELECT {COLUMNS} FROM changed
 """
-# `config.configurable` and `context` are two names of one thing. A new config without it keeps what there is.
+# `config.configurable` and `context` are two names for the same options. A new config without `configurable` keeps the
+# current options.
 _OPTIONS = "coalesce(%(context)s::jsonb, context)"
 REPLACE_CONFIG = CHANGE.format(
     config=f"""%(config)s::jsonb || CASE WHEN {_OPTIONS} = '{{}}' THEN '{{}}'
@@ -125,7 +128,7 @@ DELETE = """
 DELETE FROM assistant WHERE assistant_id = %(assistant_id)s AND created_at = %(created_at)s RETURNING assistant_id
 """
 
-# The id of an assistant that was deleted can be used again, by another tenant too: it does not tell whose a thread is.
+# Another tenant can reuse the id of a deleted assistant. So the assistant's id does not identify the owner of a thread.
 THREADS = """
 SELECT thread_id FROM thread
 WHERE metadata @> jsonb_build_object('assistant_id', %(assistant_id)s::uuid::text) AND hidden_at IS NULL AND {visible}
@@ -134,8 +137,8 @@ ORDER BY thread_id
 
 
 async def ensure_system_assistants(database: Database, catalog: GraphCatalog) -> None:
-    """Give every graph of the project its own assistant. Safe when many processes start at once; the assistant of a
-    graph that is gone stays, and so do its runs' references to it."""
+    """Create the system assistant of each graph of the project. Several processes may do this at the same time. The
+    assistant of a removed graph stays, so that its runs' references to it remain valid."""
     async with database.connection() as connection:
         await _ensure_system(connection, catalog)
 
@@ -156,8 +159,8 @@ async def _ensure_system(connection: AsyncConnection[DictRow], catalog: GraphCat
 async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: GraphCatalog, assistant: str) -> DictRow:
     """The assistant that a UUID or a graph's name means.
 
-    Raises NotFound for a UUID that nobody has, InvalidRequest for what is neither a UUID nor a graph of the project,
-    Conflict for a graph whose id was given to an assistant of another graph.
+    Raises NotFound for a UUID without an assistant, InvalidRequest for a name that is neither a UUID nor a graph of the
+    project, and Conflict when the id of the graph's system assistant belongs to an assistant of another graph.
     """
     own = assistant in catalog.graph_ids
     try:
@@ -167,13 +170,14 @@ async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: G
         raise InvalidRequest(f"Assistant '{assistant}' is neither a UUID nor one of: {known}.") from None
     row = await _one(connection, GET, {"assistant_id": identity})
     if row is None and own:
-        # A process of an older deployment, which does not know the graph, may have deleted it as a leftover.
+        # A process of an older deployment that does not have the graph may have allowed a client to delete it.
         await _ensure_system(connection, catalog)
         row = await _one(connection, GET, {"assistant_id": identity})
     if row is None:
         raise _missing(identity)
     if own and row["graph_id"] != assistant:
-        # A client that knew the graph's name before the graph was there would have all runs of it be of its own making.
+        # Otherwise a client that guessed the graph's name before the graph was deployed could make all its runs use the
+        # client's assistant.
         raise Conflict(
             f"Assistant {identity} has the id of graph '{assistant}', but was created for graph '{row['graph_id']}'. "
             "Delete it by its id, and the graph gets an assistant of its own."
@@ -184,7 +188,7 @@ async def resolve_assistant_row(connection: AsyncConnection[DictRow], catalog: G
 async def create_assistant(
     connection: AsyncConnection[DictRow], identity: UUID, content: Mapping[str, Any], *, tenant_id: str = ""
 ) -> DictRow | None:
-    """Create an assistant; None when there is one with that id."""
+    """Create an assistant. None if one with this id exists."""
     return await _one(connection, CREATE, {"assistant_id": identity, "tenant_id": tenant_id, **_stored(content)})
 
 
@@ -197,8 +201,8 @@ async def get_assistant(connection: AsyncConnection[DictRow], identity: UUID) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filters:
-    """What an assistant must be like to be found. Each that is left out lets all pass."""
+class AssistantFilters:
+    """Conditions of a search for assistants. None: any value."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     graph_id: str | None = None
@@ -206,8 +210,8 @@ class Filters:
     visible: Visibility = EVERYTHING
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Only what was asked for: `OR … IS NULL` would keep the planner from the indexes. A name is looked for as it
-        is: no character of it is a pattern."""
+        """The conditions that were given. With `OR … IS NULL` for the others, the planner would not use the indexes. No
+        character of a name is a pattern."""
         conditions = ["true"]
         if self.metadata:
             conditions.append("metadata @> %(metadata)s::jsonb")
@@ -222,24 +226,25 @@ class Filters:
 
 async def search_assistants(
     connection: AsyncConnection[DictRow],
-    filters: Filters,
+    filters: AssistantFilters,
     *,
     sort_by: SortBy,
     ascending: bool,
     part: PageLimits,
 ) -> PageRows:
-    """Assistants whose metadata contains `metadata` and whose name contains `name`, in any case."""
+    """Assistants whose metadata contains `metadata` and whose name contains `name`, ignoring case."""
     return await search_rows(connection, SEARCH, filters, sort_by=sort_by, ascending=ascending, part=part, wide=WIDE)
 
 
-async def count_assistants(connection: AsyncConnection[DictRow], filters: Filters) -> int:
+async def count_assistants(connection: AsyncConnection[DictRow], filters: AssistantFilters) -> int:
     return await count_rows(connection, COUNT, filters)
 
 
 async def change_assistant(
     connection: AsyncConnection[DictRow], assistant: DictRow, changes: Mapping[str, Any]
 ) -> DictRow:
-    """Make a new version, and the current one. What is None stays; metadata is merged; raises NotFound."""
+    """Create a new version and make it the current one. Arguments that are None leave their fields unchanged; metadata
+    is merged. Raises NotFound."""
     statement = KEEP_CONFIG if changes["config"] is None else REPLACE_CONFIG
     row = await _one(connection, statement, {**_exactly(assistant), **_stored(changes)})
     if row is None:
@@ -256,7 +261,7 @@ async def list_versions(
 
 
 async def set_latest(connection: AsyncConnection[DictRow], assistant: DictRow, version: int) -> DictRow:
-    """Make a version the current one again, whole. Raises NotFound."""
+    """Make an earlier version the current one, with all its fields. Raises NotFound."""
     row = await _one(connection, SET_LATEST, {**_exactly(assistant), "version": version})
     if row is None:
         raise NotFound("Version", f"{version} of assistant {assistant['assistant_id']}")
@@ -285,7 +290,7 @@ def _missing(identity: UUID) -> NotFound:
 
 
 def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a statement: what is a mapping, as JSON."""
+    """Parameters of a statement, with mappings converted to JSON."""
     return {key: orjson.dumps(value).decode() if isinstance(value, Mapping) else value for key, value in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints where no run is under way: reading them, and writing them inside somebody's transaction."""
+"""Read checkpoints outside of runs, and write them within a caller's transaction."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from psycopg.types.json import Jsonb
 from holdfast.db.connect import Database
 from holdfast.db.stored_json import object_fields
 
-# Read backwards along the primary key, and not beyond the last thousand: it costs every run the same, however long its
-# thread is. A step is LangGraph's to write: whatever is not a number there is left alone.
+# Reads the last thousand checkpoints at most, backwards along the primary key, so that a long thread costs a run no
+# more than a short one. LangGraph writes the steps; values that are not numbers are ignored.
 HIGHEST_STEP = """
 SELECT max(CASE jsonb_typeof(metadata -> 'step') WHEN 'number' THEN (metadata ->> 'step')::numeric END)::integer AS step
 FROM (SELECT metadata FROM checkpoints WHERE thread_id = %(thread_id)s::uuid::text AND checkpoint_ns = ''
       ORDER BY checkpoint_id DESC LIMIT 1000) AS latest
 """
 
-# How many of the states that a search finds fit into a number of bytes, and whether there are others. The lengths of
-# blobs are read without the blobs. A blob that several states share is counted for each: it is read for each.
+# Counts how many of the found states fit into a number of bytes, and whether there are more. Reads the lengths of blobs
+# and not the blobs. A blob that several states share counts for each of them, because it is read for each.
 STATES_WITHIN = f"""
 SELECT count(*) FILTER (WHERE number = 1 OR bytes <= %s) AS fitting, count(*) AS found FROM (
     SELECT row_number() OVER so_far AS number, sum(size) OVER so_far AS bytes FROM (
@@ -65,8 +65,9 @@ RUNS_OF_STATES = """
 SELECT checkpoint_id, metadata ->> 'run_id' AS run_id FROM checkpoints {where} ORDER BY checkpoint_id DESC LIMIT %s
 """
 
-# Answers that were stored without the question that came after them, and their tasks' paths. A task's answers and its
-# next question are written by one transaction. Earlier versions stored the answers of a task that failed, too.
+# Finds resume values that were stored without the task's next interrupt, and the paths of their tasks. One transaction
+# writes a task's resume values and its next interrupt. Earlier versions also stored the resume values of a task that
+# failed.
 STALE_ANSWERS = """
 SELECT answers.task_id, answers.task_path FROM checkpoint_writes answers
 JOIN checkpoint_writes asked USING (thread_id, checkpoint_ns, checkpoint_id, task_id)
@@ -75,11 +76,11 @@ WHERE answers.thread_id = %(thread_id)s AND answers.checkpoint_ns = %(checkpoint
   AND answers.idx = -4 AND asked.idx = -3 AND answers.xmin::text <> asked.xmin::text
 """
 
-# Bytes of a checkpoint that are deserialised on the event loop, which takes less than a millisecond. To use a thread
-# for as little costs more.
-MOST_ON_THE_LOOP = 64 * 1024
-# For larger ones. Not the event loop's default executor: plain nodes run there, and those that hang would keep every
-# run from reading its checkpoint.
+# A checkpoint of at most this size is deserialised on the event loop, which takes less than a millisecond. Using a
+# thread for it would cost more.
+MAX_BYTES_ON_EVENT_LOOP = 64 * 1024
+# Deserialises larger checkpoints. The event loop's default executor is not used, because synchronous nodes run there:
+# nodes that hang would prevent all runs from reading their checkpoints.
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoints")
 
 BlobRow = tuple[str, str, str, str, str, bytes | None]
@@ -88,8 +89,8 @@ BlobRow = tuple[str, str, str, str, str, bytes | None]
 
 @lru_cache(maxsize=1024)
 def strict_serializer(types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
-    """LangGraph's serializer, which brings back these types and those that LangGraph knows to be harmless. A value of
-    another type comes back as plain data, and a warning says so."""
+    """LangGraph's serializer, which restores these types and those that LangGraph considers safe. It restores a value
+    of another type as plain data and logs a warning."""
     return JsonPlusSerializer(allowed_msgpack_modules=types)
 
 
@@ -102,8 +103,9 @@ class PooledSaver(AsyncPostgresSaver):
         self._database = database
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Allow more types, from now on. LangGraph asks for a copy, which would not share what this saver holds
-        back; and each saver is for one use of one graph, whose types these are."""
+        """Allow more types, from now on. LangGraph expects a copy, but a copy would not share the writes that this
+        saver delays. Changing this saver is safe: each one serves one use of one graph, and the types are those of that
+        graph."""
         if not self._types.issuperset(extra_allowlist) and isinstance(self.serde, JsonPlusSerializer):
             self._types = self._types.union(extra_allowlist)
             self.serde = strict_serializer(self._types)
@@ -120,7 +122,7 @@ class PooledSaver(AsyncPostgresSaver):
                     yield cursor
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        # Its connection is back in the pool when the values are deserialised.
+        # The connection is returned to the pool before the values are deserialised.
         found = cast(DictRow | None, await super().aget_tuple(config))
         return None if found is None else await self._load(found)
 
@@ -137,17 +139,18 @@ class PooledSaver(AsyncPostgresSaver):
             yield await self._load(row)
 
     async def _load_checkpoint_tuple(self, value: DictRow) -> CheckpointTuple:
-        """The row as it is: the stock saver calls this while it holds a connection. See `_load`."""
+        """Return the row unchanged: the stock saver calls this while it holds a connection. `_loaded` deserialises the
+        row."""
         return cast(CheckpointTuple, value)
 
     async def _load(self, row: DictRow) -> CheckpointTuple:
         values = [blob[2] for blob in row["channel_values"] or ()] + [write[3] for write in row["pending_writes"] or ()]
-        if sum(len(value or b"") for value in values) <= MOST_ON_THE_LOOP:
+        if sum(len(value or b"") for value in values) <= MAX_BYTES_ON_EVENT_LOOP:
             return self._loaded(row)
         return await asyncio.get_running_loop().run_in_executor(_threads, self._loaded, row)
 
     def _loaded(self, row: DictRow) -> CheckpointTuple:
-        """As `_load_checkpoint_tuple` of the stock saver does it."""
+        """Deserialise a row as `_load_checkpoint_tuple` of the stock saver does."""
         place = {"thread_id": row["thread_id"], "checkpoint_ns": row["checkpoint_ns"]}
         parent_id = row["parent_checkpoint_id"]
         values = {
@@ -171,8 +174,8 @@ class PooledSaver(AsyncPostgresSaver):
         limit: int,
         max_bytes: int,
     ) -> tuple[int, bool]:
-        """How many of the first `limit` states that `alist` would find have `max_bytes` together, one at least; and
-        whether there are more behind them."""
+        """How many of the first `limit` states that `alist` would find fit into `max_bytes` together (at least one),
+        and whether more states follow."""
         where, parameters = self._search_where(config, filter, before)
         statement = STATES_WITHIN.replace("{where}", where)
         async with self._cursor() as cursor:
@@ -185,7 +188,8 @@ class PooledSaver(AsyncPostgresSaver):
     async def runs_of(
         self, config: RunnableConfig, *, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int
     ) -> list[tuple[str, str | None]]:
-        """The ids of the states that `alist` would find, each with the run that wrote it, if it was one."""
+        """The ids of the states that `alist` would find, each with the run that wrote it. A state that no run wrote has
+        None."""
         where, parameters = self._search_where(config, filter, before)
         async with self._cursor() as cursor:
             await cursor.execute(RUNS_OF_STATES.format(where=where).encode(), [*parameters, limit])
@@ -193,8 +197,7 @@ class PooledSaver(AsyncPostgresSaver):
 
 
 class TransactionSaver(PooledSaver):
-    """The saver of a transaction that its caller has begun: everything it writes is committed with the rest, or
-    nothing is."""
+    """A saver that writes within its caller's transaction: all its writes are committed with the caller's, or none."""
 
     def __init__(self, database: Database, connection: AsyncConnection[DictRow]) -> None:
         super().__init__(database)
@@ -235,8 +238,8 @@ class TransactionSaver(PooledSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """The stock saver serializes in one of asyncio's threads, which the project's own code may occupy. The
-        transaction would wait there with its connection and the lock of the thread."""
+        """The stock saver serializes in asyncio's default thread pool. The project's code may occupy all threads of
+        that pool; the transaction would wait for one while it holds its connection and the lock of the thread."""
         place = config["configurable"]
         rows = self._dump_writes(
             place["thread_id"], place["checkpoint_ns"], place["checkpoint_id"], task_id, task_path, writes
@@ -249,7 +252,7 @@ class TransactionSaver(PooledSaver):
 
 
 async def stale_answers(database: Database, place: Mapping[str, Any], task_ids: Collection[str]) -> dict[str, str]:
-    """Which of these tasks of a checkpoint have answers of a run that failed, and their paths."""
+    """The tasks among these, of one checkpoint, that have resume values of a failed run, with their paths."""
     parameters = {**place, "task_ids": list(task_ids)}
     async with database.connection() as connection:
         rows = await (await connection.execute(STALE_ANSWERS, parameters)).fetchall()
@@ -257,7 +260,7 @@ async def stale_answers(database: Database, place: Mapping[str, Any], task_ids: 
 
 
 async def highest_step(database: Database, thread_id: UUID) -> int | None:
-    """The highest step that any branch of a thread has come to, as far back as anybody will look."""
+    """The highest step of any branch of a thread, among its last thousand checkpoints."""
     async with database.connection() as connection:
         cursor = await connection.execute(HIGHEST_STEP, {"thread_id": thread_id})
         row = await cursor.fetchone()
@@ -267,7 +270,7 @@ async def highest_step(database: Database, thread_id: UUID) -> int | None:
 def stored_values(
     serde: SerializerProtocol, thread_id: str, namespace: str, checkpoint: Checkpoint, new_versions: ChannelVersions
 ) -> tuple[dict[str, Any], list[BlobRow]]:
-    """A checkpoint's values: those that it holds itself, and rows for the blobs that are new."""
+    """A checkpoint's values: those that are stored inline, and the rows of new blobs."""
     inline: dict[str, Any] = {}
     blobs: list[BlobRow] = []
     for channel, value in checkpoint["channel_values"].items():
@@ -275,7 +278,7 @@ def stored_values(
             inline[channel] = value
             continue
         if isinstance(value, _DeltaSnapshot):
-            # The stock saver's marker: a snapshot's blob is the value, whatever stands inline.
+            # The stock saver's marker: the blob of a snapshot is its value, and the inline value is ignored.
             inline[channel] = True
         if channel in new_versions:
             version = str(new_versions[channel])
@@ -284,9 +287,9 @@ def stored_values(
 
 
 def _fits_inline(value: Any) -> bool:
-    """Whether a value survives the checkpoint's own `jsonb` unchanged. The rest goes to the blobs, as all values but
-    primitives do in the stock saver: text with NUL, floats that `jsonb` has no word for or gives back as integers.
-    Integers are exact there at any size, which they are not in the blobs."""
+    """Whether a value can be stored in the checkpoint's `jsonb` without a change. Other values are stored as blobs, as
+    the stock saver stores all values but primitives: text with NUL, and floats that `jsonb` cannot represent or returns
+    as integers. `jsonb` stores integers of any size exactly, which blobs do not."""
     if value is None or isinstance(value, bool):
         return True
     if type(value) is str:

@@ -1,8 +1,8 @@
-"""Forgetting the past states of threads by their age.
+"""Delete past states of threads by their age.
 
-What a thread needs stays however old it is: the latest checkpoint of each namespace, with its writes (an interrupt
-that waits for an answer is one of them). A subgraph's call goes with the checkpoint that it was called from. A thread
-with an unfinished run is left alone until the run has ended: it may go on from any checkpoint.
+A thread keeps what it needs, at any age: the latest checkpoint of each namespace with its writes, which include pending
+interrupts. The checkpoints of a subgraph's call are deleted with the checkpoint that the call was made from. A thread
+with an unfinished run is not pruned, because the run may resume from any checkpoint.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from holdfast.db.row_by_row import RowsSetAside
 from holdfast.db.stored_json import object_fields
 from holdfast.db.time_limit import TooSlow, time_limit
 
-# Checkpoints that one transaction deletes: whoever wants to start a run in the thread waits for it.
-AT_ONCE = 500
-# A thread that is always active is not looked at for every checkpoint that comes of age, but this often in a lifetime.
-LOOKS_PER_LIFE = 20
+# Requests that create a run in the thread wait for the transaction that prunes it, so it must be short.
+MAX_CHECKPOINTS_PER_TRANSACTION = 500
+# A thread that is always active would be due each time one of its checkpoints expires. It is checked at most this often
+# in one time to live.
+CHECKS_PER_TTL = 20
 
 
-# The index `thread_history` holds those, and in this order.
+# The index `thread_history` contains these threads in this order.
 DUE = """
 status <> 'busy' AND hidden_at IS NULL AND has_state AND state_updated_at > coalesce(history_from, created_at)
 AND coalesce(history_from, created_at) < now() - make_interval(secs => %(ttl)s)
 """
 
-# Under the thread's lock nobody adds a checkpoint: runs are created, and states updated, under it too.
+# While the thread is locked, no checkpoint can be added: creating a run and updating the state lock the thread too.
 LOCK_DUE = f"""
 SELECT thread_id, now() AS now FROM thread WHERE {DUE} AND thread_id <> ALL(%(aside)s)
 ORDER BY coalesce(history_from, created_at) LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
@@ -42,8 +43,8 @@ LIST_DUE = f"""
 SELECT thread_id, now() AS now FROM thread WHERE {DUE} AND thread_id > %(after)s::uuid ORDER BY thread_id LIMIT 100
 """
 
-# A value that is kept as a sum of changes is not in any one checkpoint, so all of them are needed: LangGraph's
-# DeltaChannel leaves counters in the metadata, or `true` in place of a value that has a blob.
+# A value that is stored as a series of changes is in no single checkpoint, so all of them are needed. LangGraph's
+# DeltaChannel marks such values by counters in the metadata, or by `true` in place of a value that has a blob.
 USES_DELTAS = f"""
 SELECT EXISTS (
     SELECT 1 FROM checkpoints
@@ -58,10 +59,10 @@ SELECT EXISTS (
 ) AS deltas
 """
 
-# LangGraph's ids are UUIDs that sort by their time (version 6), so the age of a checkpoint is in its key; what has
-# another id is kept, for nobody can tell how old it is. `head` is the latest of a namespace, `sender` what a head of an
-# old format reads the tasks sent to it from, and `over` says of a call of a subgraph, whose namespace ends in the id of
-# a task, that the checkpoint of the root graph which it was called from is neither young nor the latest.
+# LangGraph's ids are UUIDs that sort by their time (version 6), so the age of a checkpoint is in its key. Checkpoints
+# with other ids are kept, because their age is unknown. `head`: the latest checkpoint of a namespace. `sender`: the
+# checkpoint from which a head in an old format reads the tasks sent to it. `over`: true for a call of a subgraph (its
+# namespace ends in a task id) when the checkpoint of the root graph that made the call is neither young nor the latest.
 OLD_CHECKPOINTS = """
 WITH heads AS (
     SELECT DISTINCT ON (checkpoint_ns) checkpoint_ns, checkpoint_id AS head,
@@ -83,7 +84,7 @@ WHERE substr(c.checkpoint_id, 15, 1) = '6'
 ORDER BY c.checkpoint_id LIMIT %(limit)s
 """
 
-# What follows is given the keys, and looks rows up by them.
+# The statements below take the keys of checkpoints and find rows by them.
 DELETE_CHECKPOINTS = f"""
 WITH deleted AS (
     DELETE FROM checkpoints USING unnest(%(namespaces)s::text[], %(ids)s::text[])
@@ -104,8 +105,8 @@ WHERE checkpoint_writes.thread_id = %(thread_id)s::uuid::text
   AND checkpoint_writes.checkpoint_id = doomed.checkpoint_id
 """
 
-# Those that a checkpoint which is left refers to as well are not in it: they are subtracted as one set, not looked for
-# one by one.
+# Blobs that a remaining checkpoint also refers to are excluded. They are subtracted as one set, because looking them up
+# one by one would be slower.
 DELETE_BLOBS = f"""
 DELETE FROM checkpoint_blobs USING (
     SELECT * FROM unnest(%(namespaces)s::text[], %(channels)s::text[], %(versions)s::text[])
@@ -120,7 +121,7 @@ WHERE checkpoint_blobs.thread_id = %(thread_id)s::uuid::text
   AND checkpoint_blobs.version = unused.version
 """
 
-# The oldest that is left has no parent any more.
+# The parent of the oldest remaining checkpoint has been deleted.
 FORGET_PARENTS = """
 UPDATE checkpoints SET parent_checkpoint_id = NULL
 FROM unnest(%(namespaces)s::text[], %(ids)s::text[]) AS doomed(checkpoint_ns, checkpoint_id)
@@ -128,9 +129,9 @@ WHERE checkpoints.thread_id = %(thread_id)s::uuid::text AND checkpoints.checkpoi
   AND checkpoints.parent_checkpoint_id = doomed.checkpoint_id
 """
 
-# A thread that has nothing left to come of age, or may not be pruned, is not looked at again before its state is
-# written. Another is due again when the first of what is left comes of age, or somewhat later: but it must not be taken
-# for one that has nothing left. (A state older than the checkpoints in it was written by somebody with the wrong time.)
+# A thread without checkpoints that can expire, or one that may not be pruned, is not due again until its state is
+# written. Any other thread is due again when its oldest remaining checkpoint expires, or somewhat later, but it must
+# stay due. (A state can be older than its checkpoints if it was written by a host with a wrong clock.)
 MARK_PRUNED = """
 UPDATE thread SET history_from = CASE
     WHEN %(next)s::timestamptz IS NULL OR state_updated_at <= %(before)s::timestamptz THEN state_updated_at
@@ -138,18 +139,18 @@ UPDATE thread SET history_from = CASE
 WHERE thread_id = %(thread_id)s
 """
 
-# Somebody may want to go back to where it began.
+# A client may want to return to the state at the beginning of the run.
 HAS_DEAD_LETTER = """
 SELECT 1 FROM run WHERE thread_id = %(thread_id)s AND dead_letter IS NOT NULL LIMIT 1
 """
 
-# 100 ns since the Gregorian reform, which is what these UUIDs count.
+# These UUIDs count units of 100 ns since the Gregorian reform.
 _BEGINNING = datetime(1582, 10, 15, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was done about one thread. `more`: it has more of age, and is still due."""
+    """The result of pruning one thread. `more`: the thread has more expired checkpoints and is still due."""
 
     thread_id: UUID
     checkpoints: int
@@ -157,7 +158,7 @@ class Pruned:
 
 
 def first_id(at: datetime) -> str:
-    """What every checkpoint written before this moment sorts before."""
+    """An id that is greater than the ids of all checkpoints written before this time."""
     past = at - _BEGINNING
     ticks = (past.days * 86_400 + past.seconds) * 10_000_000 + past.microseconds * 10
     digits = f"{ticks:015x}"
@@ -175,14 +176,14 @@ async def prune_next(
     ttl: float,
     aside: RowsSetAside | None = None,
     *,
-    at_once: int = AT_ONCE,
+    at_once: int = MAX_CHECKPOINTS_PER_TRANSACTION,
     seconds: float | None = None,
 ) -> Pruned | None:
     """Prune the thread that has waited longest, in one transaction; None when none is due. A thread that cannot be
-    pruned is set aside.
+    pruned is skipped from then on.
 
-    `at_once`: the checkpoints to delete at most. `seconds`: how long it may take; None: any time. Raises TooSlow when
-    they are over and fewer checkpoints may take less.
+    `at_once`: the maximum number of checkpoints to delete. `seconds`: the time limit; None: no limit. Raises TooSlow
+    when the limit is exceeded and a smaller `at_once` may be faster.
     """
     parameters = {"ttl": ttl, "aside": [] if aside is None else aside.ids()}
     due: DictRow | None = None
@@ -198,7 +199,7 @@ async def prune_next(
 
 
 async def count_old(database: Database, ttl: float) -> int:
-    """The checkpoints that are due to go. It reads them thread by thread, and locks none."""
+    """Count the checkpoints that are due for deletion. Reads one thread after the other and locks none."""
     counted, after = 0, UUID(int=0)
     async with database.connection() as connection:
         while due := await (await connection.execute(LIST_DUE, {"ttl": ttl, "after": after})).fetchall():
@@ -212,22 +213,26 @@ async def count_old(database: Database, ttl: float) -> int:
 async def _old(
     connection: AsyncConnection[DictRow], thread_id: UUID, before: datetime, limit: int | None
 ) -> tuple[list[DictRow], datetime | None]:
-    """The keys of what is of age, the oldest first, and when the first of the others was written that can be. Nothing
-    of a thread that needs them all."""
+    """The keys of the expired checkpoints, oldest first, and the time when the oldest of those that can expire later
+    was written. Returns no keys for a thread that needs all its checkpoints."""
     deltas = await (await connection.execute(USES_DELTAS, {"thread_id": thread_id})).fetchone()
     if deltas is None or deltas["deltas"]:
         return [], None
     if await (await connection.execute(HAS_DEAD_LETTER, {"thread_id": thread_id})).fetchone() is not None:
         return [], None
     parameters = {"thread_id": thread_id, "before": first_id(before), "limit": limit}
-    # Planned for this thread: the plan that serves all of them is made for short ones.
+    # Planned anew for each thread: a generic plan would be chosen for short threads and be slow for long ones.
     rows = await (await connection.execute(OLD_CHECKPOINTS, parameters, prepare=False)).fetchall()
     young = next((written_at(row["checkpoint_id"]) for row in rows if not row["old"]), None)
     return [row for row in rows if row["old"]], young
 
 
 async def _prune(
-    connection: AsyncConnection[DictRow], thread_id: UUID, now: datetime, ttl: float, at_once: int = AT_ONCE
+    connection: AsyncConnection[DictRow],
+    thread_id: UUID,
+    now: datetime,
+    ttl: float,
+    at_once: int = MAX_CHECKPOINTS_PER_TRANSACTION,
 ) -> Pruned:
     life = timedelta(seconds=ttl)
     before = now - life
@@ -236,7 +241,7 @@ async def _prune(
     if doomed := old[:at_once]:
         await _delete(connection, thread_id, doomed)
     if not more:
-        following = None if young is None else max(young, before + life / LOOKS_PER_LIFE)
+        following = None if young is None else max(young, before + life / CHECKS_PER_TTL)
         await connection.execute(MARK_PRUNED, {"thread_id": thread_id, "next": following, "before": before})
     return Pruned(thread_id, len(doomed), more)
 

@@ -1,5 +1,5 @@
-"""Keys of requests, and what was answered. A key is written by the transaction that writes what the request creates:
-there is never one without the other."""
+"""Idempotency keys and the stored answers. The transaction that creates the request's objects also writes the key, so
+neither can exist without the other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psycopg.rows import DictRow
 
 Kind = Literal["whole", "stream", "wait"]
 
-# Whoever comes with the same key waits here until the first is over, one way or the other. No row is there yet that
-# could be locked; and unlike a row, this leaves no trace when the request creates nothing.
+# A request with the same key waits here until the first one is committed or rolled back. An advisory lock is used
+# because there is no row to lock yet, and because it leaves nothing behind when the request creates nothing.
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast idempotency ' || %(scope)s || ' ' || %(key)s, 0))"
 
 FIND = """
@@ -23,8 +23,8 @@ SELECT fingerprint, kind, status, headers, body, run_id FROM idempotency_key
 WHERE scope = %(scope)s AND key = %(key)s AND created_at > now() - make_interval(secs => %(ttl)s)
 """
 
-# A transaction without an id has written nothing, so there is nothing that a second request could double. One that has
-# expired may still be there.
+# A transaction without an id has written nothing, so a repeated request can duplicate nothing. The row of an expired
+# key may still exist.
 KEEP = """
 INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, run_id)
 SELECT %(scope)s, %(key)s, %(fingerprint)s, %(kind)s, %(status)s, %(headers)s::json, %(body)s::bytea, %(run_id)s::uuid
@@ -41,8 +41,8 @@ SELECT ctid, run_id FROM idempotency_key WHERE {OLD_KEYS} AND ctid <> ALL(%(asid
 ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
 """
 
-# Deleted by an array of places: a join with `doomed`, of which the planner does not know how few there are, would read
-# all keys.
+# Deletes by an array of ctids: the planner does not know how few rows `doomed` has, and would read all keys in a join
+# with it.
 SWEEP_KEYS = f"""
 WITH doomed AS ({OLDEST_KEYS})
 DELETE FROM idempotency_key WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
@@ -51,7 +51,7 @@ DELETE FROM idempotency_key WHERE ctid = ANY(ARRAY(SELECT ctid FROM doomed))
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with a key. `scope`: whose."""
+    """A request with a key. `scope`: the owner of the key."""
 
     scope: str
     key: str
@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a request was answered: the whole of it, or the run whose stream or result it was."""
+    """The answer to a request: the complete answer, or the run whose stream or result was the answer."""
 
     fingerprint: bytes
     kind: Kind
@@ -71,17 +71,17 @@ class Answer:
 
 
 async def first_answer(connection: AsyncConnection[DictRow], asked: Asked, *, ttl: float) -> Answer | None:
-    """What was answered to the first request with this key, None if this is the first. The key is the caller's until
-    its transaction ends."""
+    """The answer to the first request with this key; None if this is the first. Locks the key until the end of the
+    transaction."""
     parameters = {"scope": asked.scope, "key": asked.key, "ttl": ttl}
     await connection.execute(LOCK, parameters)
-    # A statement of its own: it has to see what was committed while the lock was waited for.
+    # A separate statement, because it must see what other transactions committed while this one waited for the lock.
     row = await (await connection.execute(FIND, parameters)).fetchone()
     return None if row is None else Answer(**row)
 
 
 async def keep_answer(connection: AsyncConnection[DictRow], asked: Asked, answer: Answer) -> None:
-    """Remember an answer together with what the transaction has created, if it has created something."""
+    """Store the answer, if the transaction has created something."""
     parameters = {
         "scope": asked.scope,
         "key": asked.key,

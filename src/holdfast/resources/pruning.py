@@ -1,4 +1,4 @@
-"""Forgetting how a thread came to its state, while keeping the state."""
+"""Delete a thread's past checkpoints and keep its latest state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.db.visibility import EVERYTHING, Visibility, only_visible
 from holdfast.errors import Conflict, InvalidRequest
 from holdfast.resources.checkpoints import TransactionSaver
 
-# The stock saver prunes by one snapshot. It must be taken when the thread is locked already, or a run that ended
-# before the lock but after the snapshot would lose its checkpoints; Postgres notices that the row changed, and the
-# transaction is tried again.
+# The stock saver prunes by one snapshot, which must be taken after the thread is locked. Otherwise a run that ended
+# after the snapshot and before the lock would lose its checkpoints. Postgres detects that the row has changed, and the
+# transaction is repeated.
 SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
-LOCK_RESTING = """
+LOCK_IDLE = """
 SELECT thread_id FROM thread
 WHERE thread_id = %(thread_id)s AND hidden_at IS NULL AND status <> 'busy' AND {visible}
 FOR NO KEY UPDATE
@@ -26,9 +26,9 @@ TRIES = 5
 
 
 async def keep_latest(database: Database, thread_id: UUID, visible: Visibility = EVERYTHING) -> bool:
-    """Delete all checkpoints of a thread that its next run does not need. False when there is no such thread, it is not
-    visible, or a run of it is unfinished. Raises InvalidRequest when its graph needs them all."""
-    statement, owner = only_visible(LOCK_RESTING, visible)
+    """Delete all checkpoints of a thread that its next run does not need. False when the thread does not exist, is not
+    visible, or has an unfinished run. Raises InvalidRequest when its graph needs all checkpoints."""
+    statement, owner = only_visible(LOCK_IDLE, visible)
     for _ in range(TRIES):
         try:
             async with database.transaction() as connection:

@@ -12,8 +12,9 @@ from psycopg.rows import DictRow
 from holdfast.db.stored_json import as_object
 from holdfast.graphs.client_config import client_config, client_options
 
-# The nearest checkpoint that a run wrote: this one, or what it was updated from. An id that does not exist leads to the
-# one before it. A letter beyond those of a UUID stands for the head, so that the primary key is read in either case.
+# Finds the nearest checkpoint that a run wrote: this one, or the one that it was updated from. For an id that does not
+# exist, the search starts at the checkpoint before it. The head is named by a letter that sorts after those of a UUID,
+# so that both cases use the primary key.
 WRITTEN_BY_RUN = """
 WITH RECURSIVE line AS (
     (SELECT thread_id, checkpoint_ns, parent_checkpoint_id, metadata, 1 AS length FROM checkpoints
@@ -30,21 +31,21 @@ WITH RECURSIVE line AS (
 SELECT metadata FROM line ORDER BY length DESC LIMIT 1
 """
 
-# All of the kwargs: Postgres cannot read into those that hold a NUL character. A copied thread has the checkpoints of
-# another thread's runs, and both belong to one tenant.
+# Reads the kwargs whole, because Postgres cannot extract fields from JSON that contains a NUL character. A copied
+# thread has the checkpoints of another thread's runs; both threads belong to one tenant.
 RUN = """
 SELECT run.assistant_id, run.kwargs FROM run JOIN thread ON thread.thread_id = %(thread_id)s
 WHERE run.run_id = %(run_id)s AND run.tenant_id = thread.tenant_id
 """
 
-# The id of an assistant that was deleted can be used again, by another tenant too: not that tenant's config.
+# Another tenant can reuse the id of a deleted assistant. Do not read that tenant's config.
 ASSISTANT_CONFIG = """
 SELECT assistant.config FROM assistant JOIN thread ON thread.thread_id = %(thread_id)s
 WHERE assistant.assistant_id = %(assistant_id)s
   AND (thread.tenant_id = '' OR assistant.tenant_id IN ('*', thread.tenant_id))
 """
 
-# What a checkpoint's metadata has besides the options and the metadata of its run.
+# Keys of a checkpoint's metadata that are neither options nor metadata of its run.
 OF_LANGGRAPH = frozenset({"source", "step", "parents", "writes"})
 
 
@@ -53,8 +54,8 @@ async def config_of(
 ) -> dict[str, Any]:
     """The config of the run that wrote a checkpoint, or the thread's last one.
 
-    When the run has been deleted: the plain options that the checkpoint itself has kept, over the config that the
-    thread's assistant has now. When no run has written anything: the latter alone.
+    If the run has been deleted: the plain options in the checkpoint's metadata, merged over the current config of the
+    thread's assistant. If no run has written a checkpoint: the assistant's config alone.
     """
     place = {key: checkpoint.get(key) or None for key in ("checkpoint_ns", "checkpoint_id")}
     parameters = {**place, "thread_id": thread_id, "checkpoint_ns": place["checkpoint_ns"] or ""}
@@ -70,7 +71,7 @@ async def config_of(
 
 
 def _as_run(run: DictRow) -> dict[str, Any]:
-    """As the worker made it, but for the user: graphs are opened for the user who asks."""
+    """The config that the worker built, except for the user: the graph is opened for the user of the request."""
     kwargs = as_object(run["kwargs"])
     given = client_config(as_object(kwargs.get("config")))
     configurable = {

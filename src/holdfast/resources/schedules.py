@@ -1,9 +1,9 @@
 """When a cron is due: a schedule read on the wall clock of a timezone.
 
-Five fields are cron's own: minute, hour, day of month, month, day of week. A sixth, at the *end*, is the second, as
-the LangGraph server reads it. Where clocks change, Debian's cron is followed. A schedule for certain times (neither
-minute nor hour begins with `*`) fires once per time: at the end of the gap when the time is skipped, the first time
-when it comes twice. Any other schedule is an interval, and keeps to it.
+Five fields are cron's own: minute, hour, day of month, month, day of week. A sixth, at the *end*, is the second, as the
+LangGraph server reads it. Where clocks change, Debian's cron is followed. A schedule for certain times (neither minute
+nor hour begins with `*`) fires once per time: at the end of the gap when the time is skipped, the first time when it
+comes twice. Any other schedule is an interval and is not affected by the change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Schedule:
     # Six fields with the second first.
     expression: str
     zone: tzinfo
-    # For certain times of the day, as opposed to an interval.
+    # True: for certain times of the day. False: an interval.
     certain: bool
 
     @classmethod
@@ -48,7 +48,7 @@ class Schedule:
         try:
             first = parsed.after(datetime.now(UTC))
         except (CronSimError, ValueError, TypeError, AssertionError) as error:
-            # The last three are how the parser stumbles over some nonsense, such as steps of a last weekday.
+            # The parser raises the last three for some invalid schedules, such as steps of a last weekday.
             reason = str(error) if isinstance(error, CronSimError) else "it makes no sense"
             raise InvalidRequest(f"schedule: '{schedule}' is not a cron expression: {reason}.") from None
         if first is None:
@@ -60,13 +60,14 @@ class Schedule:
         local = moment.astimezone(self.zone)
         for found in CronSim(self.expression, local.replace(tzinfo=None) if self.certain else local):
             due = self._instant(found) if self.certain else found.astimezone(UTC)
-            # In an hour that comes again, the wall clock alone may lead to its first coming.
+            # In an hour that occurs twice, the wall clock alone may yield its first occurrence.
             if due > moment:
                 return due
         return None
 
     def _instant(self, wall: datetime) -> datetime:
-        """When the wall clock shows a time: first, if it does so twice; what it shows after the gap, if never."""
+        """The instant at which the wall clock shows a time: the first one if there are two, and the end of the gap if
+        there is none."""
         while True:
             instant = wall.replace(tzinfo=self.zone, fold=0).astimezone(UTC)
             if instant.astimezone(self.zone).replace(tzinfo=None, fold=0) == wall:
@@ -75,7 +76,7 @@ class Schedule:
 
 
 def _what_is_wrong(fields: list[str]) -> str:
-    """With a schedule that has not the form of one. Others have forms of their own; this says which of them it is."""
+    """What is wrong with the form of a schedule. Recognises some forms of other cron systems."""
     if fields and fields[0].startswith("@"):
         return f"is not one of {', '.join(ALIASES)}"
     if fields and "=" in fields[0]:
@@ -93,7 +94,8 @@ def _known_zones() -> frozenset[str]:
 def _zone(timezone: str | None) -> tzinfo:
     if timezone is None or timezone == "UTC":
         return UTC
-    # By the list, because a name is a path to ZoneInfo, and may lead to a directory or to nowhere good.
+    # Compared with the list, because ZoneInfo treats a name as a path, which may be a directory or lie outside its
+    # database.
     if timezone not in _known_zones():
         raise InvalidRequest(f"timezone: '{timezone}' is not an IANA timezone such as 'Europe/Berlin'.")
     return ZoneInfo(timezone)

@@ -11,8 +11,8 @@ from psycopg.rows import DictRow
 from holdfast.db.pages import PageLimits, PageRows, fetch_page
 
 
-class Filters(Protocol):
-    """What a row must be like to be found."""
+class RowFilters(Protocol):
+    """Conditions of a search for rows."""
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """A condition, and its parameters."""
@@ -22,22 +22,22 @@ class Filters(Protocol):
 async def search_rows(
     connection: AsyncConnection[DictRow],
     statement: str,
-    filters: Filters,
+    filters: RowFilters,
     *,
     sort_by: str,
     ascending: bool,
     part: PageLimits,
     wide: Sequence[str],
 ) -> PageRows:
-    """Rows by a statement with places for `where`, `sort_by` and `order`. `sort_by` is our own word, no client's.
-    `wide`: see `db/pages.py`."""
+    """Find rows by a statement with placeholders for `where`, `sort_by` and `order`. `sort_by` must be a trusted column
+    name, because it becomes part of the statement. `wide`: see `db/pages.py`."""
     where, parameters = filters.where()
     filled = statement.format(where=where, sort_by=sort_by, order="ASC" if ascending else "DESC")
     return await fetch_page(connection, filled, parameters, part, wide)
 
 
-async def count_rows(connection: AsyncConnection[DictRow], statement: str, filters: Filters) -> int:
-    """How many rows `found` by a statement with a place for `where`."""
+async def count_rows(connection: AsyncConnection[DictRow], statement: str, filters: RowFilters) -> int:
+    """Count rows by a statement with a placeholder for `where`."""
     where, parameters = filters.where()
     row = await (await connection.execute(statement.format(where=where).encode(), parameters)).fetchone()
     return 0 if row is None else int(row["found"])

@@ -2,12 +2,12 @@
 
 Graph code and the API use the same object. What differs from the stock store:
 
-* Operations of one turn of the event loop share a connection, as there, but one that fails does not fail the others,
-  and a batch that is slow does not hold up the next.
-* Embeddings are computed before a connection is taken: a model takes seconds, and connections are few. For the same
-  reason the store takes no more than half of them: a run that puts much at once delays no checkpoint of another.
-* Semantic search is exact. An approximate index would find its candidates first and look at their namespace
-  afterwards: somebody with few items among many would be shown none.
+* Operations of one turn of the event loop share a connection, as in the stock store. Here, an operation that fails does
+  not fail the others, and a slow batch does not delay the next one.
+* Embeddings are computed before a connection is taken, because a model takes seconds and connections are few. The store
+  uses at most half of the connections, so that a run that puts many items does not delay the checkpoints of other runs.
+* Semantic search is exact. An approximate index selects candidates first and filters them by namespace afterwards: a
+  namespace with few of many items would get no results.
 * Filters compare numbers as numbers.
 """
 
@@ -44,19 +44,19 @@ from holdfast.graphs.store import StoreSection, load_embeddings, store_section
 from holdfast.telemetry.exceptions import ESCAPING, in_words
 from holdfast.telemetry.run_context import leave_run
 
-# How long `close` waits for what is under way.
-CLOSE_PATIENCE = 5.0
+# `close` waits this long for running operations.
+CLOSE_TIMEOUT_SECONDS = 5.0
 # A statement takes 65535 parameters: five for an item that is put, four for a text that is embedded.
-MOST_AT_ONCE = 1000
-MOST_TEXTS = 10_000
+MAX_BATCH_OPERATIONS = 1000
+MAX_BATCH_TEXTS = 10_000
 
-# Held by the process that makes the tables of semantic search. Not the lock of migrations: one that waited for that
-# inside a statement would hold up an index that is built meanwhile.
+# Advisory lock of the process that creates the tables of semantic search. It is not the lock of migrations: a process
+# that waited for that one inside a statement would block a concurrent index build.
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('holdfast store ' || %s, 0))"
 
 EXTENSION = "SELECT extnamespace::regnamespace::text AS schema FROM pg_extension WHERE extname = 'vector'"
 
-# Not by the search_path: where the extension is there may be tables of another program.
+# The tables are not found by the search_path: the schema of the extension may have tables of another program.
 HAS_TABLES = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'vector_migrations'"
 
 KEPT_DIMENSIONS = """
@@ -64,7 +64,8 @@ SELECT atttypmod AS dims FROM pg_attribute
 WHERE attrelid = 'store_vectors'::regclass AND attname = 'embedding'
 """
 
-# A value that is written anew may have fewer texts than the one before, or is not to be found by its text any more.
+# A new value may have fewer texts than the one it replaces, or may not be indexed any more. So the old vectors are
+# deleted.
 FORGET_VECTORS = """
 DELETE FROM store_vectors USING unnest(%s::text[], %s::text[]) AS item (prefix, key)
 WHERE store_vectors.prefix = item.prefix AND store_vectors.key = item.key
@@ -77,7 +78,7 @@ Statement = tuple[str, Sequence[Any]]
 
 
 class InvalidFilter(ValueError):
-    """A filter names an operator that does not exist, or does not apply."""
+    """A filter has an unknown operator, or one that does not apply to its value."""
 
 
 class TooManyTexts(ValueError):
@@ -89,15 +90,15 @@ class EmbeddingFailed(RuntimeError):
 
 
 class FoundItems(list[SearchItem]):
-    """What a search has found. `more`: there are others that do not fit into a page."""
+    """The result of a search. `more`: more items match than fit into a page."""
 
     more = False
 
 
 class _Turn:
-    """Takes the place of the stock store's queue: what is put in during one turn of the event loop is run together,
-    in a task of its own. With `reads_alone`, what reads items is run by itself: the items that are found together are
-    held together, until the last of them is there."""
+    """Replaces the stock store's queue. Operations that are added during one turn of the event loop run together in one
+    task. `reads_alone`: each read runs in a separate task. Otherwise the items of all reads would stay in memory until
+    the last read is complete."""
 
     def __init__(self, run: Callable[[list[Waiting]], Coroutine[Any, Any, None]], *, reads_alone: bool = False) -> None:
         self._run = run
@@ -119,7 +120,9 @@ class _Turn:
                 groups.append([one])
             else:
                 together.append(one)
-        groups += [together[first : first + MOST_AT_ONCE] for first in range(0, len(together), MOST_AT_ONCE)]
+        groups += [
+            together[first : first + MAX_BATCH_OPERATIONS] for first in range(0, len(together), MAX_BATCH_OPERATIONS)
+        ]
         for group in groups:
             task = asyncio.create_task(self._for_all(group), name="store")
             self.tasks.add(task)
@@ -134,14 +137,14 @@ class PooledStore(AsyncPostgresStore):
     """The official store on the pool of a process, schema and PgBouncer rules included."""
 
     def __init__(self, database: Database, project: ProjectConfig, max_page_bytes: int | None = None) -> None:
-        """`max_page_bytes` bounds what a search finds; graph code gets all it asks for. Raises ConfigError when the
-        section `store` is wrong, or its embeddings cannot be loaded."""
+        """`max_page_bytes` bounds the result of a search for the API; for graph code it is None, and searches are
+        unbounded. Raises ConfigError when the section `store` is wrong, or its embeddings cannot be loaded."""
         section = store_section(project)
         super().__init__(
             cast(Any, database.pool),
             index=_index_config(project, section),
             ttl=section.ttl,
-            # Postgres's driver has parsed the value. This is called for one that is no object.
+            # The driver has parsed the JSON already. The stock store calls this for values that are not objects.
             deserializer=cast(Any, as_object),
         )
         self._database = database
@@ -153,13 +156,13 @@ class PooledStore(AsyncPostgresStore):
         self._places = asyncio.Semaphore(max(1, database.settings.pool_max // 2))
 
     def _ensure_task(self) -> None:
-        """Nothing runs while nothing is asked."""
+        """Does nothing: no task runs while there are no operations."""
 
     async def setup(self) -> None:
-        """What `holdfast migrate` does not do: the tables of semantic search, if the project asks for it.
+        """Create the tables of semantic search if the project uses it. `holdfast migrate` does not create them.
 
-        Raises ConfigError when the database cannot have them, and DatabaseError when its role may not make them. A role
-        that owns nothing can use those that the owner has made.
+        Raises ConfigError when the database does not support them, and DatabaseError when its role may not create them.
+        A role that owns nothing can use tables that the owner has created.
         """
         if not self.index_config:
             return
@@ -179,9 +182,9 @@ class PooledStore(AsyncPostgresStore):
             )
 
     async def close(self) -> None:
-        """Wait for what is under way, for a while."""
+        """Wait for running operations, for at most CLOSE_TIMEOUT_SECONDS."""
         if self._turn.tasks:
-            await asyncio.wait(self._turn.tasks, timeout=CLOSE_PATIENCE)
+            await asyncio.wait(self._turn.tasks, timeout=CLOSE_TIMEOUT_SECONDS)
 
     # --- setting up -------------------------------------------------------------------------------
 
@@ -192,7 +195,7 @@ class PooledStore(AsyncPostgresStore):
             try:
                 await connection.execute("CREATE EXTENSION vector")
             except psycopg.Error as error:
-                # A connection that was lost says nothing about the extension.
+                # A lost connection does not mean that the extension is missing.
                 if isinstance(error, psycopg.OperationalError) and not isinstance(error, psycopg.errors.UndefinedFile):
                     raise
                 raise self._project.error(
@@ -201,13 +204,14 @@ class PooledStore(AsyncPostgresStore):
                     f'it and run "CREATE EXTENSION vector", or remove the key. ({str(error).strip().splitlines()[0]})',
                 ) from None
         elif row["schema"] != own:
-            # Somebody has put it elsewhere, as one does for several applications: look there as well.
+            # The extension is in another schema, as is usual when several applications share it: search that schema
+            # too.
             names = sql.SQL(", ").join((sql.Identifier(own), sql.SQL(row["schema"])))
             self._search_path = sql.SQL("SET LOCAL search_path TO {}").format(names)
             await connection.execute(self._search_path)
 
     async def _make_tables(self, connection: AsyncConnection[DictRow]) -> None:
-        # CREATE TABLE IF NOT EXISTS would need the right to create in any case.
+        # CREATE TABLE IF NOT EXISTS needs the CREATE privilege even when the table exists.
         exists = await (await connection.execute(HAS_TABLES, (self._database.settings.db_schema,))).fetchone()
         if exists is None:
             await connection.execute("CREATE TABLE vector_migrations (v integer PRIMARY KEY)")
@@ -223,7 +227,7 @@ class PooledStore(AsyncPostgresStore):
             await connection.execute("INSERT INTO vector_migrations (v) VALUES (%s)", (number,))
 
     async def _missing_rights(self, error: psycopg.Error) -> DatabaseError:
-        """What the role may not do, and the statement that allows it."""
+        """The privileges that the role lacks, and the statement that grants them."""
         schema = self._database.settings.db_schema
         async with self._database.connection() as connection:
             found = await (await connection.execute(rights.SCHEMA_RIGHTS, rights.parameters(schema))).fetchone()
@@ -242,7 +246,7 @@ class PooledStore(AsyncPostgresStore):
     # --- doing ------------------------------------------------------------------------------------
 
     async def _answer(self, waiting: list[Waiting]) -> None:
-        """Do what was asked for in one turn, and tell each caller how his part went."""
+        """Execute the operations of one turn, and give each caller its result or error."""
         waiting = [(future, op) for future, op in waiting if not future.done()]
         if not waiting:
             return
@@ -258,7 +262,8 @@ class PooledStore(AsyncPostgresStore):
                     if not future.done():
                         future.set_exception(error)
             else:
-                # Somebody's value cannot be stored, or two batches were in each other's way. Nobody else shall suffer.
+                # One value cannot be stored, or two batches deadlocked. Run the operations one by one, so that only the
+                # bad one fails.
                 for one in waiting:
                     await self._answer([one])
         except asyncio.CancelledError:
@@ -291,7 +296,8 @@ class PooledStore(AsyncPostgresStore):
     async def _found(self, cursor: AsyncCursor[DictRow], query: str, parameters: Sequence[Any]) -> FoundItems:
         bounded = self._max_page_bytes is not None
         if self._max_page_bytes is not None:
-            # A search that renews times to live updates before it selects, which a subquery may not.
+            # A search that refreshes times to live has an UPDATE before its SELECT. Postgres does not allow an UPDATE
+            # in a subquery.
             update, select, rest = query.rpartition("SELECT sr.prefix")
             query = update + within_bytes(select + rest, ["value"], self._max_page_bytes)
         await cursor.execute(query.encode(), parameters)
@@ -306,7 +312,7 @@ class PooledStore(AsyncPostgresStore):
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:
-        """A cursor. `pipeline` says that several statements come, of which all or none shall count."""
+        """A cursor. `pipeline`: several statements follow, which must all take effect or none."""
         scoped = self._search_path is not None
         source = self._database.transaction() if pipeline or scoped else self._database.connection()
         async with self._place(), source as connection:
@@ -317,8 +323,9 @@ class PooledStore(AsyncPostgresStore):
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """One of the places of the store at the pool. Graph code waits for one as long as its run may take, because
-        its neighbours may be the reason. A request fails as it does when the pool itself has no connection."""
+        """Acquire one of the connections that the store may use. Graph code waits for it without a limit except that of
+        its run, because other runs of the process may occupy them. A request fails as it does when the pool itself has
+        no connection."""
         limit = None if self._max_page_bytes is None else self._database.settings.database_timeout
         try:
             async with asyncio.timeout(limit):
@@ -333,7 +340,7 @@ class PooledStore(AsyncPostgresStore):
     async def _puts(self, asked: list[tuple[int, PutOp]]) -> list[Statement]:
         if not asked:
             return []
-        # In one order everywhere, or two batches would wait for each other's rows.
+        # All batches write in the same order, so that two of them cannot deadlock.
         ordered = sorted(asked, key=lambda one: (one[1].namespace, one[1].key))
         statements, texts = self._prepare_batch_PUT_queries(ordered)
         written = {(_namespace_to_text(op.namespace), op.key) for _, op in ordered if op.value is not None}
@@ -342,8 +349,8 @@ class PooledStore(AsyncPostgresStore):
             statements.append((FORGET_VECTORS, [list(prefixes), list(keys)]))
         if texts is not None:
             query, places = texts
-            if len(places) > MOST_TEXTS:
-                raise TooManyTexts(f"{len(places)} texts are to be embedded at once; {MOST_TEXTS} are possible.")
+            if len(places) > MAX_BATCH_TEXTS:
+                raise TooManyTexts(f"{len(places)} texts are to be embedded at once; {MAX_BATCH_TEXTS} are possible.")
             vectors = await self._embed([place[-1] for place in places])
             parameters = [
                 value for place, vector in zip(places, vectors, strict=True) for value in (*place[:-1], vector)
@@ -357,7 +364,7 @@ class PooledStore(AsyncPostgresStore):
         statements, queries = self._prepare_batch_search_queries(asked)
         for index, text in queries:
             parameters = statements[index][1]
-            # How many vectors to look at before those of one item are merged: enough for the page that is asked for,
+            # The number of vectors to read before those of one item are merged. It must suffice for the requested page,
             # not only for the first.
             parameters[-3] += 2 * asked[index][1].offset * cast(Any, self.index_config)["__estimated_num_vectors"]
             vector = await self._embed_query(text)
@@ -391,7 +398,7 @@ class PooledStore(AsyncPostgresStore):
     def _prepare_batch_search_queries(
         self, search_ops: Sequence[tuple[int, SearchOp]]
     ) -> tuple[list[tuple[str, list[Any]]], list[tuple[int, str]]]:
-        # The stock store takes every object in a filter for operators.
+        # The stock store treats every object in a filter as operators.
         explicit = [
             (position, op._replace(filter={key: _operators(value) for key, value in op.filter.items()}))
             if op.filter
@@ -405,7 +412,7 @@ class PooledStore(AsyncPostgresStore):
         if op == "$eq":
             return "value->%s = %s::jsonb", [key, _json(value)]
         if op == "$ne":
-            # What an item does not have is different from anything.
+            # A field that an item does not have differs from any value.
             return "value->%s IS DISTINCT FROM %s::jsonb", [key, _json(value)]
         if op == "$contains":
             return "value->%s @> %s::jsonb", [key, _json(value)]
@@ -413,7 +420,8 @@ class PooledStore(AsyncPostgresStore):
             raise InvalidFilter(f"filter.{key}: unknown operator {op!r}; there are $eq, $ne, {', '.join(ORDER)}")
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise InvalidFilter(f"filter.{key}: {op} compares numbers or strings, not {_json(value)}")
-        # As text, 9 would be greater than 10. The guard must be a CASE: the order of an AND is the planner's choice.
+        # As text, 9 would be greater than 10. The type check must be a CASE: the planner may evaluate the parts of an
+        # AND in any order.
         kind, cast_to = ("string", "text") if isinstance(value, str) else ("number", "numeric")
         condition = (
             f"CASE WHEN jsonb_typeof(value->%s) = '{kind}' "
@@ -423,7 +431,7 @@ class PooledStore(AsyncPostgresStore):
 
 
 def _operators(wanted: Any) -> Any:
-    """A filter's value as operators. An object without any is to be contained in the item's."""
+    """A filter's value as operators. An object without operators must be contained in the item's value."""
     if isinstance(wanted, dict) and not any(name.startswith("$") for name in wanted):
         return {"$contains": wanted}
     return wanted if isinstance(wanted, dict) else {"$eq": wanted}

@@ -1,4 +1,4 @@
-"""The part of the store that is a tenant's: all it can see, as if there were nothing else."""
+"""A tenant's view of the store. It contains only the tenant's items."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from langgraph.store.base import (
 
 from holdfast.resources.store import FoundItems
 
-# Below it each tenant has a namespace, of which the tenant sees what comes after. The tables are LangGraph's own, so
-# there is no column to tell them by.
+# Each tenant has a namespace below this one; the tenant sees its namespaces without this prefix. LangGraph defines the
+# tables, so there is no column for the tenant.
 ROOT = "~tenant"
 
 Namespace = tuple[str, ...]
@@ -73,7 +73,8 @@ class TenantStore(BaseStore):
         return shown
 
     def _below_root(self, found: Any) -> Any:
-        """What was found as the tenant knows it. Items are made anew: those of others may be shared."""
+        """The items with the namespaces that the tenant knows. Items are copied, because other callers may share the
+        originals."""
         if isinstance(found, tuple):
             return self._stripped(found)
         if isinstance(found, SearchItem):
@@ -92,11 +93,11 @@ class TenantStore(BaseStore):
 
     def _stripped(self, namespace: Namespace) -> Namespace:
         if namespace[: len(self._root)] != self._root:
-            # Whatever went wrong, another tenant's item goes no further than this.
+            # A safeguard: another tenant's item is never returned, even if the search has a defect.
             raise RuntimeError("the store returned something of another tenant")
         return namespace[len(self._root) :]
 
 
 def store_of(store: BaseStore | None, tenant_id: str | None) -> BaseStore | None:
-    """The store that somebody of a tenant sees; all of it where there are no tenants."""
+    """The store that a user of the tenant sees. Without tenants, the whole store."""
     return TenantStore(store, tenant_id) if store is not None and tenant_id else store

@@ -1,4 +1,4 @@
-"""Tenants: what each may use, and what it uses."""
+"""Tenants, their limits and their usage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ENSURE = "INSERT INTO tenant (tenant_id) VALUES (%(tenant_id)s) ON CONFLICT (ten
 
 LOAD = f"SELECT tenant_id, {', '.join(LIMITS)} FROM tenant"
 
-# What is not given stays; `cleared` go back to the default of the settings.
+# Parameters that are not given leave their columns unchanged; columns in `cleared` return to the default of the
+# settings.
 _CHANGED = ", ".join(
     f"{limit} = CASE WHEN '{limit}' = ANY(%(cleared)s) THEN NULL ELSE coalesce(excluded.{limit}, old.{limit}) END"
     for limit in LIMITS
@@ -40,7 +41,7 @@ ON CONFLICT (tenant_id) DO UPDATE SET weight = coalesce(%(weight)s::integer, old
 RETURNING {COLUMNS}
 """
 
-# Counted one by one, by indexes that hold nothing else.
+# Counts each state separately, by indexes that contain only that state.
 LIST = f"""
 SELECT {COLUMNS},
        (SELECT count(*) FROM run WHERE run.tenant_id = tenant.tenant_id AND run.tenant_id <> ''
@@ -54,7 +55,7 @@ SELECT {COLUMNS},
 FROM tenant WHERE %(tenant_id)s::text IS NULL OR tenant_id = %(tenant_id)s ORDER BY tenant_id
 """
 
-# In the order in which everybody takes them.
+# Locks rows in the same order as all other statements, to avoid deadlocks.
 LOCK_UNOWNED = (
     "SELECT thread_id FROM thread WHERE tenant_id = '' ORDER BY thread_id FOR NO KEY UPDATE",
     "SELECT run_id FROM run WHERE tenant_id = '' ORDER BY run_id FOR NO KEY UPDATE",
@@ -72,8 +73,8 @@ ADOPT = {
         FROM store WHERE {_UNOWNED_ITEMS}
         ON CONFLICT DO NOTHING""",
 }
-# Checkpoints that were there before Holdfast, or were written beside it, have no thread until somebody is given them.
-# LangGraph's thread ids are any text; a thread's is a UUID. The cast stands where only UUIDs come.
+# Checkpoints that another program wrote have no thread until they are assigned to a tenant. LangGraph's thread ids can
+# be any text, but those of a thread are UUIDs. The cast is placed where only UUIDs arrive.
 ADOPT_CHECKPOINTS = """
 INSERT INTO thread (thread_id, tenant_id, metadata, has_state)
 SELECT DISTINCT found.thread_id, %(tenant_id)s, %(metadata)s::jsonb, true
@@ -85,7 +86,7 @@ WHERE found.thread_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM thread WHERE thr
   AND (%(thread_ids)s::uuid[] IS NULL OR found.thread_id = ANY(%(thread_ids)s::uuid[]))
 ON CONFLICT (thread_id) DO NOTHING
 """
-# The vectors of semantic search refer to their items by the namespace.
+# The vectors of semantic search refer to their items by namespace.
 ADOPT_VECTORS = f"""
 INSERT INTO store_vectors (prefix, key, field_name, embedding, created_at, updated_at)
 SELECT %(root)s || '.' || prefix, key, field_name, embedding, created_at, updated_at
@@ -115,12 +116,12 @@ class Limits:
 
     @property
     def on_creation(self) -> bool:
-        """Whether anything is to be looked at when a run is created."""
+        """Whether any limit must be checked when a run is created."""
         return self.max_queued is not None or self.spend_per_day_usd is not None
 
 
 def default_limits(settings: Settings) -> Limits:
-    """Of a tenant that has none of its own."""
+    """The limits of a tenant for which none are set."""
     return Limits(
         settings.tenant_max_queued,
         settings.tenant_max_running,
@@ -134,14 +135,14 @@ def default_quota(settings: Settings) -> Quota:
 
 
 def checked_name(tenant_id: object) -> str:
-    """A tenant's name. Raises ValueError for what cannot be one."""
+    """Return the name of a tenant. Raises ValueError for an invalid name."""
     if not isinstance(tenant_id, str) or not NAME.fullmatch(tenant_id):
         raise ValueError("a tenant's name has 1 to 64 letters, digits, '-' and '_'")
     return tenant_id
 
 
 async def ensure_tenant(connection: AsyncConnection[DictRow], tenant_id: str) -> None:
-    """Have a row for a tenant that was heard of, so that it can be counted and limited."""
+    """Create a tenant's row if it does not exist, so that the tenant can be counted and limited."""
     await connection.execute(ENSURE, {"tenant_id": tenant_id})
 
 
@@ -152,7 +153,7 @@ async def load_limits(connection: AsyncConnection[DictRow], defaults: Limits) ->
 
 
 def effective_limits(row: Mapping[str, Any], defaults: Limits) -> Limits:
-    """What a row of `tenant` means under the settings' defaults."""
+    """The limits in a row of `tenant`, completed by the settings' defaults."""
     own = {name: getattr(defaults, name) if row[name] is None else row[name] for name in LIMITS}
     return Limits(**{name: None if _unlimited(value) else value for name, value in own.items()})
 
@@ -168,8 +169,8 @@ async def set_limits(
     cleared: list[str],
     weight: int | None = None,
 ) -> DictRow:
-    """Set some of a tenant's limits, give others back to the settings, and set its weight unless that is None. Makes
-    the tenant if there is none."""
+    """Set some of a tenant's limits, reset others to the settings' defaults, and set its weight unless that is None.
+    Creates the tenant if it does not exist."""
     try:
         asked = {"tenant_id": checked_name(tenant_id), "cleared": cleared, **dict.fromkeys(LIMITS), **limits}
     except ValueError as error:
@@ -183,13 +184,13 @@ async def set_limits(
 
 
 async def list_tenants(connection: AsyncConnection[DictRow], tenant_id: str | None = None) -> list[DictRow]:
-    """Tenants with what they use, by name; or the one that is named."""
+    """Tenants with their usage, sorted by name; or only the named one."""
     return await (await connection.execute(LIST, {"tenant_id": tenant_id})).fetchall()
 
 
 async def adopt(connection: AsyncConnection[DictRow], tenant_id: str) -> dict[str, int]:
-    """Give a tenant all that is nobody's: what was made before there were tenants. Returns how many of each there
-    were."""
+    """Assign all objects without a tenant, which were created before tenants were used, to a tenant. Returns the number
+    of objects of each kind."""
     await ensure_tenant(connection, tenant_id)
     asked = {"tenant_id": tenant_id, "root": f"{ROOT}.{tenant_id}", "top": ROOT}
     for statement in LOCK_UNOWNED:
@@ -209,7 +210,7 @@ async def adopt_checkpoints(
     metadata: Mapping[str, Any] | None = None,
     thread_ids: Sequence[UUID] | None = None,
 ) -> int:
-    """Make threads of checkpoints that have none, and give them to a tenant; "" is nobody. `thread_ids`: only of these.
-    Returns how many there were."""
+    """Create threads for checkpoints that have none, and assign them to a tenant; "" assigns them to no tenant.
+    `thread_ids`: only these threads. Returns the number of threads."""
     asked = {"tenant_id": tenant_id, "metadata": Jsonb(metadata or {}), "thread_ids": thread_ids}
     return (await connection.execute(ADOPT_CHECKPOINTS, asked)).rowcount

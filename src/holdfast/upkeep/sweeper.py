@@ -18,7 +18,7 @@ from holdfast.db.time_limit import TooSlow, time_limit
 from holdfast.errors import RequestError
 from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.lifecycle.backoff import Backoff
-from holdfast.resources.history import AT_ONCE, count_old, prune_next
+from holdfast.resources.history import MAX_CHECKPOINTS_PER_TRANSACTION, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import LIMIT_TIMES, MOMENT, Portion
@@ -86,7 +86,7 @@ class Sweeper:
         self._budget = budget
         self._limit = LIMIT_TIMES * database.settings.database_timeout
         self._aside = RowsSetAside("sweeps", "thread_id", metrics)
-        self._checkpoints_at_once = Portion(first=AT_ONCE, most=AT_ONCE)
+        self._checkpoints_at_once = Portion(first=MAX_CHECKPOINTS_PER_TRANSACTION, most=MAX_CHECKPOINTS_PER_TRANSACTION)
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""
         self._chores = [
