@@ -1,7 +1,7 @@
-"""Runs whose clients asked for a cancel on disconnect, and have gone.
+"""Cancel runs whose clients have disconnected after asking for a cancel on disconnect.
 
-The client is not there to ask again, so a cancel that the database did not take is tried until it does. The run may end
-by itself meanwhile: cancelling a run that has ended does nothing.
+The client cannot repeat its request, so a cancel that fails is repeated until the database accepts it. The run may end
+in the meantime: cancelling a run that has ended does nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from holdfast.telemetry.exceptions import in_words
 
 log = structlog.get_logger(__name__)
 
-# Runs that wait to be cancelled, at most: clients that have gone while the database was away.
+# Runs that may wait to be cancelled. They accumulate when clients disconnect during a database outage.
 MAX_WAITING_RUNS = 20_000
-# Runs that are cancelled at once. The rest of the pool is for requests. One of these places is kept for runs whose
-# cancel has not failed yet.
+# Runs that are cancelled at the same time. The other connections of the pool are for requests. One of these places is
+# reserved for runs whose cancel has not failed yet.
 MAX_CONCURRENT_CANCELS = 4
-# Seconds for one try. The run's thread may be locked, and others must not wait for that.
+# The time limit of one attempt. The run's thread may be locked, and other runs must not wait for that lock.
 CANCEL_TIMEOUT_SECONDS = 5.0
-# Seconds that a process which stops goes on trying.
+# A process that stops continues its attempts for this time.
 DRAIN_TIMEOUT_SECONDS = 3.0
 
 Cancel = Callable[[UUID, list[UUID], Literal["interrupt"]], Awaitable[object]]
@@ -51,11 +51,12 @@ class AbandonedRuns(TaskService):
         self.cancel: Cancel | None = None
         # Runs that are not cancelled yet, with their threads.
         self._left: dict[UUID, UUID] = {}
-        # Of these: those that wait for their first try, those that wait for another, and all that have failed.
+        # Subsets of these: runs that wait for the first attempt, runs that wait for another attempt, and all runs whose
+        # cancel has failed.
         self._new: deque[UUID] = deque()
         self._again: deque[UUID] = deque()
         self._failed: set[UUID] = set()
-        # Further tries that are under way.
+        # Running repeated attempts.
         self._retries = 0
         self._more = asyncio.Event()
         self._none_left = asyncio.Event()
@@ -63,7 +64,7 @@ class AbandonedRuns(TaskService):
         self._backoff = Backoff("abandoned.outage", "abandoned.recovered")
 
     def add(self, thread_id: UUID, run_id: UUID) -> None:
-        """Have a run cancelled soon."""
+        """Enqueue a run to be cancelled."""
         if run_id in self._left:
             return
         if len(self._left) >= MAX_WAITING_RUNS:
@@ -116,7 +117,7 @@ class AbandonedRuns(TaskService):
             async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                 await cancel(self._left[run_id], [run_id], "interrupt")
         except Exception as error:
-            # A lock that is held and a server that is not primary yet pass, too.
+            # A held lock, and a server that is not primary yet, are temporary as well.
             if isinstance(error, psycopg.OperationalError) or is_outage(error):
                 self._failed.add(run_id)
                 self._again.append(run_id)

@@ -67,7 +67,8 @@ log = structlog.get_logger(__name__)
 STOPPING = "The server is stopping. Send the request again, to the server that takes its place."
 CLOSING = {"retry-after": "1", "connection": "close"}
 
-# Each with its switches. In this order: `/runs/crons` is not the run with the id `crons`.
+# Routes with the switches that disable them. The order matters: otherwise `/runs/crons` would match as the run with the
+# id `crons`.
 ROUTES = (
     ("assistants", assistants.routes),
     ("threads", threads.routes),
@@ -93,8 +94,8 @@ ROUTES = (
 
 
 def build_app(web: WebContext, section: HttpSection | None = None, custom: object = None) -> Router:
-    """The API of one web process, without what `http` of langgraph.json puts around it. `web` is opened and closed by
-    the caller. `custom`: the project's own app, which `/openapi.json` describes too."""
+    """The API of one web process, without the layers that `http` of langgraph.json adds. The caller opens and closes
+    `web`. `custom`: the project's own app, which `/openapi.json` describes too."""
     section = http_section(web.catalog.project).under(web.settings) if section is None else section
     routes = [*meta_routes(section).declared, *_switched_on(section)]
     if "meta" not in section.disabled:
@@ -103,7 +104,7 @@ def build_app(web: WebContext, section: HttpSection | None = None, custom: objec
 
 
 def describe(web: WebContext, section: HttpSection | None = None, custom: object = None) -> Description:
-    """What `/openapi.json` says of the API that `build_app` makes."""
+    """The OpenAPI document of the API that `build_app` builds."""
     section = http_section(web.catalog.project).under(web.settings) if section is None else section
     denials = {} if web.auth is None else refusals(401, 403, 429)
     security = {} if web.auth is None else web.auth.openapi
@@ -116,9 +117,10 @@ def _switched_on(section: HttpSection) -> list[Route]:
 
 
 class Application:
-    """All that a web process serves: the layers that the module names, and the lifespan of the project's own app.
+    """The application of a web process: the layers that the module's docstring lists, and the lifespan of the project's
+    own app.
 
-    Raises ConfigError when langgraph.json asks for something that cannot be done, or names an app that cannot be used.
+    Raises ConfigError when langgraph.json has an unsupported option or names an invalid app.
     """
 
     def __init__(self, web: WebContext) -> None:
@@ -135,10 +137,10 @@ class Application:
         self._project = project
         self._spec = section.app
         self._customised = custom is not None
-        # Of another app than one of Starlette it is not known before it has tried.
+        # For apps not based on Starlette, this is known only after an attempt to start their lifespan.
         self._has_lifespan = isinstance(custom, Starlette)
         self.failure: ConfigError | None = None
-        """Why the custom app did not start, once it has tried."""
+        """Why the custom app failed to start; None until it fails."""
         self.mount_prefix = section.mount_prefix
         self.state: dict[str, Any] = {}
         """The lifespan state that requests see as `request.state`."""
@@ -149,9 +151,9 @@ class Application:
         try:
             await (self._lifespan if scope["type"] == "lifespan" else self._app)(scope, receive, send)
         except asyncio.CancelledError:
-            # The process stops, and the time for it is over. uvicorn would answer 500, as for a defect.
+            # The grace of the shutdown is over. uvicorn would answer 500, as for a defect.
             if scope["type"] == "http":
-                with suppress(RuntimeError):  # The answer has begun.
+                with suppress(RuntimeError):  # The response has started.
                     await Json({"detail": STOPPING}, 503, CLOSING)(scope, receive, send)
             raise
 

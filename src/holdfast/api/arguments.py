@@ -1,4 +1,4 @@
-"""What an endpoint is given: read from the signature of the function once, and from each request by it.
+"""The arguments of endpoints. The function's signature is read once and determines what is read from each request.
 
     async def patch(web: Web, thread_id: UUID, body: ThreadPatch, limit: int = 10,
                     prefer: Annotated[str | None, Header()] = None) -> Response: ...
@@ -9,7 +9,7 @@
 * a pydantic model, or `Annotated[…, Body()]`: the JSON body;
 * everything else: the query.
 
-FastAPI describes the same signatures in `/openapi.json` (`api/openapi.py`); `Header`, `Query` and `Body` are its marks.
+FastAPI describes the same signatures in `/openapi.json` (`api/openapi.py`) and defines `Header`, `Query` and `Body`.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from starlette.websockets import WebSocket
 from holdfast.api.context import WebContext
 from holdfast.errors import InvalidRequest
 
-# Problems that an answer names.
+# Problems that an error response lists.
 MAX_PROBLEMS = 5
-# In the place of a value that a request does not have, and of a default that a parameter does not have.
+# Marks a value that is missing in a request, and a parameter without a default.
 ABSENT: Any = inspect.Parameter.empty
 NO_QUERY = QueryParams()
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One value of a request."""
+    """One value that is read from a request."""
 
     name: str
     alias: str
-    """As clients write it; empty for the body."""
+    """The name that clients use; empty for the body."""
     adapter: TypeAdapter[Any]
     default: Any
     """ABSENT if the value is required. It is not copied."""
     several: bool
-    """Whether a query may repeat it."""
+    """Whether the query may contain it several times."""
 
     def read(self, given: Any, values: dict[str, Any], problems: list[str]) -> None:
-        """Add the value, or what is wrong with it."""
+        """Add the value, or a description of what is wrong with it."""
         if given is ABSENT:
             if self.default is ABSENT:
                 problems.append(_sentence(self.alias, (), "Field required"))
@@ -66,7 +66,7 @@ class Argument:
 
 
 class Arguments:
-    """What one endpoint is given. Raises TypeError for a signature that asks for something else."""
+    """The arguments of one endpoint. Raises TypeError for a signature with a parameter of another kind."""
 
     def __init__(self, endpoint: Callable[..., Any], in_path: AbstractSet[str]) -> None:
         self.body: Argument | None = None
@@ -103,7 +103,7 @@ class Arguments:
             self.query.append(Argument(name, alias, adapter, default, several))
 
     async def read(self, web: WebContext, connection: HTTPConnection) -> dict[str, Any]:
-        """What to call the endpoint with. Raises InvalidRequest, and what reading the body raises."""
+        """The arguments for a request. Raises InvalidRequest, and the errors of reading the body."""
         body = ABSENT
         if self.body is not None and isinstance(connection, Request):
             body = await _json_of(connection)

@@ -1,6 +1,6 @@
 """/assistants
 
-Wherever a path holds an assistant's UUID, the name of a graph does as well and means the graph's own assistant.
+A path may contain the name of a graph in place of an assistant's UUID. The name means the graph's system assistant.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Column = Literal[
     "updated_at",
 ]
 Answer = TypeVar("Answer")
-# A number is how many levels of subgraphs to open; true opens all of them.
+# A number is the depth of subgraphs to expand; true expands all of them.
 Xray = Annotated[Annotated[int, Field(ge=0, le=1000)] | bool, Query(union_mode="left_to_right")]
 
 
@@ -140,7 +140,8 @@ async def create(web: Web, body: AssistantCreate) -> Response:
     identity = body.assistant_id or uuid4()
     asked: dict[str, Any] = {"assistant_id": identity, "if_exists": body.if_exists, **content}
     if web.caller.tenant is not None and identity.version == 5:
-        # Whoever had the id of a graph's own before the graph is there would speak for it to all tenants.
+        # A client that created an assistant under the id of a later graph's system assistant would determine the runs
+        # of that graph for all tenants.
         raise InvalidRequest("assistant_id: UUIDs of version 5 are kept for the graphs' own assistants.")
     visible = await web.caller.may("assistants", "create", asked)
     content = {key: asked[key] for key in content}
@@ -184,7 +185,7 @@ async def count(web: Web, body: Annotated[AssistantCount | None, Body()] = None)
 
 
 async def _visible(web: WebContext, asked: AssistantSearch | AssistantCount) -> AssistantFilters:
-    """What a search asks for, less what is not the caller's to see."""
+    """The conditions of a search, restricted to what the caller may see."""
     value: dict[str, Any] = asked.model_dump(include={"metadata", "graph_id", "limit", "offset"})
     visible = await web.caller.may("assistants", "search", value)
     return AssistantFilters(
@@ -229,7 +230,8 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
         raise Conflict(f"This assistant stands for graph '{row['graph_id']}' and exists for as long as the graph does.")
     identity: UUID = row["assistant_id"]
     doomed = await web.caller.may("threads", "delete", {"thread_id": None}) if delete_threads else None
-    # The assistant goes last but one, so that a request cut short can be repeated; runs created meanwhile go after it.
+    # The assistant is deleted after the runs and threads found first, so that an interrupted request can be repeated.
+    # Runs that were created in the meantime are cancelled after it.
     await _cancel_runs(web, identity)
     if doomed is not None:
         await _delete_threads(web, identity, doomed)
@@ -246,7 +248,7 @@ async def delete(web: Web, assistant_id: str, delete_threads: bool = False) -> R
 )
 async def versions(web: Web, assistant_id: str, body: Annotated[Versions | None, Body()] = None) -> Response:
     body = body or Versions()
-    # Not the row itself, which can be large, while this waits for the database.
+    # Do not keep the row, which can be large, while this waits for the database.
     identity: UUID = (await _assistant(web, assistant_id))["assistant_id"]
     async with web.database.connection() as connection:
         rows = await list_versions(connection, identity, metadata=body.metadata, part=body.within(web.settings))
@@ -300,7 +302,7 @@ async def _subgraphs(web: WebContext, assistant_id: str, namespace: str | None, 
     async with _opened(web, row) as opened:
 
         def described() -> dict[str, Any]:
-            # LangGraph's own filter goes by prefixes, and misses `inner` when there is a node `in` before it.
+            # LangGraph's own filter compares prefixes, and misses `inner` when a node `in` comes before it.
             found = opened.get_subgraphs(recurse=recurse or namespace is not None)
             return {name: _schemas(one) for name, one in found if namespace in (None, name)}
 
@@ -308,8 +310,8 @@ async def _subgraphs(web: WebContext, assistant_id: str, namespace: str | None, 
 
 
 def _mirrored(config: RunConfig | None, context: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
-    """A config and the options in it. `config.configurable` and `context` are an older and a newer name of the same
-    thing: either is taken for both, and None means that neither was said."""
+    """A config and its options. `config.configurable` and `context` are the older and the newer name of the same
+    options: either sets both, and None means that neither was given."""
     given = None if config is None else config.model_dump(exclude_none=True)
     if given is None or "configurable" not in given:
         return given, None if context is None else clean_configurable(context)
@@ -327,8 +329,8 @@ def _known_graph(catalog: GraphCatalog, graph_id: str) -> None:
 
 
 def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:
-    """Whether a graph of the project owns this assistant. One left behind by a graph that is gone is like any other. So
-    is one for another graph, which a client has created with the id of this graph's own."""
+    """Whether this is the system assistant of a graph of the project. The assistant of a removed graph is not. Neither
+    is an assistant of another graph that a client created with the id of this graph's system assistant."""
     graph_id: str = row["graph_id"]
     return graph_id in catalog.graph_ids and row["assistant_id"] == system.assistant_id(graph_id)
 
@@ -336,7 +338,8 @@ def _is_system(catalog: GraphCatalog, row: DictRow) -> bool:
 async def _assistant(
     web: WebContext, assistant: str, action: str = "read", changes: dict[str, Any] | None = None
 ) -> DictRow:
-    """The assistant that a path names, if the caller may do this with it. The project's handler may alter `changes`."""
+    """The assistant that a path names, if the caller is authorized for the action. The project's handler may alter
+    `changes`."""
     async with web.database.connection() as connection:
         row = await resolve_assistant_row(connection, web.catalog, assistant)
     shared = row.pop("tenant_id") == ALL_TENANTS
@@ -350,9 +353,9 @@ async def _assistant(
 
 
 async def runnable_assistant(web: WebContext, assistant: str, *, remembered: bool = False) -> DictRow:
-    """The assistant a run is to be of. A graph's own is for everybody who may create runs; another must be the
-    caller's to read. `remembered`: as it was when it was last looked up will do; raises LargeAssistant for one that is
-    too large to be remembered."""
+    """The assistant of a new run. Every caller who may create runs may use a graph's system assistant; any other
+    assistant must be readable for the caller. `remembered`: the assistant may come from the cache; raises
+    LargeAssistant for one that is too large for the cache."""
     row = web.assistants.get(assistant) if remembered else None
     if row is None:
         async with web.database.connection() as connection:
@@ -366,8 +369,8 @@ async def runnable_assistant(web: WebContext, assistant: str, *, remembered: boo
 
 
 async def _cancel_runs(web: WebContext, identity: UUID) -> None:
-    """Cancel the assistant's unfinished runs that are the caller's to cancel. Those of others go on: a run holds all
-    that it needs of its assistant."""
+    """Cancel the assistant's unfinished runs that the caller may cancel. Other runs continue: a run has its own copy of
+    its assistant's configuration."""
     try:
         visible = await web.caller.may("threads", "update", {"thread_id": None, "action": "interrupt"})
     except Denied:
@@ -384,7 +387,7 @@ async def _delete_threads(web: WebContext, identity: UUID, visible: Visibility) 
         found = await threads_of_assistant(connection, identity, visible)
 
     async def delete_one(thread_id: UUID) -> None:
-        with suppress(NotFound):  # Another request has deleted it.
+        with suppress(NotFound):  # Another request has deleted the thread.
             await web.delete_thread(thread_id, visible)
 
     deleted = await process_each(web.database, await web.may_each(found, "delete", visible), delete_one)
@@ -400,8 +403,8 @@ def _config(row: DictRow) -> RunnableConfig:
 
 @asynccontextmanager
 async def _opened(web: WebContext, row: DictRow) -> AsyncIterator[Graph]:
-    """The assistant's graph, to look at. Raises InvalidRequest when a factory cannot build it from what the assistant
-    says."""
+    """The assistant's graph, for inspection. Raises InvalidRequest when a factory cannot build it from the assistant's
+    configuration."""
     _known_graph(web.catalog, row["graph_id"])
     opening = web.catalog.open(row["graph_id"], config=_config(row), access_context="assistants.read")
     async with built_for_client(opening, row["graph_id"], "this assistant") as opened:
@@ -409,7 +412,8 @@ async def _opened(web: WebContext, row: DictRow) -> AsyncIterator[Graph]:
 
 
 async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
-    """Do in a thread what takes a big graph long, so that streams go on meanwhile."""
+    """Run a function in a thread, because it takes long for large graphs and would delay the streams on the event
+    loop."""
     try:
         with GraphCode():
             return await asyncio.to_thread(work)
@@ -419,20 +423,21 @@ async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
 
 
 def _schemas(graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
-    """JSON Schemas of what goes in and comes out of a graph; null for what JSON Schema cannot describe."""
+    """JSON Schemas of a graph's input, output, state and options; null for types that JSON Schema cannot describe."""
     context = _first(lambda: graph.get_context_jsonschema())  # type: ignore[attr-defined]
     return {
         "input_schema": _first(graph.get_input_jsonschema, lambda: _channels_schema(graph, "Input")),
         "output_schema": _first(graph.get_output_jsonschema, lambda: _channels_schema(graph, "Output")),
         "state_schema": _first(lambda: _state_schema(graph), lambda: _channels_schema(graph, "State")),
-        # The older name for the same options; there it is never null.
+        # The older name of the same options, which is never null.
         "config_schema": context or {"title": "Configurable", "type": "object", "properties": {}},
         "context_schema": context,
     }
 
 
 def _first(*ways: Callable[[], Any]) -> Any:
-    """The result of the first way that works, None when none does: types are user code and may be anything."""
+    """The result of the first function that does not raise; None when all raise. User code defines the types, so every
+    exception is possible."""
     for way in ways:
         try:
             return way()
@@ -447,7 +452,8 @@ def _state_schema(graph: Any) -> dict[str, Any]:
 
 
 def _channels_schema(graph: Any, what: str) -> dict[str, Any]:
-    """From the graph's channels: for graphs without a state class, and classes that pydantic does not take."""
+    """A schema built from the graph's channels, for graphs without a state class and for classes that pydantic does not
+    support."""
     named: Iterable[str] = graph.stream_channels_list
     if hasattr(graph, "builder") and what != "State":
         named = graph.builder.schemas[getattr(graph.builder, f"{what.lower()}_schema")]

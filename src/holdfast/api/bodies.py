@@ -27,7 +27,7 @@ StreamMode = Literal[
 ]
 
 
-# JSON has types of its own: "5" is not 5, and true is not 1.
+# Values are not converted between JSON types: "5" is not 5, and true is not 1.
 Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
@@ -41,12 +41,12 @@ def _as_list(value: Any) -> Any:
 MAX_IDS = 1000
 # Fields that one request may select. They are looked up in every row of a page.
 MAX_SELECTED = 1000
-# Bytes of JSON in a filter. Postgres takes a hundred times as much memory to parse it.
+# Bytes of JSON in a filter. Postgres needs a hundred times as much memory to parse it.
 MAX_FILTER_BYTES = 16 * 1024
 
 
 def check_filter(value: dict[str, Any]) -> dict[str, Any]:
-    """The filter as it is. Raises ValueError for one that is too large or too deep."""
+    """Return the filter unchanged. Raises ValueError for a filter that is too large or too deep."""
     try:
         size = len(orjson.dumps(value, default=str))
     except TypeError:
@@ -103,7 +103,7 @@ class NullsAreAbsent(Body):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Says so in `/openapi.json`."""
+        """Add null to the schemas in `/openapi.json`."""
         shown = handler(core_schema)
         schema = handler.resolve_ref_schema(shown)
         required = schema.get("required", ())
@@ -170,7 +170,7 @@ class Limits(NullsAreAbsent):
 
     @property
     def budget(self) -> dict[str, Any]:
-        """The limits that are given."""
+        """The limits that are not None."""
         limits = {name: getattr(self, name) for name in Limits.model_fields}
         return {name: limit for name, limit in limits.items() if limit is not None}
 

@@ -1,7 +1,7 @@
-"""Which request bodies are handled at once: bounded by their bytes.
+"""Bound the bytes of the request bodies that are handled at the same time.
 
-A body takes up to twenty times its bytes when it is parsed. So few large ones are handled at a time, and the others
-wait as they were received.
+A parsed body takes up to twenty times its bytes. So only a few large bodies are handled at the same time, and the
+others wait unparsed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class BodyTurns:
-    """Turns of complete bodies, in the order in which they came. `key` is what a body belongs to."""
+    """A queue of complete bodies, in the order of arrival. `key` identifies the request or message of a body."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -19,13 +19,14 @@ class BodyTurns:
         self._waiting: dict[object, tuple[int, Callable[[], None]]] = {}
 
     def begin(self, key: object, size: int, start: Callable[[], None]) -> bool:
-        """Call `start` when there is room for a body: now (True), or when others are done."""
+        """Call `start` when the limit allows it: now (returns True), or after other bodies have ended."""
         self._waiting[key] = (size, start)
         self._admit()
         return key not in self._waiting
 
     def end(self, key: object) -> None:
-        """A body is done with. One that has not had its turn is started as well: nothing waits for its content."""
+        """A body is not needed any more. If it still waits, it is started as well, because its content is not parsed
+        any more."""
         if key in self._waiting:
             self._waiting.pop(key)[1]()
         self._handled_bytes -= self._handled.pop(key, 0)
@@ -34,7 +35,7 @@ class BodyTurns:
     def _admit(self) -> None:
         while self._waiting:
             key, (size, start) = next(iter(self._waiting.items()))
-            # One alone is handled whatever its size.
+            # A single body is handled even if it is larger than the limit.
             if self._handled and self._handled_bytes + size > self._max_bytes:
                 return
             del self._waiting[key]

@@ -1,5 +1,5 @@
-"""The budget of a requested run. Each limit is taken from the first of these that sets it: the fields of the request,
-its `metadata.budget` (for clients that do not know the fields), the assistant's `metadata.budget`, the settings."""
+"""The budget of a requested run. The first of these sources that sets a limit wins: the fields of the request, its
+`metadata.budget` (for clients that do not know the fields), the assistant's `metadata.budget`, the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def fill_budget(
 
 
 def keep_budget(kwargs: dict[str, Any], metadata: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    """Complete the budget in a cron's new kwargs: limits that the request does not set stay as in the `old` ones."""
+    """Complete the budget in a cron's new kwargs: limits that the request does not set are taken from the `old`
+    kwargs."""
     budget = {**as_object(old.get("budget")), **_budget_in(metadata, "metadata.budget"), **(kwargs.get("budget") or {})}
     if budget:
         kwargs["budget"] = budget

@@ -1,4 +1,5 @@
-"""Requests about many rows: one that cannot be processed delays the others for a while, and does not stop them."""
+"""Process many rows in one request. A row that cannot be processed delays the others for a limited time and does not
+stop them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from holdfast.errors import Conflict, RequestError
 
 log = structlog.get_logger(__name__)
 
-# Of DATABASE_TIMEOUT: how long one row may take. A pooled statement may take three of them (`db/connect.py`), and its
-# connection is lost then, which would pass for an outage.
+# The time limit of one row, in multiples of DATABASE_TIMEOUT. It must be below three: after three of them, a pooled
+# statement loses its connection (`db/connect.py`), which would be treated as an outage.
 DATABASE_TIMEOUTS_PER_ROW = 2.0
 
 Result = TypeVar("Result")
@@ -26,14 +27,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Processed(Generic[Result]):
-    """`done`: what came of the rows that were processed, by their ids. `failed`: what was raised for the others."""
+    """`done`: the results of the processed rows, by their ids. `failed`: the exceptions of the other rows."""
 
     done: dict[UUID, Result] = field(default_factory=dict)
     failed: dict[UUID, Exception] = field(default_factory=dict)
 
     def raise_first(self) -> None:
-        """Raise what was raised for the first row that could not be processed, if any. For answers that cannot say
-        which rows failed."""
+        """Raise the exception of the first row that failed, if any. For routes whose response cannot list failed
+        rows."""
         for error in self.failed.values():
             raise error
 
@@ -41,8 +42,8 @@ class Processed(Generic[Result]):
 async def process_each(
     database: Database, row_ids: Iterable[UUID], work: Callable[[UUID], Awaitable[Result]]
 ) -> Processed[Result]:
-    """Process rows one after the other, each by a call of `work`. A row that fails or takes too long fails alone. What
-    an outage raises is raised at once."""
+    """Process rows one after the other, each by a call of `work`. An error or a timeout of one row does not affect the
+    others. The errors of an outage are raised at once."""
     processed = Processed[Result]()
     seconds = DATABASE_TIMEOUTS_PER_ROW * database.settings.database_timeout
     for row_id in row_ids:
@@ -53,7 +54,8 @@ async def process_each(
             processed.failed[row_id] = refusal
         except Exception as error:
             if isinstance(error, TimeoutError):
-                # Of `time_limit`: the server does not answer either. As the API answers an outage.
+                # Raised by `time_limit` when the server does not answer its cancel request either. The API answers it
+                # like an outage.
                 raise psycopg.OperationalError("The database does not answer.") from error
             if is_outage(error):
                 raise

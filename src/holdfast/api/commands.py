@@ -1,7 +1,7 @@
-"""/threads/{thread_id}/commands: what a client of the thread-centric protocol asks for.
+"""/threads/{thread_id}/commands: the commands of the thread-centric protocol.
 
-Failures of a command are answers, with HTTP 200. A request that is no command at all is answered in the same shape,
-with HTTP 400.
+A failed command is answered with HTTP 200 and an error object. A request that is not a command is answered with an
+object of the same shape and HTTP 400.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STRATEGIES = ("reject", "enqueue", "interrupt", "rollback")
 
 
 class CommandFailed(Exception):
-    """A command that cannot be carried out, with the protocol's code for it."""
+    """A command failed; with the protocol's error code."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class CommandFailed(Exception):
 
 
 class MalformedCommand(CommandFailed):
-    """A request that is no command. `identity` is its id, if it has one that can be given back."""
+    """A request is not a command. `identity`: its id, if it has a valid one."""
 
     def __init__(self, message: str, identity: int | None = None) -> None:
         super().__init__("invalid_argument", message)
@@ -56,7 +56,7 @@ class MalformedCommand(CommandFailed):
 
 
 def read_command(text: bytes) -> dict[str, Any]:
-    """The command in a request's body or a WebSocket's frame: it has an integer `id` and a `method`. Raises
+    """The command in a request's body or a WebSocket message, with an integer `id` and a `method`. Raises
     MalformedCommand."""
     try:
         command = read_bounded(text)
@@ -90,9 +90,9 @@ async def command(web: Web, thread_id: UUID, request: Request) -> Response:
 
 
 async def answer(web: WebContext, thread_id: UUID, body: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a command and say how it went."""
+    """Execute a command and return its response."""
     try:
-        # Before the command, which may cause events at once.
+        # Read before the command is executed, because it may cause events at once.
         async with web.database.connection() as connection:
             past = await last_ended_seq(connection, thread_id)
         params = {} if body.get("params") is None else body["params"]
@@ -111,8 +111,8 @@ async def answer(web: WebContext, thread_id: UUID, body: dict[str, Any]) -> dict
         return {"type": "error", "id": body["id"], "error": "unknown_error", "message": message}
     except psycopg.DataError as failure:
         return {"type": "error", "id": body["id"], "error": "invalid_argument", "message": not_storable(failure)}
-    # Python's client reads on from here, so it has to come before everything the command causes. React's takes an
-    # interrupt for answered long ago when the log asked it before this, and for a new one when it was after.
+    # Python's client reads events from this number on, so it must be lower than those of all events that the command
+    # causes. React's client treats an interrupt with a lower number as answered, and one with a higher number as new.
     return {"type": "success", "id": body["id"], "result": result, "meta": {"applied_through_seq": past}}
 
 
@@ -171,11 +171,11 @@ async def _thread(web: WebContext, thread_id: UUID) -> ThreadSummary | None:
 async def _start(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
     given = params.get("input")
     if isinstance(given, dict) and given.get("lg_name") == "Command":
-        # The RemoteGraph of JavaScript sends a Command as the input of its events of version three.
+        # JavaScript's RemoteGraph sends a Command as the input of `streamEvents` version 3.
         params = {**params, "input": None, "command": given}
     thread = await _thread(web, thread_id)
     if thread is not None and params.get("input") is not None and await _asks(web, thread_id, thread, params):
-        # The protocol's rule: input to a thread that waits for an answer is the answer.
+        # The protocol defines that input to an interrupted thread is the resume value.
         params = {**params, "input": None, "command": {"resume": params["input"]}}
     run = await submit_run(web, _run(params), thread_id, protocol=True)
     return {"run_id": str(run["run_id"])}
@@ -208,11 +208,11 @@ async def _respond(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> 
 
 
 async def _asks(web: WebContext, thread_id: UUID, thread: ThreadSummary, params: dict[str, Any]) -> bool:
-    """Whether the thread waits for an answer, or will when the run that asks has ended: see `_unknown_interrupt`."""
+    """Whether the thread is interrupted, or will be when its current run has ended: see `_unknown_interrupt`."""
     if thread.interrupt_ids or thread.status != "busy":
         return bool(thread.interrupt_ids)
     if _strategy(params) != "enqueue":
-        return False  # The one that asks is not waited for.
+        return False  # Do not wait for the end of the run that was interrupted.
     async with web.database.connection() as connection:
         if await requested_inputs(connection, thread_id):
             return True
@@ -222,23 +222,23 @@ async def _asks(web: WebContext, thread_id: UUID, thread: ThreadSummary, params:
 async def _unknown_interrupt(
     web: WebContext, thread_id: UUID, thread: ThreadSummary, answered: list[str]
 ) -> str | None:
-    """The first of the answered interrupts that nobody asked.
+    """The first of the answered interrupts that the thread does not have.
 
-    A question is seen when it is in the log, a moment before the run that asks it has ended and the thread says that
-    it waits. An answer may come in between: its run is queued behind the one that asks.
+    Clients see an interrupt when it is in the log, which is shortly before its run ends and the thread becomes
+    `interrupted`. A resume may arrive in between: its run is queued behind the interrupted one.
     """
     missing = set(answered) - thread.interrupt_ids
     if missing:
         async with web.database.connection() as connection:
             missing -= await requested_inputs(connection, thread_id)
-            if missing:  # It may have ended since the thread was read.
+            if missing:  # The run may have ended after the thread was read.
                 missing -= (await get_thread_summary(connection, thread_id)).interrupt_ids
     return next((interrupt_id for interrupt_id in answered if interrupt_id in missing), None)
 
 
 async def _tree(web: WebContext, thread_id: UUID, params: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a run, by default of the last that has begun. Without its events, for they are kept for a while only,
-    or before any has begun, the thread tells what there is to tell."""
+    """The tree of a run, by default of the last one that has started. It is built from the thread's row when the run's
+    events have expired, or when no run has started."""
     try:
         run_id = None if params.get("run_id") is None else UUID(str(params["run_id"]))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the routes share: one object per web process."""
+"""The objects that all routes share, one set per web process."""
 
 from __future__ import annotations
 
@@ -63,16 +63,17 @@ class WebContext:
     hub: Hub
     store: BaseStore
     auth: Authenticator | None = None
-    # Who the request at hand is from: routes get a view of the process's one object.
+    # The caller of the current request: each route gets a copy of the process's context with its caller.
     caller: Caller = ANYONE
     queue: CachedFigures = field(default_factory=partial(CachedFigures, queue_figures))
     roster: Roster | None = None
-    # None for a request with an idempotency key: what it creates is part of the transaction that stores its answer.
+    # None for a request with an idempotency key: its run is created in the transaction that stores the answer.
     committer: GroupCommitter | None = None
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
     activity: CachedFigures = field(default_factory=partial(CachedFigures, recent_activity))
     figures: FleetFigures = field(default_factory=FleetFigures)
-    # Whether nothing but our own layers passes on what is sent: a project's app may have others, such as compression.
+    # Whether only Holdfast's layers are between the routes and the connection. A project's app may add others, such as
+    # compression.
     own_layers_only: bool = False
     # Whether this process leads the upkeep.
     leads: Callable[[], bool] = lambda: False
@@ -81,17 +82,17 @@ class WebContext:
 
     @property
     def thread_ttl(self) -> ThreadTtl | None:
-        """The time to live of threads that are not given one."""
+        """The default time to live of threads."""
         return checkpointer_section(self.catalog.project).thread_ttl
 
     @property
     def quota(self) -> Quota | None:
-        """What a run of the caller's tenant is measured by."""
+        """The quota that applies to a run of the caller's tenant."""
         tenant = self.caller.tenant
         return None if self.roster is None or tenant is None else self.roster.quota(tenant)
 
     def guarded(self) -> bool:
-        """Whether every request has to log in, at this moment."""
+        """Whether every request must be authenticated now."""
         return self.auth is not None and self.auth.guarded
 
     async def admit(self, caller: Caller) -> None:
@@ -101,22 +102,23 @@ class WebContext:
 
     @property
     def still_admitted(self) -> bool:
-        """Whether the caller's API key still works. What a project's own authentication would say now is not known."""
+        """Whether the caller's API key is still valid. The project's own authentication is not called again."""
         return not isinstance(self.auth, KeyAuth) or self.auth.accepts(self.caller)
 
     def require_admitted(self) -> None:
-        """Raise Denied when the caller's API key has stopped working. Reads no database."""
+        """Raise Denied when the caller's API key is not valid any more. Does not read the database."""
         if isinstance(self.auth, KeyAuth):
             self.auth.require_accepted(self.caller)
 
     def while_admitted(self) -> AbstractContextManager[object]:
-        """A block that ends when the caller's API key stops working: what every stream and WebSocket is served in."""
+        """A block that ends when the caller's API key is not valid any more. Every stream and WebSocket is served in
+        it."""
         if not isinstance(self.auth, KeyAuth):
             return nullcontext()
         return WhileOpen(self.auth.connections.opened_by(self.caller.credential))
 
     def check_webhook(self, url: str | None) -> None:
-        """Raise InvalidRequest for a webhook that may not be called, as far as its URL tells."""
+        """Raise InvalidRequest for a webhook that may not be called, as far as its URL shows."""
         if url is not None:
             try:
                 UrlPolicy.of(webhooks_section(self.catalog.project), self.settings).admit(url)
@@ -124,12 +126,12 @@ class WebContext:
                 raise InvalidRequest(f"webhook: {refusal}") from None
 
     def cancel_children_of(self, cancelled: CancelledRuns) -> None:
-        """Begin to cancel what runs that were cancelled have spawned."""
+        """Start to cancel the children of cancelled runs."""
         if cancelled.parents:
             self.spawn(self._cancel_children(cancelled.parents))
 
     def touched(self, thread_id: UUID) -> None:
-        """Tell whoever watches a thread that its state was updated by hand, or that it is gone."""
+        """Notify the streams of a thread that a client has updated its state or deleted it."""
         self.signals.publish("events", thread_changed_hint(thread_id), thread_id=thread_id)
 
     async def delete_thread(self, thread_id: UUID, visible: Visibility) -> None:
@@ -148,31 +150,31 @@ class WebContext:
         return cancelled
 
     async def _cancel_children(self, parents: list[UUID]) -> None:
-        """Cancel what runs that were cancelled have spawned. What fails here is made up for by upkeep."""
+        """Cancel the children of cancelled runs. Upkeep cancels those for which this fails."""
         try:
             await cancel_children(self.database, self.signals, parents)
         except (psycopg.Error, OSError, TooSlow) as error:
             log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=in_words(error))
 
     async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:
-        """Raise NotFound for a row that the caller may not see, as if it were not there."""
+        """Raise NotFound for a row that does not exist or that the caller may not see."""
         if visible.restricted:
             async with self.database.connection() as connection:
                 if not await is_visible(connection, table, row_id, visible):
                     raise NotFound(table.capitalize(), row_id)
 
     async def may_thread(self, thread_id: UUID, access: str, **value: Any) -> dict[str, Any]:
-        """Have it decided whether the caller may do something with a thread or one of its runs. Returns `value` as the
-        project's handler left it; raises Denied, and NotFound for a thread that is not the caller's to see."""
+        """Authorize an action on a thread or one of its runs. Returns `value` as the project's handler changed it.
+        Raises Denied, and NotFound for a thread that the caller may not see."""
         value = {"thread_id": thread_id, **value}
         visible = await self.caller.may("threads", access, value)
         await self.require("thread", thread_id, visible)
         return value
 
     async def may_each(self, thread_ids: Iterable[UUID], access: str, visible: Visibility, **value: Any) -> list[UUID]:
-        """Of threads that were selected by `visible`, those with which the caller may do something. `visible` is the
-        handler's answer for all threads at once; a handler may also decide by the thread's id, so it is asked for each
-        thread as well."""
+        """Of threads that `visible` has selected, those for which the caller is authorized. `visible` is the handler's
+        answer for all threads together. A handler may also decide by the thread's id, so it is called for each thread
+        as well."""
         allowed = []
         for thread_id in thread_ids:
             with suppress(Denied, NotFound):
@@ -183,29 +185,29 @@ class WebContext:
         return allowed
 
     async def may_show_existing(self, resource: Resource, value: dict[str, Any]) -> Visibility:
-        """Have it decided what a caller sees who creates something under an id that is taken, and asks for what has
-        the id. To be shown it is to read it: the right to create is not enough. Raises Denied."""
+        """Authorize a caller who creates an object under an existing id with `if_exists: do_nothing` and gets the
+        existing object. This reads the object, so the right to create is not sufficient. Raises Denied."""
         try:
             return await self.caller.may(resource, "read", value)
         except Denied as refusal:
             raise Denied(refusal.status, f"if_exists 'do_nothing': {refusal}", refusal.headers) from None
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something to its end although the request that began it is over."""
+        """Run a coroutine to its end, even after the end of its request."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
 async def admitted(web: WebContext, connection: HTTPConnection) -> Caller:
-    """Who sends a request, if they may. Raises Denied and OverLimit."""
+    """Authenticate a request and count it. Raises Denied and OverLimit."""
     caller = ANYONE if web.auth is None else await web.auth.authenticate(connection)
     await web.admit(caller)
     return caller
 
 
 async def identified(web: WebContext, connection: HTTPConnection) -> WebContext:
-    """The process's context as the sender of a request sees it. Raises Denied and OverLimit."""
+    """Authenticate a request and return the context of its caller. Raises Denied and OverLimit."""
     if web.auth is None:
         return web
     # With `middleware_order: auth_first` the request has been authenticated already.
@@ -215,7 +217,7 @@ async def identified(web: WebContext, connection: HTTPConnection) -> WebContext:
 
 
 def seen_by(context: WebContext, caller: Caller) -> WebContext:
-    """The context as a caller sees it."""
+    """A copy of the context for a caller."""
     if caller is ANYONE:
         return context
     catalog = context.catalog.acting_for(caller.user, caller.configurable)
@@ -227,8 +229,9 @@ def seen_by(context: WebContext, caller: Caller) -> WebContext:
 
 
 def _given_by_router() -> None:
-    """Marks a parameter that is no part of the request. FastAPI, which describes the routes, takes others for one."""
+    """Marks a parameter that does not come from the request. FastAPI, which describes the routes, would treat an
+    unmarked one as part of the request."""
 
 
-# What an endpoint is given: the context as the caller sees it; in public routes and for WebSockets, the process's own.
+# The context of an endpoint: that of the caller; in public routes and for WebSockets, that of the process.
 Web = Annotated[WebContext, Depends(_given_by_router)]

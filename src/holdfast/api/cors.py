@@ -1,4 +1,4 @@
-"""Which web pages may call the server: CORS, and what CORS leaves open on a server that asks for no login."""
+"""Decides which web pages may call the server: CORS, and additional checks for a server without authentication."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOPBACK_ORIGIN = re.compile(
 )
 # Characters of an origin or a host that are shown in answers and log lines.
 MAX_SHOWN_CHARACTERS = 200
-# Different origins and hosts whose refusal is logged.
+# The refusals of this many different origins and hosts are logged.
 MAX_LOGGED_SOURCES = 100
 # Repeat the page's origin in the answer, so that only pages of that origin may read it.
 ONE_ORIGIN = ".*"
@@ -41,23 +41,25 @@ TWO_ORIGINS = "The request has more than one Origin header. Send one."
 class CrossOriginLayer:
     """Decides which web pages may call the server, for every route and every WebSocket.
 
-    A browser lets any page send requests to any address that it reaches, this machine included. On a server that asks
-    for a login a page must hold a key, so every origin may call unless some are named. On one that does not, the
-    browser's own marks are all there is to go by:
+    A browser lets any page send requests to any address that it reaches, this machine included. On a server with
+    authentication a page needs a key, so every origin may call unless the configuration names origins. On a server
+    without authentication, only these headers of the browser show whether a page may call:
 
     * `Origin`: the page must be one of this machine, of the server itself, or of a named origin.
-    * `Host`: must name this machine. A page that points its own DNS name at this machine (DNS rebinding) is of the same
-      origin as the server, in the eyes of the browser, but it cannot change the name that it calls.
-    * `Sec-Fetch-Site`: browsers send no `Origin` with images, scripts and frames, but they say so here.
+    * `Host`: must name this machine. For the browser, a page that points its own DNS name at this machine (DNS
+      rebinding) has the same origin as the server. But it cannot change the host name that it calls.
+    * `Sec-Fetch-Site`: browsers send no `Origin` with requests for images, scripts and frames, but they send this
+      header.
 
-    A page may send cookies if its origin is named, or that of the server itself; those of other pages are dropped.
+    A page may send cookies if its origin is named or is the server's own. Cookies of other pages are removed.
 
-    Requests without these headers come from programs. The layer is around everything that answers, so that a page that
-    may call can read errors too.
+    Requests without these headers come from programs. The layer wraps everything that sends responses, so that an
+    allowed page can also read errors.
     """
 
     def __init__(self, app: ASGIApp, cors: Cors, settings: Settings, guarded: Callable[[], bool]) -> None:
-        """`guarded`: whether every request has to log in, now. Keys come and go while the server runs."""
+        """`guarded`: whether every request must be authenticated now. Keys are created and revoked while the server
+        runs."""
         self._app = app
         self._guarded = guarded
         self._named = frozenset(cors.allow_origins or ())
@@ -77,7 +79,7 @@ class CrossOriginLayer:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]) and [name for name, _ in scope["headers"]].count(b"origin") > 1:
-            # Each program on the way could take another one for the page's origin.
+            # With two Origin headers, each program on the way could use another one.
             await refuse(BadRequest(TWO_ORIGINS), scope, receive, send)
             return
         host = headers.get(b"host", b"")
@@ -109,8 +111,8 @@ class CrossOriginLayer:
         if b"cookie" in headers and not (
             answering.sends_credentials or same or headers.get(b"sec-fetch-site") == b"same-origin"
         ):
-            # CORS keeps a page from reading an answer, not from causing it, and does not apply to WebSockets: with
-            # the cookie of somebody who is logged in, the page would act as them.
+            # CORS prevents a page from reading a response. It does not prevent the request, and does not apply to
+            # WebSockets. With the cookie of a user who is logged in, the page would act as that user.
             scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"]
         await (answering if scope["type"] == "http" else self._app)(scope, receive, send)
 
@@ -134,7 +136,8 @@ class CrossOriginLayer:
         await refuse(Denied(403, detail), scope, receive, send)
 
     def _is_new(self, refused: str) -> bool:
-        """Whether to log a refusal: once for each origin or host, for a page can repeat it as often as it likes."""
+        """Whether to log a refusal. It is logged once for each origin or host, because a page can repeat its request
+        without limit."""
         if refused in self._reported or len(self._reported) >= MAX_LOGGED_SOURCES:
             return False
         self._reported.add(refused)
@@ -142,16 +145,16 @@ class CrossOriginLayer:
 
 
 class AllowedHosts:
-    """The hosts that a server without a login answers to.
+    """The host names that a server without authentication accepts.
 
-    An IP address cannot be pointed elsewhere, so every one is allowed.
+    DNS rebinding is impossible with an IP address, so all addresses are allowed.
     """
 
     def __init__(self, settings: Settings) -> None:
         given = [name.strip().lower().rstrip(".") for name in (settings.allowed_hosts or "").split(",")]
         self._names = {settings.host.lower(), *filter(None, given)}
         self._suffixes = tuple(name[1:] for name in self._names if name.startswith("*."))
-        # The same few hosts are asked for all day long.
+        # Cached, because the same few hosts are checked for all requests.
         self.admits = lru_cache(maxsize=64)(self._admits)
 
     def _admits(self, header: bytes) -> bool:
@@ -162,14 +165,13 @@ class AllowedHosts:
 
 
 def _is_link(headers: dict[bytes, bytes]) -> bool:
-    """Whether somebody has followed a link: the answer is shown to them, and the page that had the link cannot read
-    it."""
+    """Whether a user has followed a link. The browser shows the response, and the page with the link cannot read it."""
     return headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
 
 
 def _is_same(origin: str, host: bytes) -> bool:
-    """Whether a page is of the server itself, such as its documentation. A proxy may have ended TLS: the scheme does
-    not count."""
+    """Whether a page comes from this server, such as its documentation. The scheme is not compared, because a proxy may
+    have terminated TLS."""
     return bool(host) and origin.partition("://")[2] == host.decode("latin-1").lower()
 
 
@@ -183,7 +185,7 @@ class _CorsHeaders(CORSMiddleware):
             allow_headers=cors.allow_headers,
             expose_headers=cors.expose_headers,
             max_age=cors.max_age,
-            # A page on the internet, with an origin that is named, may call a server on this machine or network.
+            # A page on the internet with a named origin may call a server on this machine or in a private network.
             allow_private_network=True,
             **options,
         )
@@ -201,14 +203,14 @@ class _CorsHeaders(CORSMiddleware):
 
 
 class _VaryByOrigin:
-    """No Origin header: not a request of a page. Only adds `Vary: Origin` to the answer."""
+    """Without an Origin header the request does not come from a page. Only adds `Vary: Origin` to the response."""
 
     __slots__ = ("_send",)
 
     def __init__(self, send: Send) -> None:
         self._send = send
 
-    # Not a coroutine of its own: there is nothing to wait for.
+    # Returns an awaitable instead of being a coroutine, which saves a coroutine per message.
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))

@@ -64,19 +64,19 @@ Column = Literal[
     "now",
 ]
 
-# What a patch can change without changing what the cron runs.
+# Fields that do not affect the runs of a cron.
 TIMING = frozenset({"schedule", "timezone", "end_time", "enabled", "metadata"})
 
 
 def _in_utc(value: datetime) -> datetime:
-    # Postgres knows more years than Python, and an offset can lead out of those Python knows.
+    # Postgres supports more years than Python, and a timezone offset can lead to a year that Python does not support.
     if not 1970 <= value.year <= 9000:
         raise ValueError("must be between the years 1970 and 9000")
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _as_text(value: Any) -> Any:
-    # pydantic takes a number for seconds since 1970, or for milliseconds if it is large.
+    # pydantic interprets a number as seconds since 1970, or as milliseconds if it is large.
     if isinstance(value, (int, float)):
         raise ValueError("must be a date and time in ISO 8601")  # noqa: TRY004 (pydantic reports no other)
     return value
@@ -110,7 +110,7 @@ class CronCreate(RunCreate):
 class CronPatch(RunCreate):
     """What is left out stays as it is, and so does what is null, except `end_time`."""
 
-    # What a newer client sends counts as something, though it changes nothing.
+    # Unknown fields of newer clients count as content, although they change nothing.
     model_config = ConfigDict(extra="allow")
 
     assistant_id: str = Field(default="", exclude=True, description="Cannot be changed: ignored.")
@@ -255,19 +255,20 @@ async def _create(web: WebContext, body: CronCreate, thread_id: UUID | None) -> 
 
 
 def _run_as_caller(web: WebContext, kwargs: dict[str, Any]) -> None:
-    """Have the runs of a cron be the caller's, with the headers that the request at hand forwards."""
+    """Let the caller own the runs of a cron. They get the headers that the current request forwards."""
     if web.caller.user is not None:
         kwargs["user"] = web.caller.user.stored()
     kwargs.update(forward(kwargs))
 
 
 def _runs_otherwise(old: Mapping[str, Any], new: Mapping[str, Any], patch: CronPatch) -> bool:
-    """Whether a patch changes what a cron runs, and not only when. Compared as JSON: in Python, 1 equals True."""
+    """Whether a patch changes the runs of a cron, and not only their times. Compared as JSON, because 1 equals True in
+    Python."""
     return any(to_json(old.get(name)) != to_json(new.get(name)) for name in _given(patch).keys() - TIMING)
 
 
 async def _may_run(web: WebContext, cron_id: UUID) -> None:
-    """Whether the caller may create runs in the thread of a cron, if it has one. Raises Denied and NotFound."""
+    """Authorize the caller to create runs in the thread of a cron, if it has one. Raises Denied and NotFound."""
     async with web.database.connection() as connection:
         cron = await get_cron(connection, cron_id)
     if cron["thread_id"] is not None:
@@ -293,9 +294,10 @@ def _content(
     completed: Literal["delete", "keep"] | None = (body.on_run_completed or "delete") if stateless else None
     kwargs = request_kwargs(body, stateless=stateless, temporary=completed == "delete")
     if b"\\u0000" in orjson.dumps(kwargs["config"].get("metadata") or {}):
-        # It becomes the metadata of runs when nobody is there to be told.
+        # Checked now, because it becomes the metadata of runs, whose creation cannot report an error to the client.
         raise InvalidRequest("config.metadata: it holds a NUL character, which cannot be stored.")
-    # After the request is looked at: its own options and context exclude each other, this does not count.
+    # Added after the request was validated: a request must not have both options and context, and this addition must
+    # not count.
     identity = {"cron_id": str(cron_id)}
     kwargs["config"]["configurable"] = {**(kwargs["config"].get("configurable") or {}), **identity}
     payload = _given(body)
@@ -325,14 +327,14 @@ def _content(
 
 
 def _stored_payload(cron: DictRow) -> dict[str, Any]:
-    """The request that a cron was created with; of one that stored something else, what its columns say. Its
-    assistant cannot be changed."""
+    """The request that created a cron. If the stored value has another shape, the request is rebuilt from the columns.
+    The assistant of a cron cannot be changed."""
     columns = {name: cron[name] for name in (*TIMING - {"metadata"}, "on_run_completed") if cron[name] is not None}
     return {**(as_object(cron["payload"]) or columns), "assistant_id": str(cron["assistant_id"])}
 
 
 def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
-    """The request that would have created the cron as it is to be."""
+    """The request that would create the changed cron."""
     changes = _given(patch)
     merged = {**payload, **changes}
     if "end_time" in patch.model_fields_set and patch.end_time is None:
@@ -341,7 +343,7 @@ def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
     configurable = {
         key: value for key, value in as_object(config.pop("configurable", None)).items() if key != "cron_id"
     }
-    # Two names of one thing: the one that is given takes the place of the other.
+    # Two names of the same options: the given one replaces the other.
     if "context" in changes and not (changes.get("config") or {}).get("configurable"):
         configurable = {}
     elif configurable and "config" in changes and "context" not in changes:
@@ -350,14 +352,14 @@ def _changed(payload: dict[str, Any], patch: CronPatch) -> CronCreate:
     try:
         return CronCreate.model_validate(merged)
     except ValidationError as error:
-        # An earlier version has accepted it.
+        # An earlier version accepted this value.
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise InvalidRequest(f"{where}: {problem['msg']}. The cron has it from before: send another value.") from None
 
 
 def _given(body: RunCreate) -> dict[str, Any]:
-    """What a request says, without nulls and without what this server does not know."""
+    """The fields of a request, without nulls and without fields that this server does not know."""
     fields = {name for name in body.model_fields_set if name in type(body).model_fields}
     shown = body.model_dump(mode="json", exclude_unset=True, include=fields)
     if isinstance(body, CronCreate | CronPatch) and body.end_time is not None:

@@ -24,7 +24,8 @@ from holdfast.auth.custom import ANYONE
 from holdfast.errors import RequestError
 from holdfast.graphs.http import HttpSection, build_middleware
 
-# Probes, and what describes the server as a whole. A FastAPI app brings pages of its own under the same names.
+# Probes and the descriptions of the server, which the API always answers. A FastAPI app adds pages under the same
+# names.
 NOT_SHADOWED = frozenset({"/ok", "/metrics", "/docs", "/openapi.json"})
 DESCRIBING = frozenset({"/docs", "/openapi.json", "/redoc", "/docs/oauth2-redirect"})
 # Routes of a custom app that are named when the server starts.
@@ -33,7 +34,7 @@ UNAUTHENTICATED = NOT_SHADOWED | {"/", "/info", "/redoc", "/docs/oauth2-redirect
 
 
 class Authenticated:
-    """Has a request authenticated before it goes further, and answers for those that are refused."""
+    """Authenticates a request before passing it on, and answers refused requests."""
 
     def __init__(self, app: ASGIApp, web: WebContext) -> None:
         self._app = app
@@ -51,7 +52,7 @@ class Authenticated:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
-        """Find out who sends a request. Returns what to receive its body from; raises RequestError."""
+        """Authenticate a request. Returns the `receive` for its body. Raises RequestError."""
         if CALLER in scope:
             return receive
         body = _KeptBody(receive)
@@ -75,7 +76,8 @@ class AuthenticatedRoutes(Authenticated):
 
 
 class _KeptBody:
-    """Stands in for `receive`, and keeps the messages for who receives after it: an authenticator may read the body."""
+    """Replaces `receive` and keeps its messages, so that the application can receive them after an authenticator has
+    read the body."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -92,7 +94,7 @@ class _KeptBody:
 
 
 class _ApiLast:
-    """Where a custom router ends when it has nothing for a request."""
+    """The default of a custom app's router: passes requests without a custom route to the API."""
 
     def __init__(self, api: ASGIApp) -> None:
         self._api = api
@@ -105,7 +107,7 @@ class _ApiLast:
 
 
 class _Dispatch:
-    """In the place of a custom app's router: decides whose route a request is for.
+    """Replaces a custom app's router: passes a request to a route of the app or to the API.
 
     A route that is for the path and the method goes before one that is only for the path, so that an app that has its
     own `GET /threads/{id}` leaves the API's PATCH in place.
@@ -151,7 +153,7 @@ def surround(custom: ASGIApp | None, api: Api, web: WebContext, section: HttpSec
     if isinstance(custom, Starlette):
         application: ASGIApp = _inside(custom, api, web, section)
     else:
-        # Nobody can ask it for its routes, so it gets what the API does not have.
+        # Its routes are unknown, so it gets the requests for which the API has no route.
         own = AuthenticatedRoutes(custom, web) if section.enable_custom_route_auth else custom
         application = _Dispatch((), own, api, api_first=True)
     if section.middleware_order == "auth_first":
@@ -192,7 +194,7 @@ class _Guarded:
         self._authenticated = AuthenticatedRoutes(router, web)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # What no route is for is the API's to refuse, or to say that it is not there.
+        # The API answers requests for which there is no route.
         known = scope["type"] != "lifespan" and best_match(self._router.routes, scope) is not Match.NONE
         await (self._authenticated if known else self._router)(scope, receive, send)
 

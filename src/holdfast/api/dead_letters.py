@@ -1,8 +1,8 @@
 """/dead-letters: runs that were given up, and what can be done with them. Holdfast's own, not part of the LangGraph
 API.
 
-What may be done with a letter is what may be done with its thread: whoever sees the thread sees it, whoever may create
-a run there may retry it, whoever may change the thread may discard it.
+The rights on a letter follow from those on its thread: a caller who may read the thread may read the letter, one who
+may create a run in the thread may retry it, and one who may change the thread may discard it.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ async def delete(web: Web, run_id: UUID) -> Response:
 
 
 async def _filters(web: WebContext, body: LetterFilters) -> DeadLetterFilters:
-    """What a request asks for, less what is not the caller's to see."""
+    """The conditions of a request, restricted to what the caller may see."""
     named = body.assistant_id
     assistant_id = None if named is None else assistant_named(web.catalog.graph_ids, named)
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": body.limit, "offset": 0}
@@ -290,8 +290,8 @@ async def _filters(web: WebContext, body: LetterFilters) -> DeadLetterFilters:
 
 
 async def _found(web: WebContext, body: LetterFilters) -> tuple[list[UUID], bool]:
-    """The letters that a request is about, and whether there are more. In the order of their threads: with a key, they
-    are all dealt with in one transaction, and locks are taken in one order."""
+    """The letters that a request selects, and whether there are more. They are sorted by thread: a request with an
+    idempotency key processes them in one transaction, which must take the locks in this order to avoid deadlocks."""
     asked = body.model_dump(exclude={"limit", "all", "begin", "fork"}, exclude_none=True, exclude_defaults=True)
     if not asked and not body.all:
         raise InvalidRequest(
@@ -332,7 +332,7 @@ async def _discard(web: WebContext, run_id: UUID) -> DictRow:
 async def _retry(
     web: WebContext, run_id: UUID, begin: RetryFrom, *, fork: bool, given: Mapping[str, Any] | None = None
 ) -> DictRow:
-    """Retry a letter, and tell the workers. The run keeps the user and the forwarded headers of the letter's creator,
+    """Retry a letter, and notify the workers. The run keeps the user and the forwarded headers of the letter's creator,
     unless the caller gives another input: that runs as the caller, with the headers of this request."""
     letter = await _letter(web, run_id)
     kwargs = {**as_object(letter["kwargs"]), **(given or {})}

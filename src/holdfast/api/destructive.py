@@ -81,8 +81,8 @@ async def refuse_unknown(request: Request, parameters: Iterable[str], *, takes_b
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    """The name, with the known one that it looks like if there is one. A name that is longer than any is not compared:
-    that would take memory and time many times its length."""
+    """The name, with the known one that it looks like if there is one. A name that is longer than all known names is
+    not compared, because comparing takes memory and time of many times its length."""
     shown = name[:MAX_SHOWN_CHARACTERS]
     close = get_close_matches(shown, known, n=1) if name == shown else []
     return f"'{shown}' (did you mean '{close[0]}'?)" if close else f"'{shown}'"

@@ -1,4 +1,4 @@
-"""Blocks that end when the client has disconnected, or when its API key stops working: streams and long waits."""
+"""Blocks that end when the client disconnects or its API key becomes invalid: for streams and long waits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from starlette.types import Receive
 
 
 class Endable(Protocol):
-    """Something that can come to an end, and calls back when it does."""
+    """An object that can end, and calls back when it does."""
 
     def on_end(self, callback: Callable[[], object] | None, /) -> None: ...
 
 
 class WhileOpen:
-    """A block that ends when something else does, by cancelling its task. A cancel of another origin is kept."""
+    """A block that ends when an Endable ends, by cancelling the block's task. A cancel from another source is not
+    suppressed."""
 
-    # Seconds between two cancels. Python 3.11 swallows one now and then.
+    # Seconds between two cancels. The cancel is repeated because Python 3.11 sometimes loses one.
     CANCEL_INTERVAL_SECONDS = 0.5
 
     def __init__(self, endable: Endable) -> None:
@@ -70,6 +71,6 @@ class ClientConnection:
         callback()
 
     async def stopped(self) -> None:
-        """Wait until nothing listens any more."""
+        """Wait until the listening task has ended."""
         if self._listening is not None:
             await asyncio.wait([self._listening])

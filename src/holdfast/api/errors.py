@@ -33,7 +33,7 @@ def _answer(status: int, detail: str, headers: Mapping[str, str] | None = None) 
     return Json({"detail": detail}, status_code=status, headers=None if headers is None else dict(headers))
 
 
-# What Postgres raises for a value, and not for how it is.
+# Errors that Postgres raises because of a value, and not because of its own state.
 ABOUT_A_VALUE = (
     psycopg.DataError,
     psycopg.errors.ProgramLimitExceeded,
@@ -42,12 +42,13 @@ ABOUT_A_VALUE = (
 
 
 def not_storable(error: psycopg.Error) -> str:
-    """The sentence for what Postgres has no room for: NUL characters, above all, which JSON has and it does not."""
+    """The message for a value that Postgres cannot store: usually a NUL character, which JSON allows and Postgres does
+    not."""
     return f"The request holds a value that cannot be stored: {str(error).strip().splitlines()[0]}"
 
 
 def sentence_about(error: Exception) -> str:
-    """Why one of many rows could not be processed, as an answer says it."""
+    """The message of a response for one of many rows that could not be processed."""
     if isinstance(error, RequestError):
         return str(error)
     if isinstance(error, ABOUT_A_VALUE):
@@ -66,7 +67,7 @@ def answer_to(error: Exception) -> Json | None:
             return _answer(error.status, str(error), error.headers)
         case HTTPException():
             return _answer(error.status_code, str(error.detail), error.headers)
-        # Before OperationalError, which some of them are.
+        # Checked before OperationalError, because some of these are subclasses of it.
         case psycopg.Error() if isinstance(error, ABOUT_A_VALUE):
             return _answer(422, not_storable(error))
         case psycopg.OperationalError() | PoolTimeout():

@@ -127,7 +127,7 @@ class Subscription:
 
 class Socket:
     """One WebSocket: commands in, answers and events out. Each new subscription is sent the past that it asks for;
-    what happens from then on is sent once, however many subscriptions match."""
+    later events are sent once, even if several subscriptions match."""
 
     def __init__(self, process: WebContext, web: WebContext, thread_id: UUID, socket: WebSocket) -> None:
         self._process = process
@@ -184,9 +184,8 @@ class Socket:
             await self._send({"type": "error", "id": identity, "error": "invalid_argument", "message": str(failure)})
 
     async def _readmitted(self, identity: int) -> WebContext:
-        """The context of one command. The caller is authenticated anew, by the headers of the handshake, as for an HTTP
-        request: what was allowed when the socket was opened may not be allowed any more. Closes the socket of a caller
-        who is refused. Raises OverLimit."""
+        """The context of one command. The caller is authenticated again by the headers of the handshake, because rights
+        may have changed since the socket was opened. Closes the socket of a refused caller. Raises OverLimit."""
         try:
             caller = await admitted(self._process, self._socket)
         except Denied as refusal:
@@ -230,11 +229,12 @@ class Socket:
             )
 
     async def _follow(self, identity: str, new: Subscription) -> None:
-        """Take a subscription in, and read on from where the one that is furthest behind stands. Returns when it has
-        been sent its past: a client that has heard of a run's end by another subscription would take this one, once it
-        is confirmed, for finished, and what came then would be lost on it."""
+        """Add a subscription, and continue reading at the lowest position of all subscriptions. Returns when the past
+        events were sent. Otherwise a client that knows a run's end from another subscription would treat this one as
+        finished when it is confirmed, and would ignore later events."""
         if self._follower is not None:
-            async with self._delivering:  # Not between sending an event and noting it.
+            # Do not cancel between sending an event and recording its position: it would be sent twice.
+            async with self._delivering:
                 await cancel_all([self._follower])
         self._subscriptions[identity] = new
         self._follower = asyncio.create_task(self._deliver(min(one.seen for one in self._subscriptions.values())))
@@ -242,7 +242,8 @@ class Socket:
             await asyncio.wait({self._follower, new.caught_up}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _resumed_at(self, since: int | None) -> int:
-        """Where to go on for a client's cursor. A client must be told when what came next cannot be had any more."""
+        """The position for a client's cursor. Raises an error when the next events have expired, so that the client
+        does not miss them unnoticed."""
         if since is None:
             raise CommandFailed("invalid_argument", "subscription.reconnect needs since.")
         async with self._web.database.connection() as connection:
@@ -265,7 +266,7 @@ class Socket:
             return 0
 
     async def _deliver(self, since: int) -> None:
-        with suppress(WebSocketDisconnect):  # Whoever reads the commands learns of it too.
+        with suppress(WebSocketDisconnect):  # The task that reads the commands gets this exception as well.
             try:
                 tick = self._web.settings.stream_heartbeat
                 followed = self._web.hub.thread_events(self._thread_id, since, tick=tick)
@@ -307,7 +308,7 @@ def _settle(subscription: Subscription) -> None:
 
 @routes.websocket("/threads/{thread_id}/stream/events")
 async def socket_events(process: Web, socket: WebSocket, thread_id: UUID) -> None:
-    # Until the handshake is accepted, nothing of what the client sends is read.
+    # The client's messages are not read before the handshake is accepted.
     try:
         web = await identified(process, socket)
         await web.may_thread(thread_id, "read")
@@ -324,6 +325,6 @@ async def socket_events(process: Web, socket: WebSocket, thread_id: UUID) -> Non
 
 
 async def refuse(socket: WebSocket, error: RequestError) -> None:
-    """Close a socket with what clients of the protocol take for a status, and do not try again."""
-    with suppress(WebSocketDisconnect):  # The client has gone already.
+    """Close a socket with a code that clients of the protocol map to an HTTP status, so that they do not reconnect."""
+    with suppress(WebSocketDisconnect):  # The client has already disconnected.
         await socket.close(4000 + error.status, str(error)[:100])

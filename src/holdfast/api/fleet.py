@@ -64,7 +64,8 @@ class QueueFigures(BaseModel):
 
 
 async def may_fleet(web: WebContext, resource: Literal["workers", "queue"], action: str, **value: Any) -> None:
-    """With custom auth, a handler decides here too. The fleet is nobody's in part: a filter is a no."""
+    """Authorize a request about the fleet. With custom auth, a handler decides. A filter counts as a refusal, because
+    the fleet has no owner and cannot be filtered."""
     visible = await web.caller.may(resource, action, value)
     if visible.restricted:
         raise Denied(403, f"Forbidden: {resource}.{action}")

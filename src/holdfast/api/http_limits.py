@@ -1,4 +1,4 @@
-"""What one client may make a web process hold by HTTP: the bytes, the number and the time of what it sends.
+"""Limits on HTTP clients: the bytes, the number and the duration of their requests.
 
 uvicorn limits none of these, and keeps an unfinished header or body for as long as its client is connected. Middleware
 runs only once a request's headers are complete, so the limits are checked here, where the bytes come in.
@@ -62,7 +62,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._pending = 0
         self._arrived = 0
         self._completed = False
-        # Until the head has come, or the body.
+        # Timeout for the head or the body.
         self._deadline: asyncio.TimerHandle | None = None
         # Until a complete body is handled.
         self._waiting: asyncio.TimerHandle | None = None
@@ -165,8 +165,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         cycle = self.cycle
         if cycle.response_complete and cycle.more_body:
-            # Nothing reads the rest of the body. The client has a short time to end it, and can then go on with
-            # another request.
+            # The application does not read the rest of the body. The client has a short time to complete it, and can
+            # then send another request.
             self._share.clear()
             self._stop_deadline()
             self._deadline = self.loop.call_later(LINGER_SECONDS, self._close_unread)
@@ -241,7 +241,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._deadline = None
         seconds = self._limits.body_seconds
         if self.flow.read_paused:
-            # We do not read it: the application is busy with something else, or with an earlier request.
+            # The timeout does not apply: reading is paused because the application is busy.
             self._deadline = self.loop.call_later(seconds, self._body_late)
         else:
             self._refuse(408, f"The request's body was not complete within BODY_TIMEOUT_SECONDS={seconds:g}.")

@@ -1,8 +1,8 @@
 """`Idempotency-Key`: a creating request that is sent again gets the first answer, and creates nothing.
 
-One layer for all routes that create. Whatever the route does, by whatever function, is one transaction here, and the
-answer is written into it before it is committed. So there is no moment at which a killed process could leave the one
-without the other, and no route needs to know of keys. Requests without a key do not come here.
+One layer serves all routes that create objects. It executes the route in one transaction and writes the answer in the
+same transaction. So a killed process cannot leave the objects without the answer, and the routes contain no code for
+keys. Requests without a key do not use this layer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def answer_once(
             try:
                 response = await answer(replace(web, database=database, signals=signals, committer=None))
             finally:
-                # What is left to do, a stream or what follows a client that has gone, is done after the transaction.
+                # Streams, and cancels for disconnected clients, begin after the transaction is committed.
                 database.end()
             if refused(response):
                 raise psycopg.Rollback
@@ -107,7 +107,7 @@ async def answer_once(
 
 
 def scope_of(web: WebContext) -> str:
-    """Whose key it is: others may use the same. Not the identity itself, which can be of any length."""
+    """The owner of a key; other callers may use the same key. It is a hash, because an identity can have any length."""
     caller = web.caller
     return hashlib.sha256(f"{caller.tenant or ''}\0{caller.user_id}".encode()).hexdigest()
 
@@ -124,7 +124,7 @@ def given_key(request: Request) -> str:
 
 
 def fingerprint(request: Request, body: bytes) -> bytes:
-    """What makes it the same request: method, path, query, and a body that says the same."""
+    """A hash by which repeated requests are recognised: of the method, the path, the query and the parsed body."""
     try:
         said = orjson.dumps(read_bounded(body), option=orjson.OPT_SORT_KEYS) if body else b""
     except (orjson.JSONDecodeError, InvalidRequest):
@@ -134,14 +134,14 @@ def fingerprint(request: Request, body: bytes) -> bytes:
 
 
 def refused(response: Response) -> bool:
-    """Whether an answer says that nothing was done. Commands say so with a 200."""
+    """Whether an answer is a refusal. A refused command has status 200."""
     if response.status_code >= 400:
         return True
     return not isinstance(response, StreamingResponse) and bytes(response.body).startswith(b'{"type":"error"')
 
 
 def described(asked: Asked, response: Response) -> Answer:
-    """An answer as it can be given again."""
+    """An answer in the form in which it is stored."""
     headers = {name: value for name, value in response.headers.items() if name != "content-length"}
     about: dict[str, Any] = {
         "fingerprint": asked.fingerprint,
@@ -198,7 +198,7 @@ class Repeat:
         await self._authorize(present_run(run))
         cancel = orjson.loads(body).get("on_disconnect") == "cancel"
         stateless = first.headers["content-location"].startswith("/runs/")
-        # The place to go on from says what was asked for.
+        # The Location for resuming contains the parameters of the request.
         follow = "follow=true" in first.headers.get("location", "")
         if first.kind == "stream":
             again = stream_response(
@@ -210,8 +210,8 @@ class Repeat:
         return again
 
     async def _authorize(self, created: Mapping[str, Any]) -> None:
-        """Raise Denied when the caller may not send this request any more, and NotFound when what it created belongs
-        to another user now. What was deleted since belongs to nobody."""
+        """Raise Denied when the caller may not send this request any more, and NotFound when the created object belongs
+        to another user now. Deleted objects are not checked."""
         resource, action = CREATING[self.path]
         value: dict[str, Any] = {"metadata": {}, "kwargs": {}, "thread_id": None, **self.path_params, **created}
         value |= {name: UUID(str(value[name])) for name in IDS if value.get(name) is not None}

@@ -106,7 +106,7 @@ async def inbox(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     wanted = metadata_filter(metadata)
-    # A question is seen by whoever sees its thread.
+    # A caller who may see a thread may see its interrupts.
     asked: dict[str, Any] = {"metadata": wanted, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
     filters = InterruptFilters(
@@ -159,7 +159,7 @@ async def resume(web: Web, thread_id: UUID, run_id: UUID, body: Resume) -> Respo
 def _is_left_out(body: Resume, name: str) -> bool:
     said = body.model_fields_set
     if name in ("config", "context"):
-        # Two names for one thing: whoever gives one means both.
+        # Two names of the same options: the given one sets both.
         return said.isdisjoint({"config", "context", "checkpoint", "checkpoint_id"})
     return name not in said and not (name == "durability" and "checkpoint_during" in said)
 

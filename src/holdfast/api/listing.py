@@ -1,4 +1,4 @@
-"""What the resources' requests have in common: searching, paging, selecting, and metadata that may be kept.
+"""What the requests of all resources share: searching, paging, selecting fields, and cleaning metadata.
 
 class AssistantSearch(Search):
     sort_by: Literal["name", ...] | None = None
@@ -23,7 +23,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.graphs.client_config import client_metadata, client_options
 from holdfast.settings import Settings
 
-# Postgres counts in 64 bits; nobody pages this far.
+# Below the limit of Postgres's 64-bit offsets, and beyond every real page.
 LAST_OFFSET = 2**53
 
 SortOrder = Literal["asc", "desc"]
@@ -48,11 +48,11 @@ class Search(Page):
 
 
 def page(found: PageRows, asked: Page) -> tuple[list[DictRow], dict[str, str]]:
-    """The rows to show, and the headers that say what else there is. A page may end before its limit, when it has as
-    many bytes as it may have.
+    """The rows to show, and the headers for paging. A page may have fewer rows than its limit when it reaches the
+    maximum of its bytes.
 
-    The total is exact on the last page and a lower bound before it: counting what nobody looks at would make the
-    first page as slow as reading everything. `POST …/count` counts.
+    The total is exact on the last page and a lower bound before it: counting all rows would make the first page as slow
+    as reading everything. `POST …/count` counts.
     """
     end = asked.offset + len(found.rows)
     if not found.more:

@@ -56,7 +56,7 @@ class WebProcess(Service):
         super().__init__()
         self._settings = settings
         self._catalog = catalog
-        # First of all: without it nobody may be let in.
+        # Loaded first: without it no request can be authenticated.
         custom = CustomAuth.load(catalog.project, studio=settings.studio_auth)
         self._database = database = Database(settings, "web")
         metrics = Metrics(enabled=settings.metrics)

@@ -1,4 +1,4 @@
-"""/, /ok and /info: what the server is, for everybody."""
+"""/, /ok and /info: the server's description, without authentication."""
 
 from __future__ import annotations
 

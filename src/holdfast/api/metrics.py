@@ -48,7 +48,7 @@ async def metrics(web: Web, request: Request, format: Literal["prometheus", "jso
 
 
 def _own(web: WebContext) -> declared.Readings:
-    """What there is to see of this process without asking anybody."""
+    """The metrics that this process can report without reading the database."""
     mode = signals_mode(web.signals, web.settings)
     return {
         declared.STREAM_WATCHERS: web.hub.watchers,

@@ -26,7 +26,7 @@ class Description:
     """The OpenAPI document. `denials`: what routes that are not of `meta` may answer besides what they declare.
 
     `custom`: the project's own app, whose routes are described too if it is one of FastAPI; `security`: what
-    `auth.openapi` of langgraph.json says.
+    `auth.openapi` of langgraph.json.
     """
 
     def __init__(

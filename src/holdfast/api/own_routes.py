@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 OWN_ROUTES_ONLY = "holdfast.own_routes_only"
 # For what the app does when it is cancelled.
 CLOSE_TIMEOUT_SECONDS = 3.0
-# Before the sending begins anew after an error that nobody foresaw.
+# The delay before sending is restarted after an unexpected error.
 RESTART_DELAY_SECONDS = 1.0
 
 
@@ -90,7 +90,8 @@ class OwnRoutes:
         try:
             await self._app(scope, receive, send)
         except ESCAPING:
-            # Also `sys.exit()`: nobody awaits this task, so it would end the event loop and with it the process.
+            # Includes SystemExit: this task is not awaited, so `sys.exit()` in the app would end the event loop and the
+            # process.
             log.exception("webhook.route_failed", path=scope["path"])
 
     def _scope(self, url: str, headers: Mapping[str, str], body: bytes) -> Scope:

@@ -31,7 +31,7 @@ or [custom auth](auth.md), they can also refuse with `401`, `403` and `429`. The
 A name in **bold** is required.
 """
 COMMON_STATUSES = frozenset({"413", "415", "422", "503"})
-# Descriptions of an answer that say no more than its status.
+# Descriptions of a response that only repeat its status.
 UNSAID = frozenset({"Success.", "Successful Response"})
 METHODS = ("get", "post", "put", "patch", "delete")
 Schema = Mapping[str, Any]

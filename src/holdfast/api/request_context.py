@@ -27,7 +27,7 @@ from holdfast.graphs.http import HeaderPatterns, HttpSection
 
 log = structlog.get_logger(__name__)
 
-# Credentials of this server's own door: whoever reads a run must not be able to use them.
+# The credentials for this server. They are never forwarded, because clients who may read a run could use them.
 NEVER_FORWARDED = frozenset({"authorization", "x-api-key", "x-tenant-id", "x-service-key"})
 NEVER_LOGGED = NEVER_FORWARDED | {"cookie", "proxy-authorization"}
 TRACING = frozenset({"langsmith-trace", "baggage"})
@@ -61,8 +61,8 @@ _current: ContextVar[RequestContext | None] = ContextVar("request_context", defa
 def forward(kwargs: dict[str, Any]) -> dict[str, Any]:
     """A run's kwargs with what the request at hand adds to them: nothing outside of a request.
 
-    The headers are kept apart from the client's own config: they win over it, and are not shown to whoever reads the
-    run. What the tracing baggage says goes under what the client says.
+    The headers are kept apart from the client's own config: they take precedence over it, and clients who read the run
+    do not see them. Values of the request take precedence over those of the tracing baggage.
     """
     request = _current.get()
     if request is None:
@@ -80,7 +80,8 @@ def forward(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def baggage(headers: Mapping[str, Any]) -> dict[str, str]:
-    """The members of a `baggage` header, decoded. What is none is left out: it is somebody else's trace."""
+    """The decoded members of a `baggage` header. Malformed members are ignored: another system wrote them, and they
+    must not fail the request."""
     members = (member.partition("=") for member in headers.get("baggage", "").split(","))
     decoded = {key.strip(): unquote(value.partition(";")[0].strip()) for key, _, value in members if value}
     # Encoded, a header can hold what no header can; Postgres cannot store it.
@@ -88,7 +89,8 @@ def baggage(headers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _metadata(text: str | None) -> dict[str, Any]:
-    """The metadata of a trace: plain values. Whatever else it holds is left out; nobody wrote it who could be told."""
+    """The plain values in the metadata of a trace. Other values are ignored, because the client did not write them and
+    an error would not help it."""
     try:
         given = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:
@@ -118,7 +120,8 @@ def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class RequestContextLayer:
-    """Gives each request its context, and each answer its `x-request-id`. Answers for whatever raises below."""
+    """Gives each request its context, and each answer its `x-request-id`. Answers unexpected errors of the inner
+    layers."""
 
     def __init__(self, app: ASGIApp, section: HttpSection) -> None:
         self._app = app
@@ -154,7 +157,8 @@ class RequestContextLayer:
         try:
             await self._app(scope, receive, answer)
         except Exception as error:
-            # Half an answer must not look like a whole one: the server breaks the connection. So it does with sockets.
+            # A partial response must not look complete, so the server breaks the connection. It does the same with
+            # WebSockets.
             if scope["type"] != "http" or (answer.status and not answer.complete):
                 raise
             log.error("http.failed", method=scope["method"], path=scope["path"], exc_info=error)
@@ -171,7 +175,7 @@ class _Answer:
         self.status = 0
         self.complete = False
 
-    # Not a coroutine of its own: there is nothing to wait for.
+    # Returns an awaitable instead of being a coroutine, which saves a coroutine per message.
     def __call__(self, message: Message) -> Awaitable[None]:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":

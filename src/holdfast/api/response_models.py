@@ -380,7 +380,8 @@ def awaited_run(*problems: int) -> Responses:
 
 
 def cancelled_run(*problems: int) -> Responses:
-    """What a route answers that cancels a run, and waits for it if told to. To go with `response_class=Response`."""
+    """The responses of a route that cancels a run and waits for its end if requested. To go with
+    `response_class=Response`."""
     waited = {"description": "The run's last values, with `wait`.", "content": {"application/json": {"schema": {}}}}
     return {
         202: {"description": "The cancel is stored, and the worker gets a hint."},

@@ -1,7 +1,8 @@
-"""The way of every request: from its path to the endpoint that answers it.
+"""Routes every request from its path to the endpoint that answers it.
 
-One way for all of them: find the route, authenticate, check the content type, read the arguments, call the endpoint,
-answer what it raises. Starlette's Request and Response are used; FastAPI only describes the routes (`api/openapi.py`).
+All requests pass through the same steps: find the route, authenticate, check the content type, read the arguments, call
+the endpoint, answer what it raises. Starlette's Request and Response are used; FastAPI only describes the routes
+(`api/openapi.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Router:
         self._web = web
         self._any_query = isinstance(web.auth, CustomAuth) and web.auth.reads_query
         self._routes = list(routes)
-        # What tells most routes apart: the method, and the number of slashes.
+        # Routes by method and number of slashes, which distinguish most of them.
         self._by_depth: dict[tuple[str, int], list[Route]] = defaultdict(list)
         self._of_any_depth: list[Route] = []
         for route in self._routes:
@@ -59,7 +60,7 @@ class Router:
             found = answer_to(error)
             if found is None:
                 await unexpected()(scope, receive, send)
-                raise  # The layer around everything logs it.
+                raise  # RequestContextLayer logs it.
             response = found
         await response(scope, receive, send)
 
@@ -120,7 +121,7 @@ class Router:
         try:
             if route.public:
                 return await _call(route, self._web, request)
-            # Before anything of the request is looked at: a stranger is not told what is wrong with it.
+            # Authenticate before validating, so that an unauthenticated client gets no details about its request.
             web = await identified(self._web, request)
             require_json(scope["method"], headers)
             if route.destroys:
@@ -134,7 +135,8 @@ class Router:
                 return await answer_once(web, request, route.path, lambda held: _call(route, held, request))
             return await _call(route, web, request)
         except ClientDisconnect:
-            return Response(status_code=400)  # The request was cut short, and no client waits for this.
+            # The client disconnected before the request was complete, so the response is never read.
+            return Response(status_code=400)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self.find(SOCKET, route_path(scope))

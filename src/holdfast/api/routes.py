@@ -38,15 +38,15 @@ class Route:
     methods: frozenset[str]
     endpoint: Endpoint
     public: bool
-    """Whether requests are answered without authentication, and whatever their content type is."""
+    """Whether requests are answered without checking authentication and the content type."""
     described: dict[str, Any] | None
-    """What `/openapi.json` says of it, as the arguments of `APIRouter.add_api_route`; None: nothing."""
+    """The description in `/openapi.json`, as arguments of `APIRouter.add_api_route`; None: not described."""
     pattern: re.Pattern[str] = field(init=False)
     arguments: Arguments = field(init=False)
     creates: bool = field(init=False)
     """Whether it takes an Idempotency-Key."""
     destroys: bool = field(init=False)
-    """Whether it refuses what it does not know."""
+    """Whether unknown fields and query parameters are refused."""
 
     def __post_init__(self) -> None:
         self.pattern = _pattern(self.path)

@@ -37,7 +37,7 @@ from holdfast.streams.sse import select_modes
 
 routes = Routes(tags=["runs"])
 
-# Across the pause of a run that asks somebody, to the end of the run that goes on with the answer.
+# Follow an interrupted run to the end of the run that resumes it.
 Follow = Annotated[bool, Query(description="Continue with the runs that answer its interrupts. A Holdfast extension.")]
 RunState = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 
@@ -160,7 +160,7 @@ async def join(
 
 
 async def may_cancel_later(web: WebContext, run: DictRow) -> None:
-    """Whether the caller, who may read a run, may also have it cancelled by leaving. Raises Denied."""
+    """Authorize a caller who may read a run to cancel it by disconnecting. Raises Denied."""
     try:
         await web.may_thread(run["thread_id"], "update", run_id=run["run_id"], action="interrupt")
     except Denied as refusal:
@@ -188,7 +188,7 @@ async def _may_run(web: WebContext, run_id: UUID, thread_id: UUID | None, *, acc
     try:
         await web.may_thread(thread_id, access, run_id=run_id, **value)
     except NotFound:
-        # Not in the words of the thread: who may not see it is not told its id.
+        # A separate message, because the message about the thread contains its id, which the caller may not see.
         raise NotFound("Run", run_id) from None
 
 

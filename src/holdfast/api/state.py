@@ -158,7 +158,8 @@ async def storage(web: Web, thread_id: UUID) -> Response:
 
 
 def _place(checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """A checkpoint as a client names it. Its thread is the one in the path, whatever it says."""
+    """A checkpoint that a client names. The thread is always that of the path; a thread id in the checkpoint is
+    ignored."""
     return {} if checkpoint is None else checkpoint.model_dump(mode="json", exclude_none=True)
 
 

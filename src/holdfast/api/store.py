@@ -144,7 +144,7 @@ async def search(web: Web, body: Annotated[ItemSearch | None, Body()] = None) ->
             offset=asked["offset"],
             refresh_ttl=body.refresh_ttl,
         )
-    # A search of the database itself knows whether it was cut short; a project's own store does not say.
+    # A search of the database itself knows whether it was cut short; a project's own store does not report it.
     more = isinstance(found, Found) and found.more
     headers = {"x-pagination-next": str(asked["offset"] + len(found))} if more else None
     return Json({"items": [{**_present(item), "score": item.score} for item in found]}, headers=headers)
@@ -168,8 +168,9 @@ async def namespaces(web: Web, body: Annotated[NamespaceList | None, Body()] = N
 
 
 async def _may(web: WebContext, action: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What is to be done, as the project's handler left it: it may move the caller to a namespace of their own.
-    Raises Denied, also for a filter: items have no metadata."""
+    """Authorize an operation. Returns the operation as the project's handler changed it: the handler may move the
+    caller to a separate namespace. Raises Denied, also when the handler returns a filter, because items have no
+    metadata."""
     await web.caller.may_unfiltered("store", action, asked)
     asked["namespace"] = tuple(asked["namespace"] or ())
     return asked

@@ -1,4 +1,4 @@
-"""Responses that last as long as a run: streams, and JSON that is waited for."""
+"""Responses that last as long as a run: streams, and JSON results of a wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.streams.log import LogEvent, find_position, last_output
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, frame
 
-# White space before JSON means nothing, and shows that somebody is there.
+# White space before JSON is insignificant, so it serves as a heartbeat.
 WAITING = b"\n"
 # Larger than what uvicorn and the kernel take of a client that does not read.
 LARGE_CHUNK_BYTES = 64 * 1024
@@ -35,9 +35,9 @@ STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class Breakable(StreamingResponse):
-    """A response that breaks off where it is when the process goes away, for clients that would take a clean end for
-    the end of it all. They come back to another process. It breaks off in the same way when the caller's API key stops
-    working: the client comes back and is answered 401."""
+    """A response that is aborted when the process stops, because clients would treat a clean end as the end of the
+    stream. They reconnect to another process. It breaks off in the same way when the caller's API key stops working:
+    the client comes back and is answered 401."""
 
     def __init__(
         self, web: WebContext, content: AsyncIterable[bytes], *, media_type: str, headers: Mapping[str, str]
@@ -119,15 +119,15 @@ def locations(run: DictRow, suffix: str, *, stateless: bool = False) -> dict[str
 
 
 def _watched(run: DictRow) -> DictRow:
-    """What a stream needs of its run. The rest, such as the input, is as large as a request body, and a stream may be
-    open for days."""
+    """The fields of a run that its stream needs. The other fields, such as the input, can be as large as a request
+    body, and must not be kept for a stream that is open for days."""
     return {key: run[key] for key in ("run_id", "thread_id", "status", "attempt", "first_seq")}
 
 
 async def resumed_at(web: WebContext, thread_id: UUID, cursor: int) -> int:
     """Where a stream of a thread goes on for a client's cursor: there, or at the beginning (0) if the thread has never
     given out that number. Raises Gone for a cursor into events that have expired: what would follow is not known any
-    more. From the beginning a stream has whatever is left."""
+    more. A stream from the beginning (0) starts at the oldest event that has not expired."""
     if cursor == 0:
         return 0
     async with web.database.connection() as connection:
@@ -191,7 +191,7 @@ def stream_response(
     follow: bool = False,
 ) -> StreamingResponse:
     """A run's events from a cursor on (None: from the run's beginning), live until it ends. `follow`: and those of the
-    runs that go on after it has asked somebody.
+    runs that resume it after an interrupt.
 
     Raises Gone for a cursor into events that have expired: what would follow is not known any more.
     """
@@ -218,7 +218,7 @@ def stream_response(
             if cancel_on_disconnect and not done:
                 _cancel_abandoned(web, run, chain)
 
-    # Clients go on at the Location as it stands, so it says what they asked for here.
+    # Clients resume at the Location unchanged, so it contains the parameters of this request.
     asked = [("stream_mode", mode) for mode in sorted(modes or ())]
     if follow:
         asked.append(("follow", "true"))
@@ -256,7 +256,7 @@ def wait_response(
             done = True
         except HubClosed:
             done = True
-            raise  # Half an answer must not look like one.
+            raise  # A partial response must not look complete.
         finally:
             if cancel_on_disconnect and not done:
                 _cancel_abandoned(web, run, chain)
@@ -269,7 +269,8 @@ def wait_response(
                 answer = await result(web, run["thread_id"], run["run_id"] if chain is None else chain.current)
                 break
             except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
-                # Too late to tell the client, and no need: the run has ended, and its result can wait.
+                # The response has started, so its status cannot change. The run has ended, and its result remains
+                # available.
                 if web.hub.closing:
                     raise HubClosed from error
                 await backoff.failed(error)
@@ -291,7 +292,7 @@ def _cancel_abandoned(web: WebContext, run: DictRow, chain: RunChain | None) -> 
 
 
 class _ResultReader:
-    """What a run's events say about its result, if all of them are read from its beginning."""
+    """Computes a run's result from its events, if all of them are read from the beginning."""
 
     def __init__(self) -> None:
         self._output: bytes | None = None
@@ -305,7 +306,7 @@ class _ResultReader:
                 self._output = event.data
 
     def result(self) -> bytes | None:
-        """The same as what the database would tell; None when that has to be asked."""
+        """The result, equal to that in the database; None when it must be read from the database."""
         end = {} if self._end is None else orjson.loads(self._end)
         if end.get("status") in ("error", "timeout"):
             return to_json({"__error__": end["error"]})
@@ -313,8 +314,8 @@ class _ResultReader:
 
 
 def _events(web: WebContext, run: DictRow, after: int, tick: float | None) -> AsyncIterator[list[LogEvent]]:
-    """A run's events, and an empty list when it is time to say that we are still there. Whether the run has ended is
-    read from its row, as well: one that ended long ago has no events in the log any more."""
+    """A run's events, with an empty list when a heartbeat is due. The run's row also shows whether it has ended,
+    because the events of a run that ended long ago have expired."""
     over = run["status"] not in ("pending", "running")
     return web.hub.run_events(run["thread_id"], run["run_id"], after, tick=tick, ended=over)
 
@@ -345,14 +346,14 @@ def _chain(web: WebContext, run: DictRow) -> RunChain:
 
 
 async def _followed(web: WebContext, run: DictRow, chain: RunChain, after: int | None) -> AsyncIterator[list[LogEvent]]:
-    """The same of the run and of those that go on with its work."""
+    """The events of the run and of the runs that resume it."""
     start = max(0, (run["first_seq"] or 1) - 1)
     cursor = start if after is None else max(start, after)
     if _has_expired(run):
         paused_at = await chain.paused_at(after)
         if paused_at is None and after is None:
             return
-        # It rested at the cursor when the request was let in: whatever has been said since comes after it.
+        # The run was paused at the cursor when the request was accepted, so all newer events come after the cursor.
         chain.paused = True
         cursor = paused_at or cursor
     elif cursor > start:

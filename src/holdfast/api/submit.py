@@ -38,7 +38,7 @@ async def submit_run(
     watched: bool = False,
     streamed: bool = False,
 ) -> DictRow:
-    """Create the run that a request describes, on a thread of its own if there is no `thread_id`. Returns its row.
+    """Create the run that a request describes, on a new thread if there is no `thread_id`. Returns its row.
 
     `answers_run`: the only run whose interrupts it may resume. `kept`: kwargs of that run that replace the request's.
     `watched`: this process is going to follow the run for the client. `streamed`: and to show its events.

@@ -114,7 +114,7 @@ class Follower:
     async def body(self) -> AsyncIterator[bytes]:
         hub, tick = self._web.hub, self._web.settings.stream_heartbeat
         try:
-            # Watched before it is looked at, so that no change falls in between.
+            # Subscribe before reading the thread, so that no change is missed in between.
             with hub.watch(self._thread_id, self._after):
                 if first := await self._state():
                     yield first
@@ -130,7 +130,7 @@ class Follower:
                     if ends and (state := await self._state(undone=any(_rolled_back(end) for end in ends))):
                         yield state
         except Gone:
-            # With everything that was said before it went, unless the id is already that of another caller's thread.
+            # Send all events from before the deletion, unless the id already belongs to another caller's thread.
             with suppress(psycopg.Error, PoolTimeout, OSError, RequestError):
                 more = True
                 while more:
@@ -139,7 +139,8 @@ class Follower:
                     await self._web.may_thread(self._thread_id, "read")
                     self._after = rest[-1].seq if rest else self._after
                     yield b"".join(self._frame(event) for event in rest)
-        # HubClosed breaks the connection: a clean end says that the thread is gone, and nobody would come back.
+        # HubClosed breaks the connection: clients interpret a clean end as the deletion of the thread and would not
+        # reconnect.
 
     def _frame(self, event: LogEvent) -> bytes:
         if event.kind == "end":

@@ -114,7 +114,7 @@ def _require_graph(web: WebContext, metadata: dict[str, Any]) -> None:
 
 
 def _superstep(superstep: Superstep) -> list[StateUpdate]:
-    # LangGraph takes a Command wherever it takes values, though its types do not say so.
+    # LangGraph accepts a Command in place of values, although its types do not include it.
     return [StateUpdate(_values(update), update.as_node) for update in superstep.updates]
 
 
@@ -155,7 +155,7 @@ async def count(web: Web, body: Annotated[ThreadCount | None, FromBody()] = None
 
 
 async def _visible(web: WebContext, asked: ThreadSearch | ThreadCount) -> ThreadFilters:
-    """What a search asks for, less what is not the caller's to see."""
+    """The conditions of a search, restricted to what the caller may see."""
     value: dict[str, Any] = asked.model_dump(include={"metadata", "values", "status", "limit", "offset", "ids"})
     visible = await web.caller.may("threads", "search", value)
     return replace(asked.filters(), metadata=value["metadata"] or {}, values=value["values"] or {}, visible=visible)

@@ -1,4 +1,4 @@
-"""The bytes that the clients of a web process do not take. uvicorn keeps an answer for as long as its client is
+"""Bound the bytes of responses that clients do not read. uvicorn buffers a response as long as its client is
 connected."""
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ async def deliveries(
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
-    # A delivery is seen by whoever sees its run, and that is whoever sees its thread.
+    # A caller who may see a thread may see its runs and their deliveries.
     asked: dict[str, Any] = {"metadata": {}, "status": None, "limit": limit, "offset": offset}
     visible = await web.caller.may("threads", "search", asked)
     part = Page(limit=limit, offset=offset)

@@ -1,4 +1,4 @@
-"""What one WebSocket may make a web process hold: the same as `api/http_limits.py`, for messages.
+"""Limits on WebSocket clients, as `api/http_limits.py` has them for HTTP.
 
 This module relies on private parts of uvicorn. docs/dependencies.md says why, and tests/test_private_parts.py fails
 when they change.
@@ -133,7 +133,7 @@ class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
         self._deadline = None
         seconds = self._limits.body_seconds
         if self.read_paused:
-            # We do not read it: the application is busy with an earlier message.
+            # The timeout does not apply: reading is paused because the application is busy with an earlier message.
             self._deadline = self.loop.call_later(seconds, self._message_late)
         else:
             detail = f"A message was not complete within BODY_TIMEOUT_SECONDS={seconds:g}."
