@@ -52,14 +52,14 @@ def versions() -> list[str]:
     return [match[1] for match in found if match]
 
 
-def check(version: str, wheel: Path, directory: Path, *, more: tuple[str, ...]) -> None:
-    """The smoke test, the tests that need no server, and `more`. Raises Missing or Failed."""
+def check(version: str, wheel: Path, *selections: list[str], directory: Path) -> None:
+    """The smoke test, and a session of the tests for each selection. Raises Missing or Failed."""
     environment = install_release(interpreter(version), wheel, directory)
     smoke(environment, directory)
-    _install(environment, ROOT / "requirements-dev.txt")
-    run([*environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FAST])
-    if more:
-        run([*environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *more])
+    if any(selections):
+        _install(environment, ROOT / "requirements-dev.txt")
+    for selection in filter(None, selections):
+        run([*environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection])
 
 
 def interpreter(version: str) -> Interpreter:
