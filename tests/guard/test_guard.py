@@ -154,7 +154,8 @@ def test_timers_that_fire_count_as_time_slept_however_long_they_are() -> None:
         return SLEEPS.slept - before
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
-        assert runner.run(wait()) == pytest.approx(0.34, abs=0.001)
+        # The clock of uvloop counts milliseconds, and a delay is the difference of two readings: each may be one less.
+        assert runner.run(wait()) == pytest.approx(0.34, abs=0.004)
 
 
 def test_sleeps_of_loops_and_timers_that_delay_nobody_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
