@@ -51,7 +51,7 @@ LOOPS = frozenset(
     {
         "holdfast.api.unsent_bytes.UnsentBytes._run",
         "holdfast.auth.known_keys.Roster._run",
-        "holdfast.telemetry.loop_delay.watch_loop",
+        "holdfast.telemetry.loop_delay.measure_loop_delay",
         "holdfast.upkeep.duty.Duty.run",
         "holdfast.worker.condition.Condition._run",
         "holdfast.worker.main.Worker._report",

@@ -23,7 +23,7 @@ from holdfast.execution.environment import Environment
 from holdfast.execution.executor import Executor
 from holdfast.execution.transient import is_transient, pause_before_retry
 from holdfast.settings import Settings
-from holdfast.telemetry.exceptions import LONGEST, message_of, run_traceback
+from holdfast.telemetry.exceptions import MAX_TEXT_CHARACTERS, message_of, run_traceback
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
 from tests.support.nodes import GO, Words, line
@@ -165,7 +165,7 @@ async def test_attempt_ends_in_an_outcome_for_anything_a_graph_raises_or_returns
         "message": SURROGATE.replace("\ud83d", "\ufffd"),
     }
     assert ends["no message"]["error"]["message"] == "(no message: its __str__ fails)"
-    assert len(ends["a long message"]["error"]["message"]) < LONGEST + 100
+    assert len(ends["a long message"]["error"]["message"]) < MAX_TEXT_CHARACTERS + 100
     assert ends["SystemExit"]["error"]["error"] == ends["SystemExit, in a thread"]["error"]["error"] == "GraphExited"
     for name, run_id in created.items():
         row = await run_row(database, run_id)
@@ -369,8 +369,8 @@ def test_retry_decisions_for_odd_errors(settings: Settings) -> None:
 
 
 def test_error_messages_and_tracebacks_are_bounded() -> None:
-    assert len(message_of(Talkative())) < LONGEST + 100
-    assert len(run_traceback(chain())) <= LONGEST
+    assert len(message_of(Talkative())) < MAX_TEXT_CHARACTERS + 100
+    assert len(run_traceback(chain())) <= MAX_TEXT_CHARACTERS
     assert run_traceback(circle()).count("ValueError") == 2
 
 

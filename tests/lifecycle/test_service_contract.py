@@ -28,7 +28,7 @@ from holdfast.signals.postgres import PostgresSignals
 from holdfast.signals.redis import RedisSignals
 from holdfast.signals.redis_url import parse_redis_url
 from holdfast.streams.hub import Hub
-from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.loop_delay import measure_loop_delay
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.attempts import RunningAttempts
@@ -116,7 +116,7 @@ MAKERS: dict[str, Callable[[Surroundings], Service]] = {
     "hub": lambda around: Hub(around.database, PostgresSignals(around.database), Metrics()),
     "group commit": lambda around: GroupCommitter(around.database),
     "known keys": lambda around: Roster(around.database),
-    "loop delay": lambda around: CoroutineService("loop_delay", lambda: watch_loop(Metrics())),
+    "loop delay": lambda around: CoroutineService("loop_delay", lambda: measure_loop_delay(Metrics())),
     "own webhooks": Surroundings.own_webhooks,
     "postgres signals": Surroundings.signals,
     "redis signals": Surroundings.redis_signals,

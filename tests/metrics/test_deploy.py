@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from holdfast.telemetry.metrics import DECLARED
+from holdfast.telemetry.metrics import ALL_METRICS
 from tests.support.servers import required
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +35,14 @@ def expressions() -> list[tuple[str, str]]:
 def declared_name(series: str) -> str:
     """The metric that a series belongs to."""
     base = SUFFIX.sub("", series)
-    return base if base in DECLARED and DECLARED[base].kind == "histogram" else series
+    return base if base in ALL_METRICS and ALL_METRICS[base].kind == "histogram" else series
 
 
 def problems(expression: str) -> list[str]:
     """What is wrong with an expression of ours."""
     wrong = []
     for series in re.findall(r"\bholdfast_[a-z_]+", expression):
-        metric = DECLARED.get(declared_name(series))
+        metric = ALL_METRICS.get(declared_name(series))
         if metric is None:
             wrong.append(f"{series} is not declared")
             continue
@@ -64,7 +64,7 @@ def problems(expression: str) -> list[str]:
 
 
 def _labels(series: str) -> tuple[str, ...]:
-    metric = DECLARED.get(declared_name(series))
+    metric = ALL_METRICS.get(declared_name(series))
     return () if metric is None else metric.labels
 
 
@@ -116,7 +116,7 @@ def test_the_dashboard_and_the_rules_use_what_there_is() -> None:
     # For whoever looks closer: what is left is said by something else that is shown.
     unshown = {"claims_per_second", "workers_lease_left_seconds", "worker_capacity", "worker_ready"}
     unshown |= {"worker_lease_left_seconds", "pool_size", "pool_limit", "pool_requests_total"}
-    assert set(DECLARED) - shown == {f"holdfast_{name}" for name in unshown}
+    assert set(ALL_METRICS) - shown == {f"holdfast_{name}" for name in unshown}
 
 
 def anchors(text: str) -> set[str]:

@@ -11,8 +11,8 @@ import pytest
 from holdfast.settings import load_settings
 from holdfast.telemetry import metrics as declared
 from holdfast.telemetry.exposition import as_json, as_text, families_as_json, merged_families, wanted_format
-from holdfast.telemetry.instruments import Declared, Histogram, Role
-from holdfast.telemetry.metrics import DECLARED, Metrics
+from holdfast.telemetry.instruments import Histogram, MetricDeclaration, Role
+from holdfast.telemetry.metrics import ALL_METRICS, Metrics
 from holdfast.telemetry.reference import reference
 from tests.metrics.scrape import Scrape
 from tests.support.servers import required
@@ -101,8 +101,8 @@ def test_json_has_every_sample() -> None:
     assert {"labels": {"mode": "redis"}, "value": 1} in found["holdfast_signals_mode"]
 
 
-@pytest.mark.parametrize("metric", list(DECLARED.values()), ids=list(DECLARED))
-def test_a_declaration_follows_the_rules(metric: Declared) -> None:
+@pytest.mark.parametrize("metric", list(ALL_METRICS.values()), ids=list(ALL_METRICS))
+def test_a_declaration_follows_the_rules(metric: MetricDeclaration) -> None:
     assert re.fullmatch(r"holdfast_[a-z][a-z_]*[a-z]", metric.name)
     assert (metric.kind == "counter") == metric.name.endswith("_total")
     assert bool(metric.buckets) == (metric.kind == "histogram")
@@ -121,14 +121,14 @@ def test_every_instrument_is_declared_and_there_is_one_for_each() -> None:
     instruments = {one.declared.name for role in ("web", "worker") for one in metrics.instruments(role)}
     read = {f"holdfast_pool_{name}_total" for name in ("requests", "wait_seconds", "timeouts")}
     read |= {"holdfast_loop_blocked_total", "holdfast_loop_blocked_seconds_total"}
-    counted = {name for name, metric in DECLARED.items() if metric.kind != "gauge"}
+    counted = {name for name, metric in ALL_METRICS.items() if metric.kind != "gauge"}
     # Some are counted elsewhere, and only read.
     assert instruments == counted - read
 
 
 def test_the_page_is_generated_from_the_declarations() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == reference(), "run `make docs`"
-    for name in DECLARED:
+    for name in ALL_METRICS:
         assert f"| `{name}` |" in reference()
 
 
@@ -142,8 +142,10 @@ def test_prometheus_own_tool_has_nothing_to_object_to() -> None:
             instrument.observe(0.1, *labels)
         else:
             instrument.add(1, *labels)
-    gauges: dict[Declared, declared.Reading] = {
-        metric: {tuple("value" for _ in metric.labels): 1.0} for metric in DECLARED.values() if metric.kind == "gauge"
+    gauges: dict[MetricDeclaration, declared.Reading] = {
+        metric: {tuple("value" for _ in metric.labels): 1.0}
+        for metric in ALL_METRICS.values()
+        if metric.kind == "gauge"
     }
     tool = [required("promtool", "prometheus"), "check", "metrics"]
     for role in ("web", "worker"):

@@ -50,7 +50,7 @@ async def test_an_outage_takes_the_figures_of_the_fleet_and_nothing_else(
 
         whole = await waiting.until(lambda: up(1), "the database is up")
         assert whole is not None
-        fleet = {name for name, metric in declared.DECLARED.items() if metric.fleet}
+        fleet = {name for name, metric in declared.ALL_METRICS.items() if metric.fleet}
         # There is no worker, and so no lease and nothing that is not served.
         absent = {"holdfast_workers_lease_left_seconds", "holdfast_queue_unserved"}
         assert fleet & whole.names == fleet - absent

@@ -18,7 +18,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals.choose import signals_mode
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry import metrics as declared
-from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.loop_delay import measure_loop_delay
 from holdfast.telemetry.metrics import OUTCOMES, Metrics
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.figures import count_end
@@ -40,7 +40,7 @@ WHERE application_name ~ '^holdfast upkeep' AND datname = current_database()
 
 async def test_a_loop_that_is_blocked_is_late() -> None:
     metrics = Metrics()
-    watching = asyncio.create_task(watch_loop(metrics, 0.01))
+    watching = asyncio.create_task(measure_loop_delay(metrics, 0.01))
     await asyncio.sleep(0)  # It has begun to wait.
     time.sleep(0.3)
 

@@ -12,7 +12,7 @@ from holdfast.db.connect import Database
 from holdfast.engine.new_run import NewRun
 from holdfast.engine.submit import create_run
 from holdfast.settings import load_settings
-from holdfast.telemetry.metrics import DECLARED
+from holdfast.telemetry.metrics import ALL_METRICS
 from tests.metrics.scrape import Scrape, scrape
 from tests.support.fleet import Fleet, Member, until
 from tests.support.receiver import receiving
@@ -116,9 +116,9 @@ async def test_every_metric_is_served_and_true(fleet: Fleet) -> None:
 
     # Nothing is missing, and nothing is there that is not declared.
     for role, seen in (("web", of_web), ("worker", of_worker)):
-        declared = {name for name, metric in DECLARED.items() if role in metric.roles}
+        declared = {name for name, metric in ALL_METRICS.items() if role in metric.roles}
         assert seen.names == declared
-        assert all(seen.kinds[name] == DECLARED[name].kind for name in declared)
+        assert all(seen.kinds[name] == ALL_METRICS[name].kind for name in declared)
         # No label has a value that is made up of ids.
         values = {value for labels in seen.labels() for _, value in labels}
         assert not any(str(run.run_id) in value or str(run.thread_id) in value for run in watched for value in values)

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from holdfast.resources.store import _Turn
-from holdfast.telemetry.run_context import RUN_FIELDS, add_run, leave_run, logging_run, run_in
+from holdfast.telemetry.run_context import RUN_FIELDS, add_run, detach_from_run, logging_run, run_of_context
 
 # Its tests start processes or listen on sockets.
 pytestmark = pytest.mark.servers
@@ -294,14 +294,14 @@ async def test_what_is_done_for_several_runs_is_said_of_none() -> None:
         turn.put_nowait(None)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         await asyncio.gather(*turn.tasks)
-        assert run_in(contextvars.copy_context())["run_id"] == "x"
-    assert run_in(contexts[0]) == {}
+        assert run_of_context(contextvars.copy_context())["run_id"] == "x"
+    assert run_of_context(contexts[0]) == {}
 
 
 def test_a_line_that_names_a_run_itself_is_about_that_run() -> None:
     with logging_run(**FIELDS):
         assert add_run(None, "info", {"run_id": "child"})["run_id"] == "child"
-        leave_run()
+        detach_from_run()
         assert add_run(None, "info", {}) == {}
         assert "run_id" not in structlog.contextvars.get_contextvars()
     assert add_run(None, "info", {}) == {}

@@ -28,9 +28,9 @@ from holdfast.errors import SettingsError
 from holdfast.execution.traces import AttemptTrace
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import tracing
-from holdfast.telemetry.otlp import CountedExporter, Losses, Outbox
+from holdfast.telemetry.otlp import CountedExporter, DroppedSpans, SpanQueue
 from holdfast.telemetry.steps import StepProvider
-from holdfast.telemetry.tracing import Subject
+from holdfast.telemetry.tracing import TracedRun
 from holdfast.upkeep.traces import send_traced
 from tests.cli.processes import Program, wait_for
 from tests.support.catalogs import catalog_of
@@ -152,7 +152,7 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch: py
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": url}), "web"):
             assert tracing.recorder is not None
-            with tracing.recorder.serving("GET", "/", {}):
+            with tracing.recorder.request_span("GET", "/", {}):
                 pass
         # Somebody still waits for an answer, but not we.
         assert any(thread.name == "traces" for thread in threading.enumerate())
@@ -175,10 +175,10 @@ class Stuck(SpanExporter):
 
 
 def test_the_queue_is_bounded_and_what_is_dropped_is_counted_and_said_once() -> None:
-    losses = Losses()
+    losses = DroppedSpans()
     stuck = Stuck()
     provider = StepProvider(Resource({}))
-    outbox = Outbox(CountedExporter(stuck, losses), losses, max_queue_size=10, max_export_batch_size=5)
+    outbox = SpanQueue(CountedExporter(stuck, losses), losses, max_queue_size=10, max_export_batch_size=5)
     provider.add_span_processor(outbox)
     tracer = provider.get_tracer("test")
     with capture_logs() as logs:
@@ -196,15 +196,15 @@ def test_the_queue_is_bounded_and_what_is_dropped_is_counted_and_said_once() -> 
 
 
 def test_a_run_that_was_created_before_traces_were_on_has_one_trace(collector: Collector) -> None:
-    subject = Subject(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
+    subject = TracedRun(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
     with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
         assert tracing.recorder is not None
         for attempt in (1, 2):
-            begun = tracing.recorder.attempt(
-                subject, {}, attempt=attempt, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
+            begun = tracing.recorder.attempt_span(
+                subject, {}, attempt=attempt, worker_id=None, graph_name="line", given_back=1.0, claim_began=2**62
             )
             begun.end("success", {})
-        with tracing.recorder.delivering(subject, {}, {}):
+        with tracing.recorder.delivery_span(subject, {}, {}):
             assert tracing.outgoing_headers()["traceparent"].split("-")[1] == subject.run_id.hex
     assert {span.trace_id for span in collector.spans} == {subject.run_id.hex}
     roots = [span.name for span in collector.spans if not span.parent_id]
@@ -231,17 +231,17 @@ def test_the_sampler_decides(collector: Collector, sampler: str | None, share: s
     with sending(load_settings({}, **told), "web"):
         assert tracing.recorder is not None
         for _ in range(20):
-            with tracing.recorder.serving("GET", "/", {}):
+            with tracing.recorder.request_span("GET", "/", {}):
                 pass
     assert len(collector.spans) == kept
 
 
 def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collector: Collector) -> None:
-    subject = Subject(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
+    subject = TracedRun(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
     with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
         assert tracing.recorder is not None
-        begun = tracing.recorder.attempt(
-            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
+        begun = tracing.recorder.attempt_span(
+            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, claim_began=2**62
         )
         # A worker that was only thought to be dead.
         AttemptTrace(begun).ended(None)
@@ -256,13 +256,13 @@ def test_an_attempt_that_was_lost_is_told_once_by_whoever_takes_it_over(collecto
 def test_a_run_that_nobody_asks_for_at_the_moment_goes_on_with_the_trace_of_the_one_before(
     collector: Collector,
 ) -> None:
-    subject = Subject(run_id=uuid4(), thread_id=uuid4())
+    subject = TracedRun(run_id=uuid4(), thread_id=uuid4())
     with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
         assert tracing.recorder is not None
-        with tracing.recorder.creating(subject, {}, 0.0) as asking:
+        with tracing.recorder.creation_span(subject, {}, 0.0) as asking:
             pass
         # The answer to its question, by default.
-        with tracing.recorder.creating(subject, asking, 0.0) as answering:
+        with tracing.recorder.creation_span(subject, asking, 0.0) as answering:
             assert tracing.stored_trace(answering) != tracing.stored_trace(asking)
     one, two = collector.named("holdfast.create")
     assert (two.trace_id, two.parent_id, one.parent_id) == (one.trace_id, one.span_id, "")
@@ -377,11 +377,11 @@ class Speechless(Exception):
     ids=lambda e: type(e).__name__,
 )
 def test_attempt_that_fails_with_a_hostile_error_is_traced(collector: Collector, error: Exception) -> None:
-    subject = Subject(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
+    subject = TracedRun(run_id=uuid4(), thread_id=uuid4(), graph_id="line")
     with sending(load_settings({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url})):
         assert tracing.recorder is not None
-        begun = tracing.recorder.attempt(
-            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, looked_at=2**62
+        begun = tracing.recorder.attempt_span(
+            subject, {}, attempt=1, worker_id=None, graph_name="line", given_back=1.0, claim_began=2**62
         )
         AttemptTrace(begun).crashed(error)
     [attempt] = collector.named("holdfast.attempt")
@@ -389,7 +389,7 @@ def test_attempt_that_fails_with_a_hostile_error_is_traced(collector: Collector,
 
 
 # What this version does not write into a run's kwargs.
-STORED = {
+TRACE_KWARG = {
     "number": 5,
     "traceparent is a number": {"traceparent": 5},
     "traceparent is a list": {"traceparent": [[]]},
@@ -400,7 +400,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("stored", TRACE_KWARG)
 async def test_run_with_a_hostile_trace_is_executed_and_so_are_its_neighbours(
     database_url: str, database: Database, collector: Collector, stored: str
 ) -> None:
@@ -408,7 +408,7 @@ async def test_run_with_a_hostile_trace_is_executed_and_so_are_its_neighbours(
         return {"words": ["done"]}
 
     settings = quick_settings(database_url, otlp_endpoint=collector.url)
-    kwargs = {"input": GO, "config": {"run_name": "half a \ud83d character"}, "trace": STORED[stored]}
+    kwargs = {"input": GO, "config": {"run_name": "half a \ud83d character"}, "trace": TRACE_KWARG[stored]}
     hostile = await post_run(database, "graph", input=GO)
     # As escapes.
     await query(database, "UPDATE run SET kwargs = %s RETURNING 1", json.dumps(kwargs))

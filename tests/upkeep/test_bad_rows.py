@@ -79,7 +79,7 @@ class Recorder:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def lost_attempt(self, subject: tracing.Subject, stored: Any, *, graph_name: str, **_: Any) -> None:
+    def lost_attempt(self, subject: tracing.TracedRun, stored: Any, *, graph_name: str, **_: Any) -> None:
         graph_name.encode()
         self.names.append(graph_name)
 

@@ -16,7 +16,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.settings import Settings
-from holdfast.telemetry.run_context import RUN_FIELDS, logging_run, run_in
+from holdfast.telemetry.run_context import RUN_FIELDS, logging_run, run_of_context
 from holdfast.worker.watchdog import LoopWatchdog, blocking_place, context_of
 from tests.support.catalogs import catalog_of
 from tests.support.live_worker import quick_settings, running_worker
@@ -166,7 +166,7 @@ async def test_the_context_of_a_task_is_its_own_and_not_that_of_who_waits_for_it
         context = context_of(task)
     task.cancel()
     assert context is not None
-    assert run_in(context)["run_id"] == "r"
+    assert run_of_context(context)["run_id"] == "r"
 
 
 class Stack:

@@ -20,7 +20,7 @@ from holdfast.db.outages import is_outage
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.lifecycle.cancelling import run_together
 from holdfast.lifecycle.service import TaskService
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +123,7 @@ class AbandonedRuns(TaskService):
                 self._again.append(run_id)
                 await self._backoff.failed(error)
                 return
-            log.warning("run.not_cancelled", run_id=str(run_id), error=in_words(error))
+            log.warning("run.not_cancelled", run_id=str(run_id), error=describe(error))
         del self._left[run_id]
         self._failed.discard(run_id)
         if not self._left:

@@ -61,7 +61,7 @@ from holdfast.resources.assistants import (
     threads_of_assistant,
 )
 from holdfast.resources.known_assistants import LargeAssistant
-from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, describe, type_and_place
 
 log = structlog.get_logger(__name__)
 routes = Routes(tags=["assistants"])
@@ -417,9 +417,9 @@ async def _aside(row: DictRow, work: Callable[[], Answer]) -> Answer:
     try:
         with GraphCode():
             return await asyncio.to_thread(work)
-    except ESCAPING as error:
+    except GRAPH_CODE_EXCEPTIONS as error:
         log.warning("graph.not_introspected", graph_id=row["graph_id"], exc_info=error)
-        raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {in_words(error)}") from error
+        raise InvalidRequest(f"Graph '{row['graph_id']}' cannot be looked into: {describe(error)}") from error
 
 
 def _schemas(graph: PregelProtocol[Any, Any, Any, Any]) -> dict[str, Any]:
@@ -441,8 +441,8 @@ def _first(*ways: Callable[[], Any]) -> Any:
     for way in ways:
         try:
             return way()
-        except ESCAPING as error:
-            log.debug("graph.schema_failed", error=kind_and_place(error))
+        except GRAPH_CODE_EXCEPTIONS as error:
+            log.debug("graph.schema_failed", error=type_and_place(error))
     return None
 
 

@@ -44,7 +44,7 @@ from holdfast.settings import Settings
 from holdfast.signals import Signals
 from holdfast.streams.hints import thread_changed_hint
 from holdfast.streams.hub import Hub
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 from holdfast.telemetry.metrics import Metrics
 from holdfast.webhooks.urls import RefusedUrl, UrlPolicy
 
@@ -154,7 +154,7 @@ class WebContext:
         try:
             await cancel_children(self.database, self.signals, parents)
         except (psycopg.Error, OSError, TooSlow) as error:
-            log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=in_words(error))
+            log.warning("children.not_cancelled", parents=[str(run_id) for run_id in parents], error=describe(error))
 
     async def require(self, table: Table, row_id: UUID, visible: Visibility) -> None:
         """Raise NotFound for a row that does not exist or that the caller may not see."""

@@ -35,7 +35,7 @@ from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hub import Hub
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.loop_delay import measure_loop_delay
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.tracing import configure_tracing, end_tracing
 from holdfast.upkeep.leader import Upkeep
@@ -103,7 +103,7 @@ class WebProcess(Service):
             self._hub,
             upkeep,
             roster,
-            CoroutineService("loop_delay", lambda: watch_loop(metrics)),
+            CoroutineService("loop_delay", lambda: measure_loop_delay(metrics)),
             UnsentBytes(server.connections, limits),
             committer,
             web.abandoned,

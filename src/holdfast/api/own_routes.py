@@ -19,7 +19,7 @@ from holdfast.db.connect import Database
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.service import TaskService
 from holdfast.signals import Signals
-from holdfast.telemetry.exceptions import ESCAPING
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.webhooks import Webhooks
 
@@ -89,7 +89,7 @@ class OwnRoutes:
     async def _call(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
             await self._app(scope, receive, send)
-        except ESCAPING:
+        except GRAPH_CODE_EXCEPTIONS:
             # Includes SystemExit: this task is not awaited, so `sys.exit()` in the app would end the event loop and the
             # process.
             log.exception("webhook.route_failed", path=scope["path"])

@@ -28,7 +28,7 @@ from holdfast.errors import InvalidRequest, NotFound, RequestError
 from holdfast.streams.log import LogEvent, newest_seqs, read_after
 from holdfast.streams.serialize import to_json
 from holdfast.streams.sse import HEARTBEAT, START_KINDS, frame
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -181,7 +181,7 @@ class Follower:
             raise
         except Exception as error:
             # The thread's graph is not here any more, or its factory fails. The runs can be watched all the same.
-            log.warning("state.unreadable", thread_id=str(self._thread_id), error=kind_and_place(error))
+            log.warning("state.unreadable", thread_id=str(self._thread_id), error=type_and_place(error))
             return None
 
 

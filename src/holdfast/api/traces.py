@@ -34,10 +34,10 @@ class RequestSpans:
             return
         headers = joined(scope["headers"])
         if scope["type"] != "http":
-            with self._recorder.going_on(headers):
+            with self._recorder.continue_trace(headers):
                 await self._app(scope, receive, send)
             return
-        with self._recorder.serving(scope["method"], scope["path"], headers) as served:
+        with self._recorder.request_span(scope["method"], scope["path"], headers) as served:
 
             async def answer(message: Message) -> None:
                 if message["type"] == "http.response.start":

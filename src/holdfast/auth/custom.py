@@ -26,7 +26,7 @@ from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied, RequestError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object
-from holdfast.telemetry.exceptions import kind_and_place, message_of
+from holdfast.telemetry.exceptions import message_of, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -221,7 +221,7 @@ class CustomAuth:
         except Exception as error:
             if _is_about_body(error):
                 raise
-            log.warning("auth.failed", path=connection.url.path, error=kind_and_place(error))
+            log.warning("auth.failed", path=connection.url.path, error=type_and_place(error))
             raise Denied(403, "Authentication failed.") from error
         try:
             if isinstance(answer, StudioUser):

@@ -16,7 +16,7 @@ from holdfast.cli.console import err
 from holdfast.cli.fleet import ReadyFleet, log_ready, run_fleet
 from holdfast.cli.options import DEFAULT_CONFIG, DEFAULT_URL, Config, Host, Jobs, Port, examples
 from holdfast.cli.project import stoppable
-from holdfast.telemetry.logs import for_terminal
+from holdfast.telemetry.logs import uses_console_format
 
 DRAIN_TIMEOUT_SECONDS = 3.0
 """How long runs may go on with the old code after a change. Short, because the developer waits for the new code. A run
@@ -46,7 +46,7 @@ def dev(
 
 def announce(ready: ReadyFleet) -> None:
     """Print what a new user needs, if stderr is a terminal; otherwise log a line."""
-    if not for_terminal(ready.settings):
+    if not uses_console_format(ready.settings):
         log_ready(ready)
         return
     url, graphs = ready.url, ready.project.graphs

@@ -14,7 +14,7 @@ import structlog
 from holdfast.db.connect import open_blocking_session, with_session_options
 from holdfast.engine.lease import report_ended
 from holdfast.settings import Settings
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 
 log = structlog.get_logger(__name__)
 
@@ -38,4 +38,4 @@ class EndedProcessReporter:
             ):
                 report_ended(connection, token)
         except (psycopg.Error, OSError) as error:
-            log.warning("child.end_not_reported", error=in_words(error))
+            log.warning("child.end_not_reported", error=describe(error))

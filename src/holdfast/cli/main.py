@@ -38,7 +38,7 @@ from holdfast.cli.exit_codes import MEANING, CommandError, ExitCode
 from holdfast.cli.forced_exit import schedule_forced_exit
 from holdfast.cli.options import examples
 from holdfast.errors import DatabaseUnavailable, OperatorError
-from holdfast.telemetry.logs import configure_logging, for_terminal, logging_settings, logs_json
+from holdfast.telemetry.logs import configure_logging, logging_settings, logs_json, uses_console_format
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +123,7 @@ def _run() -> None:
         # Log lines of a command must not mix with its output. A server configures its own logging soon afterwards.
         configure_logging(logging_settings(os.environ), importing=True, standard=False, role="cli", pid=os.getpid())
         # In standalone mode Typer prints errors of the command line in a frame of several lines.
-        app(prog_name="holdfast", standalone_mode=not _is_server() or for_terminal(logging_settings(os.environ)))
+        app(prog_name="holdfast", standalone_mode=not _is_server() or uses_console_format(logging_settings(os.environ)))
     except UsageError as error:
         _report_error(f"holdfast {sys.argv[1]}: {error.format_message()}")
         sys.exit(ExitCode.USAGE)

@@ -19,7 +19,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.time_limit import time_limit
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 from holdfast.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -90,7 +90,7 @@ class RowsSetAside:
             delivery_id=_text(row.get("delivery_id")),
             cron_id=_text(row.get("cron_id")),
             interrupt_id=_text(row.get("interrupt_id")),
-            error=in_words(error),
+            error=describe(error),
             seconds=pause,
         )
 

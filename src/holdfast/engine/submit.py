@@ -151,14 +151,14 @@ def traced(new: NewRun) -> Iterator[NewRun]:
     if tracing.recorder is None:
         yield new
         return
-    subject = tracing.Subject(
+    subject = tracing.TracedRun(
         run_id=new.run_id,
         thread_id=new.thread_id,
         assistant_id=new.assistant_id,
         graph_id=new.graph_id,
         tenant=new.tenant_id,
     )
-    with tracing.recorder.creating(subject, new.kwargs, new.after_seconds) as kwargs:
+    with tracing.recorder.creation_span(subject, new.kwargs, new.after_seconds) as kwargs:
         yield replace(new, kwargs=kwargs)
 
 

@@ -33,7 +33,7 @@ from holdfast.graphs.exits import GraphCode
 from holdfast.resources.checkpoints import PooledSaver, TransactionSaver
 from holdfast.resources.run_configs import config_of
 from holdfast.streams.serialize import to_json, to_jsonb
-from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, describe, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +124,7 @@ async def read_state(
         try:
             with GraphCode():
                 return await opened.graph.aget_state(config, subgraphs=subgraphs)
-        except ESCAPING as error:
+        except GRAPH_CODE_EXCEPTIONS as error:
             if _is_ours(error):
                 raise
             _log_unreadable(opened, error)
@@ -199,7 +199,7 @@ async def _states(opened: OpenedGraph, config: RunnableConfig, asked: dict[str, 
     try:
         with GraphCode():
             return [state async for state in opened.graph.aget_state_history(config, **asked)]
-    except ESCAPING as error:
+    except GRAPH_CODE_EXCEPTIONS as error:
         if _is_ours(error):
             raise
         _log_unreadable(opened, error)
@@ -240,7 +240,7 @@ async def update_state(
                     with GraphCode():
                         reached = await _apply(opened, supersteps, checkpoint)
                         state = await opened.graph.aget_state(opened.config({}))
-            except ESCAPING as error:
+            except GRAPH_CODE_EXCEPTIONS as error:
                 # If the transaction has failed, one of our statements did: graph code does not use this connection.
                 refused = connection.info.transaction_status is not TransactionStatus.INTRANS
                 if _is_ours(error) or (refused and isinstance(error, psycopg.Error)):
@@ -375,7 +375,7 @@ async def _state_at(opened: OpenedGraph, saved: CheckpointTuple) -> StateSnapsho
     try:
         with GraphCode():
             return await opened.graph.aget_state(saved.config)
-    except ESCAPING as error:
+    except GRAPH_CODE_EXCEPTIONS as error:
         if _is_ours(error):
             raise
         return _as_stored(opened, saved)
@@ -400,7 +400,7 @@ def _answering_unreadable(thread_id: UUID) -> Iterator[None]:
     except (psycopg.Error, RequestError):
         # Raised by our own statements.
         raise
-    except ESCAPING as error:
+    except GRAPH_CODE_EXCEPTIONS as error:
         raise Conflict(
             f"The state of thread {thread_id} cannot be read: its checkpoints are not of the form that this version of "
             f"LangGraph stores ({type(error).__name__})."
@@ -415,13 +415,13 @@ def _is_ours(error: BaseException) -> bool:
 
 def _log_unreadable(opened: OpenedGraph, error: BaseException) -> None:
     about = {"thread_id": str(opened.thread_id), "graph_id": opened.graph_id}
-    log.warning("state.unreadable", **about, error=kind_and_place(error))
+    log.warning("state.unreadable", **about, error=type_and_place(error))
 
 
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it took too long"
-    return in_words(error)
+    return describe(error)
 
 
 def _interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ from psycopg.rows import DictRow
 
 from holdfast.db.stored_json import as_object, number_at, object_fields
 from holdfast.streams.serialize import to_jsonb
-from holdfast.telemetry.exceptions import clean
+from holdfast.telemetry.exceptions import replace_surrogates
 
 TOTAL, POSITION = "*", "@"
 # Model names come from graph code, which may invent any number of them. Further ones are counted together.
@@ -187,7 +187,7 @@ def storable_name(given: Any) -> str:
         text = str(given)
     except Exception:
         return OTHER_MODELS
-    return clean(text[:MAX_MODEL_NAME_CHARACTERS]).replace("\0", "\ufffd")
+    return replace_surrogates(text[:MAX_MODEL_NAME_CHARACTERS]).replace("\0", "\ufffd")
 
 
 def is_amount(cost: Decimal) -> bool:

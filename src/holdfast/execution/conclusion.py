@@ -30,7 +30,7 @@ from holdfast.journal.run_writer import RunWriter
 from holdfast.sdk.children import WaitsForChildren
 from holdfast.settings import Settings
 from holdfast.streams.serialize import to_json
-from holdfast.telemetry.exceptions import clean, kind_and_place, message_of, run_traceback
+from holdfast.telemetry.exceptions import message_of, replace_surrogates, run_traceback, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -103,14 +103,14 @@ def _retry(attempt: Attempt, failure: BaseException, settings: Settings) -> Rele
     for observer in attempt.observers:
         observer.will_retry(failure)
     retry = attempt.run.retries + 1
-    log.warning("run.retrying", error=kind_and_place(failure), after=round(pause, 2), retry=retry)
+    log.warning("run.retrying", error=type_and_place(failure), after=round(pause, 2), retry=retry)
     return Released(after=pause)
 
 
 def _failed(attempt: Attempt, failure: BaseException, left: Ended, *, dead_letter: DeadLetter | None = None) -> Ended:
     error = describe(failure)
     # Not the message, which may contain the run's input. It is kept with the run.
-    log.warning("run.failed", error=kind_and_place(failure))
+    log.warning("run.failed", error=type_and_place(failure))
     if dead_letter is not None:
         log.warning("run.dead_letter", reason=dead_letter)
     attempt.writer.add_event("error", to_json(error))
@@ -120,7 +120,7 @@ def _failed(attempt: Attempt, failure: BaseException, left: Ended, *, dead_lette
 def describe(error: BaseException) -> dict[str, str]:
     """An error as clients see it. The class name is bounded and cleaned: a metaclass of graph code can make it any
     text."""
-    name = clean(str(type(error).__name__)[:MAX_CLASS_NAME_CHARACTERS])
+    name = replace_surrogates(str(type(error).__name__)[:MAX_CLASS_NAME_CHARACTERS])
     return {"error": name, "message": message_of(error)}
 
 

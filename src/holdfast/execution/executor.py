@@ -32,7 +32,7 @@ from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.exits import GraphCode, contained
 from holdfast.settings import Settings
 from holdfast.signals import Signals
-from holdfast.telemetry.exceptions import ESCAPING
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -61,7 +61,7 @@ class Executor:
         try:
             attempt.begin(self._environment.metrics)
             outcome = await self._run_stages(Execution(attempt))
-        except ESCAPING as error:
+        except GRAPH_CODE_EXCEPTIONS as error:
             for observer in attempt.observers:
                 observer.crashed(error)
             raise
@@ -75,7 +75,7 @@ class Executor:
                 with GraphCode():
                     await begin(execution, self._environment)
                 await stream(execution, self._environment)
-            except ESCAPING as error:
+            except GRAPH_CODE_EXCEPTIONS as error:
                 execution.fail(contained(error))
             return await finish(execution, self._environment.settings)
         finally:

@@ -18,7 +18,7 @@ from holdfast.execution.transient import pause_before_retry
 from holdfast.graphs.exits import GraphCode, contained
 from holdfast.journal.entries import EndEffects
 from holdfast.settings import Settings
-from holdfast.telemetry.exceptions import ESCAPING, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -53,16 +53,16 @@ async def finish(execution: Execution, settings: Settings) -> Outcome | None:
             if form is not Form.BARE_WITHOUT_USAGE:
                 attempt.write_final_usage()
             elif execution.failure is not None and attempt.meter.has_counted:
-                log.warning("usage.not_written", error=kind_and_place(execution.failure))
+                log.warning("usage.not_written", error=type_and_place(execution.failure))
             await attempt.writer.finish(outcome, graph_id=attempt.run.graph_id, effects=effects_of(attempt.run))
         except LeaseLost:
             log.info("run.lost", fence=attempt.run.fence)
             return None
-        except ESCAPING as error:
+        except GRAPH_CODE_EXCEPTIONS as error:
             if form is TRIES[-1]:
                 raise
             if not isinstance(error, RunSignal):
-                log.warning("run.outcome_failed", error=kind_and_place(error))
+                log.warning("run.outcome_failed", error=type_and_place(error))
             attempt.writer.discard()
             execution.progress.values = None
             execution.failure = contained(error)
@@ -99,8 +99,8 @@ async def finish_crashed(attempt: Attempt, error: BaseException, settings: Setti
             await attempt.writer.finish(outcome, graph_id=run.graph_id, effects=written)
         except LeaseLost:
             return None
-        except ESCAPING as refusal:
-            log.warning("run.outcome_failed", error=kind_and_place(refusal))
+        except GRAPH_CODE_EXCEPTIONS as refusal:
+            log.warning("run.outcome_failed", error=type_and_place(refusal))
             if isinstance(refusal, Cancelled):
                 error = refusal
         else:

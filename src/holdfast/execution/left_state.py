@@ -15,7 +15,7 @@ from holdfast.errors import RunSignal
 from holdfast.execution.attempt import Execution
 from holdfast.execution.starting_point import waiting_interrupts
 from holdfast.streams.serialize import to_json
-from holdfast.telemetry.exceptions import ESCAPING, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -64,8 +64,8 @@ async def left_behind(execution: Execution, status: EndedStatus = RunStatus.ERRO
         left = await state_at_end(execution, status)
     except RunSignal:
         raise
-    except ESCAPING as error:
-        log.warning("state.unreadable", error=kind_and_place(error))
+    except GRAPH_CODE_EXCEPTIONS as error:
+        log.warning("state.unreadable", error=type_and_place(error))
         return Ended(status=status, thread_status=thread_status, interrupts=None)
     return replace(left, thread_status="error") if status == RunStatus.ERROR else left
 

@@ -30,7 +30,7 @@ from holdfast.errors import BudgetExceeded, JournalFailed, RunSignal, RunTimeout
 from holdfast.execution.observers import AttemptObserver
 from holdfast.execution.prices import count_tokens, find_model, price_of
 from holdfast.sdk.usage import METER
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -189,7 +189,7 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
             amounts["cached_tokens"] = count_tokens((usage.get("input_token_details") or {}).get("cache_read"))
             amounts["reasoning_tokens"] = count_tokens((usage.get("output_token_details") or {}).get("reasoning"))
         except Exception as error:
-            log.warning("usage.unreadable", model=reference, error=kind_and_place(error))
+            log.warning("usage.unreadable", model=reference, error=type_and_place(error))
             return
         with self._lock:
             self._tally.add_call(model.name, amounts, price)
@@ -291,7 +291,7 @@ class UsageMeter(AttemptObserver, BaseCallbackHandler):
         except RunSignal as signal:
             self._stop(signal)
         except Exception as error:
-            log.warning("usage.not_written", error=kind_and_place(error))
+            log.warning("usage.not_written", error=type_and_place(error))
             self._stop(JournalFailed("What the run has used cannot be written."))
         if self.exceeded is not None:
             self._stop(self.exceeded)

@@ -14,7 +14,7 @@ from holdfast.execution.starting_point import NOTHING
 from holdfast.graphs.context_schema import graph_context
 from holdfast.graphs.exits import GraphCode, exit_of
 from holdfast.resources.tenant_store import store_of
-from holdfast.telemetry.exceptions import ESCAPING, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -89,5 +89,5 @@ async def close_resources(execution: Execution, environment: Environment) -> Non
         with GraphCode():
             async with asyncio.timeout(stopping.STOP_TIMEOUT_SECONDS):
                 await execution.resources.aclose()
-    except ESCAPING as error:
-        log.warning("graph.cleanup_failed", error=kind_and_place(error))
+    except GRAPH_CODE_EXCEPTIONS as error:
+        log.warning("graph.cleanup_failed", error=type_and_place(error))

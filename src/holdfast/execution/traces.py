@@ -20,7 +20,7 @@ def trace_attempt(run: ClaimedRun, claim_began: int) -> AttemptSpan | None:
     `claim_began`: nanoseconds since the epoch."""
     if tracing.recorder is None:
         return None
-    subject = tracing.Subject(
+    subject = tracing.TracedRun(
         run_id=run.run_id,
         thread_id=run.thread_id,
         assistant_id=run.assistant_id,
@@ -28,15 +28,15 @@ def trace_attempt(run: ClaimedRun, claim_began: int) -> AttemptSpan | None:
         tenant=run.tenant_id,
     )
     span: AttemptSpan | None = None
-    with tracing.recorder.harmless():
-        span = tracing.recorder.attempt(
+    with tracing.recorder.suppress_errors():
+        span = tracing.recorder.attempt_span(
             subject,
             tracing.stored_trace(run.kwargs),
             attempt=run.attempt,
             worker_id=run.worker_id,
             graph_name=stored_config(run.kwargs.get("config")).get("run_name") or run.graph_id,
             given_back=run.untouched,
-            looked_at=claim_began,
+            claim_began=claim_began,
         )
     return span  # noqa: RET504 (None if that has failed)
 
@@ -51,18 +51,18 @@ class AttemptTrace(AttemptObserver):
         self._span.enter()
 
     def will_retry(self, error: BaseException) -> None:
-        with tracing.harmless():
+        with tracing.suppress_errors():
             self._span.failed(error)
 
     def ended(self, outcome: Outcome | None) -> None:
         """An attempt without an outcome was lost. The process that takes the run over records its span."""
         if outcome is not None:
-            with tracing.harmless():
+            with tracing.suppress_errors():
                 _end(self._span, outcome)
 
     def crashed(self, error: BaseException) -> None:
         self.will_retry(error)
-        with tracing.harmless():
+        with tracing.suppress_errors():
             self._span.end("crashed", {}, failed=True)
 
 

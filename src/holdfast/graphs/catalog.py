@@ -31,7 +31,7 @@ from holdfast.graphs.config import GraphTarget, ProjectConfig, text_problem
 from holdfast.graphs.exits import GraphCode, enter_graph_code, leave_graph_code
 from holdfast.graphs.factories import Factory, entered, inspect_factory
 from holdfast.graphs.loading import Loaded, load_targets, prepare_environment, summary_of
-from holdfast.telemetry.exceptions import ESCAPING, in_words, kind_and_place
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, describe, type_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -220,11 +220,11 @@ async def built_for_client(
         try:
             with GraphCode():
                 graph = await opening.__aenter__()
-        except ESCAPING as error:
+        except GRAPH_CODE_EXCEPTIONS as error:
             if isinstance(error, psycopg.OperationalError) and is_outage(error):
                 raise
             log.warning("graph.not_built", graph_id=graph_id, exc_info=error)
-            raise InvalidRequest(f"Graph '{graph_id}' cannot be built for {purpose}: {in_words(error)}") from error
+            raise InvalidRequest(f"Graph '{graph_id}' cannot be built for {purpose}: {describe(error)}") from error
         try:
             yield graph
         except BaseException as error:
@@ -239,10 +239,10 @@ async def _leave(opening: AbstractAsyncContextManager[Graph], raised: BaseExcept
     try:
         with GraphCode():
             await opening.__aexit__(None if raised is None else type(raised), raised, None)
-    except ESCAPING as error:
+    except GRAPH_CODE_EXCEPTIONS as error:
         if raised is None or (error is not raised and error.__cause__ is not raised):
             about = None if raised is None else type(raised).__name__
-            log.warning("graph.teardown_failed", error=kind_and_place(error), while_handling=about)
+            log.warning("graph.teardown_failed", error=type_and_place(error), while_handling=about)
 
 
 class _Opened(AbstractAsyncContextManager[Graph]):

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from holdfast.errors import RunSignal
 from holdfast.graphs.context_schema import known_values
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import type_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -195,7 +195,7 @@ async def _leave(manager: AbstractAsyncContextManager[Any], error: BaseException
         if not isinstance(error, RunSignal):
             raise
         if other is not error:
-            log.warning("graph.teardown_failed", error=kind_and_place(other), while_handling=type(error).__name__)
+            log.warning("graph.teardown_failed", error=type_and_place(other), while_handling=type(error).__name__)
 
 
 class _AsAsync(AbstractAsyncContextManager[Any]):

@@ -18,7 +18,7 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.insight.fleet import queue_figures
 from holdfast.telemetry import metrics
-from holdfast.telemetry.instruments import Declared
+from holdfast.telemetry.instruments import MetricDeclaration
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ class FleetFigures:
         leases = await (await connection.execute(LEASES)).fetchone()
         assert webhooks is not None
         assert leases is not None
-        readings: dict[Declared, metrics.Reading] = {
+        readings: dict[MetricDeclaration, metrics.Reading] = {
             metrics.DATABASE_UP: 1,
             metrics.RUNS: {
                 ("pending",): queue["ready"] + queue["scheduled"] + queue["waiting"],

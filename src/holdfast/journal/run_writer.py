@@ -28,7 +28,7 @@ from holdfast.journal.entries import (
     size_of,
 )
 from holdfast.streams.serialize import to_json
-from holdfast.telemetry.exceptions import kind_and_place
+from holdfast.telemetry.exceptions import type_and_place
 
 if TYPE_CHECKING:
     from holdfast.journal.journal import Journal
@@ -253,7 +253,7 @@ class RunWriter:
         try:
             self.on_shared_usage(budgets)
         except Exception as error:
-            log.warning("journal.not_shared", run_id=str(self.run_id), error=kind_and_place(error))
+            log.warning("journal.not_shared", run_id=str(self.run_id), error=type_and_place(error))
             self.fail(JournalFailed("The budget that the run shares with others cannot be read."))
 
     def committed(self, taken: Taken) -> None:

@@ -24,5 +24,5 @@ def trace_commits(group: Group, began: int) -> None:
             "holdfast.journal.bytes": size,
             "holdfast.journal.runs": len(group),
         }
-        with tracing.harmless():
+        with tracing.suppress_errors():
             writer.trace.committed(began, about, shown=durable > 0 or portion.outcome is not None)

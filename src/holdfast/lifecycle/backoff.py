@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Backoff:
         if self._failures == 0:
             self._since = time.monotonic()
             if self._outage is not None:
-                log.warning(self._outage, error=in_words(error), **self._about)
+                log.warning(self._outage, error=describe(error), **self._about)
         self._failures += 1
         pause = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
         return pause * random.uniform(0.5, 1.0)  # noqa: S311

@@ -41,8 +41,8 @@ from holdfast.db.stored_json import as_object
 from holdfast.errors import DatabaseError
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import StoreSection, load_embeddings, store_section
-from holdfast.telemetry.exceptions import ESCAPING, in_words
-from holdfast.telemetry.run_context import leave_run
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, describe
+from holdfast.telemetry.run_context import detach_from_run
 
 # `close` waits this long for running operations.
 CLOSE_TIMEOUT_SECONDS = 5.0
@@ -129,7 +129,7 @@ class _Turn:
             task.add_done_callback(self.tasks.discard)
 
     async def _for_all(self, waiting: list[Waiting]) -> None:
-        leave_run()
+        detach_from_run()
         await self._run(waiting)
 
 
@@ -375,8 +375,8 @@ class PooledStore(AsyncPostgresStore):
         assert self.embeddings is not None
         try:
             vectors = await self.embeddings.aembed_documents(texts)
-        except ESCAPING as error:
-            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {in_words(error)}") from error
+        except GRAPH_CODE_EXCEPTIONS as error:
+            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {describe(error)}") from error
         if len(vectors) != len(texts):
             raise EmbeddingFailed(f"store.index.embed returned {len(vectors)} vectors for {len(texts)} texts.")
         return [self._checked(vector) for vector in vectors]
@@ -385,8 +385,8 @@ class PooledStore(AsyncPostgresStore):
         assert self.embeddings is not None
         try:
             vector = await self.embeddings.aembed_query(text)
-        except ESCAPING as error:
-            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {in_words(error)}") from error
+        except GRAPH_CODE_EXCEPTIONS as error:
+            raise EmbeddingFailed(f"The embeddings of store.index.embed failed: {describe(error)}") from error
         return self._checked(vector)
 
     def _checked(self, vector: Sequence[float]) -> list[float]:

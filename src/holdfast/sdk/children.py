@@ -25,7 +25,7 @@ from holdfast.errors import ChildFailed, ChildRefused, NotInRun, RunSignal
 from holdfast.sdk.current_run import CurrentRun, current_run
 from holdfast.sdk.usage import METER, budget_left
 from holdfast.streams.serialize import storable
-from holdfast.telemetry.exceptions import clean
+from holdfast.telemetry.exceptions import replace_surrogates
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ async def _key_of(child: Child | str | Awaitable[Child]) -> str:
 
 
 def _checked(key: str) -> str:
-    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key or key != clean(key):
+    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key or key != replace_surrogates(key):
         raise ChildRefused(
             f"The key of a child is a text of 1 to {LONGEST_KEY} characters, without NUL characters and lone "
             f"surrogates, not {key!r:.100}."

@@ -24,7 +24,7 @@ from holdfast.lifecycle.cancelling import run_together
 from holdfast.lifecycle.service import TaskService
 from holdfast.settings import Settings
 from holdfast.signals import Listener, Topic
-from holdfast.telemetry.exceptions import in_words, kind_and_place
+from holdfast.telemetry.exceptions import describe, type_and_place
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +154,7 @@ class Carrier(TaskService):
             for listener in self._listeners[topic]:
                 listener(hint)
         except Exception as error:
-            log.debug("signals.not_understood", topic=topic, error=kind_and_place(error), **self._log_fields)
+            log.debug("signals.not_understood", topic=topic, error=type_and_place(error), **self._log_fields)
 
     # --- the loops --------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Carrier(TaskService):
             self._degraded_since = time.monotonic()
             # When one connection fails, the other usually does, too. Ping at once, to detect it early.
             self._ping_now.set()
-            log.warning("signals.degraded", error=in_words(error), remedy="polling", **self._log_fields)
+            log.warning("signals.degraded", error=describe(error), remedy="polling", **self._log_fields)
             self._report_missed_hints()
 
     def _clear_degraded(self) -> None:

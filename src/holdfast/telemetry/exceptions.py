@@ -1,8 +1,8 @@
-"""Exceptions as log lines show them: where they come from, without the data that they were raised over.
+"""Describes exceptions for logs without the data that caused them.
 
-A database quotes the row it refuses, and a validation the input that is wrong. Both say what is wrong in their first
-line, and only that is logged. Of an exception of graph code, whose message may be made of anything, only the kind and
-the place are: the whole of it is kept with the run.
+A database error quotes the refused row, and a validation error the wrong input. The first line of both names the
+problem, and only that line is logged. The message of an exception of graph code may contain any data. Only its type and
+line are logged; the full message and traceback are stored with the run.
 """
 
 from __future__ import annotations
@@ -19,68 +19,69 @@ from typing import Any
 import psycopg
 import pydantic
 
-# What the code of a graph can raise into ours. Not CancelledError, which may be meant for us.
-ESCAPING = (Exception, SystemExit, KeyboardInterrupt)
-LONGEST = 20_000
-# How many causes of an exception a run's traceback has.
-LONGEST_CHAIN = 20
-_OURS = f"{Path(__file__).parents[1]}/"
-# The standard library, and what was installed. The second may be inside of the first.
+# The exceptions that graph code can raise into Holdfast's code. CancelledError is not one of them, because Holdfast may
+# have cancelled the task itself.
+GRAPH_CODE_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
+# The maximum length of a message and of a traceback.
+MAX_TEXT_CHARACTERS = 20_000
+# The maximum number of chained exceptions in a traceback.
+MAX_CAUSES = 20
+_HOLDFAST_PATH = f"{Path(__file__).parents[1]}/"
+# The directories of the standard library and of installed packages. The second may be inside the first.
 _PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
-# What runs graphs, and is never what is wrong with one.
+# The packages that run graphs. Their frames never are the cause of a problem.
 _RUNNERS = re.compile(r"/(?:langgraph|langchain_core|langsmith|uvloop|structlog)/")
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, as text that can be stored and sent. Exceptions of graph code may say anything: the
-    message is shortened, lone surrogates are replaced, and an exception whose `__str__` fails has a message that says
-    so."""
+    """The message of an exception as text that can be stored and sent. Exceptions of graph code may have any message:
+    it is truncated, lone surrogates are replaced, and if `__str__` fails, a fixed text is returned."""
     try:
         text = str(error)
     except BaseException:
         return "(no message: its __str__ fails)"
-    cut = "" if len(text) <= LONGEST else f"… ({len(text)} characters)"
-    return clean(text[:LONGEST]) + cut
+    cut = "" if len(text) <= MAX_TEXT_CHARACTERS else f"… ({len(text)} characters)"
+    return replace_surrogates(text[:MAX_TEXT_CHARACTERS]) + cut
 
 
-def clean(text: str) -> str:
-    """The same with U+FFFD for lone surrogates, which UTF-8 has no room for."""
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def run_traceback(error: BaseException) -> str:
-    """The traceback that is kept with a run. It is formatted link by link, because a chain of causes may be long."""
+    """The traceback that is stored with a run. Chained exceptions are formatted one by one and limited in number."""
     chain: list[tuple[BaseException, str]] = []
     current: BaseException | None = error
-    because = ""
-    while current is not None and len(chain) < LONGEST_CHAIN and all(current is not seen for seen, _ in chain):
-        chain.append((current, because))
+    link_text = ""
+    while current is not None and len(chain) < MAX_CAUSES and all(current is not seen for seen, _ in chain):
+        chain.append((current, link_text))
         if current.__cause__ is not None:
-            current, because = current.__cause__, traceback._cause_message  # type: ignore[attr-defined]
+            current, link_text = current.__cause__, traceback._cause_message  # type: ignore[attr-defined]
         elif current.__context__ is not None and not current.__suppress_context__:
-            current, because = current.__context__, traceback._context_message  # type: ignore[attr-defined]
+            current, link_text = current.__context__, traceback._context_message  # type: ignore[attr-defined]
         else:
             current = None
     try:
         parts = ["".join(traceback.format_exception(link, chain=False)) + after for link, after in reversed(chain)]
     except Exception:
         return "(no traceback: formatting it fails)"
-    return clean("".join(parts)[-LONGEST:])
+    return replace_surrogates("".join(parts)[-MAX_TEXT_CHARACTERS:])
 
 
-def in_words(error: BaseException) -> str:
-    """An exception in one line."""
+def describe(error: BaseException) -> str:
+    """Describe an exception in one line: its type and message."""
     return f"{type(error).__name__}: {_message(error)}".strip().removesuffix(":")
 
 
-def kind_and_place(error: BaseException) -> str:
-    """An exception of graph code: what it is, and the line of the project that it came through last."""
-    where = place_of(error.__traceback__)
-    return type(error).__name__ if where is None else f"{type(error).__name__} at {clean(where)}"
+def type_and_place(error: BaseException) -> str:
+    """Describe an exception of graph code: its type, and the innermost line of the project's code."""
+    where = project_line_of(error.__traceback__)
+    return type(error).__name__ if where is None else f"{type(error).__name__} at {replace_surrogates(where)}"
 
 
-def place_of(trace: TracebackType | None) -> str | None:
+def project_line_of(trace: TracebackType | None) -> str | None:
     found = None
     for frame, line in traceback.walk_tb(trace):
         if is_project(frame.f_code.co_filename):
@@ -89,35 +90,35 @@ def place_of(trace: TracebackType | None) -> str | None:
 
 
 def is_package(file: str) -> bool:
-    """Whether a file was installed: not with Python, and not as what runs graphs."""
-    return _is_installed(file) and not _RUNNERS.search(file) and not file.startswith(_OURS)
+    """Whether a file belongs to an installed package, other than those that run graphs."""
+    return _is_installed(file) and not _RUNNERS.search(file) and not file.startswith(_HOLDFAST_PATH)
 
 
 def is_project(file: str) -> bool:
-    """Whether a file is the project's own: neither Python's, nor installed, nor a part of Holdfast."""
-    return not _is_installed(file) and not file.startswith(("<", _OURS, *_PYTHON))
+    """Whether a file belongs to the project: not to Python, an installed package or Holdfast."""
+    return not _is_installed(file) and not file.startswith(("<", _HOLDFAST_PATH, *_PYTHON))
 
 
 def _is_installed(file: str) -> bool:
     return file.startswith(_PACKAGES) or "/site-packages/" in file or "/dist-packages/" in file
 
 
-def trace_text(error: BaseException) -> str:
-    """A traceback with its causes, as Python prints it. No variables: they hold what runs work with."""
+def traceback_text(error: BaseException) -> str:
+    """A traceback with its causes, as Python prints it. Without local variables, which contain the data of runs."""
     whole = traceback.TracebackException.from_exception(error, capture_locals=False, compact=True)
     _shorten(whole, error, set())
-    return clean("".join(whole.format())[-LONGEST:]).rstrip()
+    return replace_surrogates("".join(whole.format())[-MAX_TEXT_CHARACTERS:]).rstrip()
 
 
-def as_fields(error: BaseException) -> dict[str, str]:
-    """An exception for programs that read logs."""
+def exception_fields(error: BaseException) -> dict[str, str]:
+    """An exception as the fields of a JSON log line."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return {"type": name, "message": _message(error), "traceback": trace_text(error)}
+    return {"type": name, "message": _message(error), "traceback": traceback_text(error)}
 
 
 def exception_of(line: Mapping[str, Any]) -> BaseException | None:
-    """The exception that a log line is about, in whichever form it was given."""
+    """The exception of a log line, from any of the forms that `exc_info` accepts."""
     given = line.get("exc_info")
     if isinstance(given, BaseException):
         return given
@@ -134,11 +135,11 @@ def _message(error: BaseException) -> str:
 
 
 def _shorten(whole: traceback.TracebackException | None, error: BaseException | None, seen: set[int]) -> None:
-    """Leave of each message of a chain what `_message` leaves."""
+    """Shorten each message of a chain as `_message` does."""
     if whole is None or error is None or id(error) in seen:
         return
-    if len(seen) >= LONGEST_CHAIN:
-        # Cut off, and what is cut off is not shown.
+    if len(seen) >= MAX_CAUSES:
+        # Omit the rest of the chain.
         whole.__cause__ = whole.__context__ = None
         return
     seen.add(id(error))

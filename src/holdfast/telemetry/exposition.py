@@ -1,4 +1,4 @@
-"""Metrics as they are served: Prometheus' text, or JSON."""
+"""Formats metrics as Prometheus text or as JSON."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from holdfast.telemetry.instruments import Counter, Declared, Histogram, Role
+from holdfast.telemetry.instruments import Counter, Histogram, MetricDeclaration, Role
 from holdfast.telemetry.metrics import Metrics, Reading, Readings
 
-# The version that every scraper understands.
+# The version of the text format that all scrapers support.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 Format = Literal["prometheus", "json"]
 
 
 def wanted_format(asked: str | None, accept: str | None) -> Format:
-    """By what was asked for, else by what is accepted; Prometheus' text when that says nothing."""
+    """Choose the format by the parameter `format`, else by the header `Accept`; the default is Prometheus text."""
     if asked is not None:
         return "json" if asked == "json" else "prometheus"
     kinds = [kind.partition(";")[0].strip().lower() for kind in (accept or "").split(",")]
@@ -39,14 +39,14 @@ def as_json(metrics: Metrics, role: Role, readings: Readings) -> dict[str, list[
 
 
 def merged_families(texts: Mapping[str, str], label: str) -> list[Metric]:
-    """The metrics of several processes as one: each family once, each sample with `label` set to the key of its
-    process in `texts`, which are answers of `/metrics`. An answer that cannot be read is left out."""
+    """Merge the metrics of several processes: each family once, and each sample with `label` set to the key of its
+    process. `texts` are responses of `/metrics`. A response that cannot be parsed is left out."""
     merged: dict[str, Metric] = {}
     for key, text in texts.items():
         try:
             families = list(text_string_to_metric_families(text))
         except ValueError:
-            continue  # What one process answers does not take the others' metrics away.
+            continue  # One bad response must not hide the metrics of other processes.
         for family in families:
             known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             known.samples += [sample._replace(labels={label: key, **sample.labels}) for sample in family.samples]
@@ -86,7 +86,7 @@ def _counter(counter: Counter) -> Metric:
     return _reading(counter.declared, counter.values())
 
 
-def _reading(declared: Declared, reading: Reading) -> Metric:
+def _reading(declared: MetricDeclaration, reading: Reading) -> Metric:
     kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
     family = kind(declared.name, declared.what, labels=declared.labels)
     for labels, value in ({(): reading} if isinstance(reading, int | float) else reading).items():

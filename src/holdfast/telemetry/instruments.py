@@ -1,7 +1,7 @@
-"""What a process counts by: plain numbers, changed where something happens and read when somebody asks.
+"""The counters and histograms of a process: plain numbers that are read at each scrape.
 
-Each instrument is written by one thread, so there is nothing to lock: a count costs a tenth of a microsecond, and the
-hot paths can afford it. Whoever reads from another thread may see a number that is one observation old.
+Only one thread writes to an instrument, so it needs no lock. An increment costs a tenth of a microsecond. A reader in
+another thread may see a value that is one observation old.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Role = Literal["web", "worker"]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A metric as it is documented. `roles` are the kinds of processes that serve it."""
+class MetricDeclaration:
+    """The declaration of a metric. `roles` are the kinds of processes that serve it."""
 
     name: str
     kind: Kind
@@ -25,17 +25,17 @@ class Declared:
     roles: frozenset[Role]
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    # Counted in the database, the same for the whole fleet.
+    # Read from the database, so it is the same in all processes.
     fleet: bool = False
 
 
 class Counter:
-    """Counts up, for each combination of its labels' values."""
+    """A counter for each combination of label values."""
 
     __slots__ = ("_values", "declared")
 
-    def __init__(self, declared: Declared, known: Iterable[tuple[str, ...]] = ()) -> None:
-        """`known` are values of the labels that are there from the beginning, so that a first occurrence is a rise."""
+    def __init__(self, declared: MetricDeclaration, known: Iterable[tuple[str, ...]] = ()) -> None:
+        """`known` are label values that start at 0, so that their first occurrence is an increase."""
         self.declared = declared
         self._values: dict[tuple[str, ...], float] = dict.fromkeys(known or ([] if declared.labels else [()]), 0.0)
 
@@ -55,11 +55,11 @@ class _Tally:
 
 
 class Histogram:
-    """How often something took how much, for each combination of its labels' values."""
+    """A histogram for each combination of label values."""
 
     __slots__ = ("_bounds", "_tallies", "declared")
 
-    def __init__(self, declared: Declared) -> None:
+    def __init__(self, declared: MetricDeclaration) -> None:
         self.declared = declared
         self._bounds = declared.buckets
         self._tallies: dict[tuple[str, ...], _Tally] = {} if declared.labels else {(): _Tally(len(self._bounds))}
@@ -72,13 +72,13 @@ class Histogram:
         tally.total += value
 
     def tallies(self) -> Iterator[tuple[tuple[str, ...], list[int], float]]:
-        """The values of the labels, how many fell into each bucket (the last: above all bounds), and their sum."""
+        """The label values, the number of observations in each bucket (the last one: above all bounds), and the sum."""
         for labels, tally in list(self._tallies.items()):
             yield labels, list(tally.counts), tally.total
 
 
-class SilentCounter(Counter):
-    """Counts nothing."""
+class DisabledCounter(Counter):
+    """A counter that does nothing."""
 
     __slots__ = ()
 
@@ -86,8 +86,8 @@ class SilentCounter(Counter):
         pass
 
 
-class SilentHistogram(Histogram):
-    """Observes nothing."""
+class DisabledHistogram(Histogram):
+    """A histogram that does nothing."""
 
     __slots__ = ()
 

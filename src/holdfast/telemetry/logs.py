@@ -1,7 +1,7 @@
-"""Logging: dotted event names with fields. Readable on a terminal, JSON elsewhere.
+"""Configures logging: dotted event names with fields, readable on a terminal and JSON elsewhere.
 
-Everything that a process logs comes out here, in one form: Holdfast's own events (see `telemetry/catalogue`), the lines
-of graph code, by structlog or by Python's own `logging`, and those of the libraries underneath.
+All log lines of a process have one format: Holdfast's events (see `telemetry/catalogue`), and the lines of graph code
+and of libraries, from structlog or from Python's `logging`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.errors import SettingsError
 from holdfast.settings import Settings, environment_names, load_settings
 from holdfast.telemetry.catalogue import CATALOGUE
 from holdfast.telemetry.catalogue.others import MESSAGE
-from holdfast.telemetry.exceptions import as_fields, exception_of, trace_text
+from holdfast.telemetry.exceptions import exception_fields, exception_of, traceback_text
 from holdfast.telemetry.redaction import Redactor, secrets_of
 from holdfast.telemetry.run_context import add_run
 from holdfast.telemetry.tracing import add_trace_ids
@@ -30,16 +30,17 @@ Processor = Callable[[Any, str, Any], Any]
 
 log = structlog.get_logger(__name__)
 
-# What libraries say of their own work at lower levels: each request of a client (with a URL that may hold a key), each
-# step of a connection. psycopg warns of pipelines that end in an error; those errors are raised, and handled, anyway.
-QUIET = {
+# The lowest levels that are logged of libraries. Below them they log each request (with a URL that may contain a key)
+# and each step of a connection. psycopg warns of pipelines that end in an error; those errors are raised and handled
+# anyway.
+LIBRARY_LEVELS = {
     "anthropic": logging.WARNING,
     "asyncio": logging.INFO,
     "botocore": logging.WARNING,
     "google_genai": logging.WARNING,
     "httpcore": logging.WARNING,
     "httpx": logging.WARNING,
-    # It tells of each retry of a node, with the message of what went wrong.
+    # It logs each retry of a node, with the message of the error.
     "langgraph": logging.WARNING,
     "langsmith": logging.WARNING,
     "openai": logging.WARNING,
@@ -50,15 +51,19 @@ QUIET = {
     "watchfiles": logging.WARNING,
     "websockets": logging.WARNING,
 }
-# What a record of `logging` has of itself; everything else was given by `extra`.
-_OF_RECORDS = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
+# The standard attributes of a record of `logging`. All others come from `extra`.
+_RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 _LEVELS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
-# Control characters as the pictures that Unicode has of them.
+# Maps control characters to Unicode's symbols for them.
 _CONTROL = {**{code: 0x2400 + code for code in range(32)}, **dict.fromkeys(range(127, 160), 0xFFFD)}
 
 
 def logging_settings(environ: Mapping[str, str]) -> Settings:
-    """How to log before the settings are read: as the environment says, if that can be understood."""
+    """The settings for logging before all settings are read: from the environment, or the defaults if it is invalid."""
     fields = (Settings.model_fields[name] for name in ("log_format", "log_level"))
     variables = [name for field in fields for name in environment_names(field)]
     try:
@@ -67,26 +72,26 @@ def logging_settings(environ: Mapping[str, str]) -> Settings:
         return load_settings({})
 
 
-def for_terminal(settings: Settings) -> bool:
-    """Whether this process writes lines for a reader at a terminal, and not JSON."""
+def uses_console_format(settings: Settings) -> bool:
+    """Whether this process logs readable lines instead of JSON."""
     return settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
 
 
 def logs_json() -> bool:
-    """Whether logging is set up in this process and writes JSON: then nothing else may be written to stderr."""
-    return any(isinstance(handler, StandardLines) and handler.json for handler in logging.getLogger().handlers)
+    """Whether logging is configured in this process and writes JSON. Then nothing else may be written to stderr."""
+    return any(isinstance(handler, StandardLogHandler) and handler.json for handler in logging.getLogger().handlers)
 
 
 def configure_logging(settings: Settings, *, importing: bool = False, standard: bool = True, **process: Any) -> None:
-    """Set up the logging of this process. `process` is on every line. `standard` includes Python's own logging, which
-    commands leave alone: their errors are sentences, also where log lines are JSON.
+    """Configure the logging of this process. The fields `process` are on each line. `standard`: also redirect Python's
+    `logging`. Commands do not, because they print their errors as text even if logs are JSON.
 
-    To be called before the project is imported, so that what it logs then is seen, and again after that: what is
-    imported may set up a logging of its own, for itself and for us. `importing`: the first of both, after which no
-    logger remembers how it was set up. (Just building a graph uses the loggers that its nodes name.)
+    Call this before the project is imported, so that its first lines are logged, and again afterwards, because imported
+    code may reconfigure logging. `importing`: this is the first call, so loggers must not cache their configuration
+    (building a graph already uses the loggers of its nodes).
     """
     terminal = sys.stderr.isatty()
-    console = for_terminal(settings)
+    console = uses_console_format(settings)
     level = getattr(logging, settings.log_level.upper())
     redactor = Redactor(secrets_of(settings))
 
@@ -109,7 +114,7 @@ def configure_logging(settings: Settings, *, importing: bool = False, standard: 
             colors=terminal,
             sort_keys=False,
             pad_event_to=24,
-            exception_formatter=_trace_printer(redactor, colours=terminal),
+            exception_formatter=_traceback_printer(redactor, colours=terminal),
         )
         processors += [redactor, _one_line, renderer]
     else:
@@ -122,26 +127,26 @@ def configure_logging(settings: Settings, *, importing: bool = False, standard: 
         cache_logger_on_first_use=not importing,
     )
     if standard:
-        _take_standard(StandardLines(processors, factory(), json=not console), level)
+        _redirect_standard_logging(StandardLogHandler(processors, factory(), json=not console), level)
 
 
-def _take_standard(handler: logging.Handler, level: int) -> None:
-    """Python's own logging, its warnings, and what threads die of."""
+def _redirect_standard_logging(handler: logging.Handler, level: int) -> None:
+    """Redirect Python's `logging`, its warnings, and the uncaught exceptions of threads and of the process."""
     root = logging.getLogger()
-    for other in [other for other in root.handlers if isinstance(other, StandardLines)]:
+    for other in [other for other in root.handlers if isinstance(other, StandardLogHandler)]:
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level)
-    for name, least in QUIET.items():
-        logging.getLogger(name).setLevel(max(least, level))
+    for name, lowest in LIBRARY_LEVELS.items():
+        logging.getLogger(name).setLevel(max(lowest, level))
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
     sys.excepthook = _process_failed
     sys.unraisablehook = _exception_ignored
 
 
-class StandardLines(logging.Handler):
-    """The lines of `logging`, through the processors that structlog's lines go through, to the same place."""
+class StandardLogHandler(logging.Handler):
+    """Passes the records of `logging` through the processors of structlog, to the same output."""
 
     def __init__(self, processors: Sequence[Processor], output: structlog.WriteLogger, *, json: bool) -> None:
         super().__init__()
@@ -151,7 +156,7 @@ class StandardLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line: Any = {name: value for name, value in record.__dict__.items() if name not in _OF_RECORDS}
+            line: Any = {name: value for name, value in record.__dict__.items() if name not in _RECORD_FIELDS}
             line |= {"logger": record.name, "event": _text(record)}
             if record.exc_info:
                 line["exc_info"] = record.exc_info
@@ -169,7 +174,7 @@ def _text(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:
-        return str(record.msg)  # Its arguments do not fit. It is still worth reading.
+        return str(record.msg)  # The arguments do not match the format. Log the format without them.
 
 
 def _thread_failed(given: threading.ExceptHookArgs) -> None:
@@ -188,7 +193,7 @@ def _exception_ignored(given: Any) -> None:
 
 
 def _name_event(logger: object, method: str, line: Any) -> Any:
-    """Every line has an event of the catalogue. The text of a line that is not ours becomes its `message`."""
+    """Give each line an event of the catalogue. The text of another line becomes its `message`."""
     event = line.get("event")
     if "logger" in line or not isinstance(event, str) or event not in CATALOGUE:
         if "message" in line:
@@ -201,22 +206,23 @@ def _exception_field(logger: object, method: str, line: Any) -> Any:
     error = exception_of(line)
     line.pop("exc_info", None)
     if error is not None:
-        line["exception"] = as_fields(error)
+        line["exception"] = exception_fields(error)
     return line
 
 
-def _trace_printer(redactor: Redactor, *, colours: bool) -> Callable[[TextIO, Any], None]:
+def _traceback_printer(redactor: Redactor, *, colours: bool) -> Callable[[TextIO, Any], None]:
     dim, red, plain = ("\x1b[2m", "\x1b[31m", "\x1b[0m") if colours else ("", "", "")
 
     def print_trace(output: TextIO, given: tuple[type[BaseException], BaseException, TracebackType | None]) -> None:
-        above, _, last = redactor.text(trace_text(given[1])).rpartition("\n")
+        above, _, last = redactor.text(traceback_text(given[1])).rpartition("\n")
         output.write(f"\n{dim}{above}{plain}\n{red}{last}{plain}")
 
     return print_trace
 
 
 def _one_line(logger: object, method: str, line: Any) -> Any:
-    """Nothing that somebody sends may look like another line, or steer the terminal. Empty fields say nothing."""
+    """Replace control characters, so that no value looks like another line or controls the terminal. Drop empty
+    fields."""
     for name in [name for name, value in line.items() if value == ""]:
         del line[name]
     for name, value in line.items():
@@ -230,5 +236,5 @@ def _to_json(logger: object, method: str, line: Any) -> str:
     try:
         return orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:
-        # Numbers of more than 64 bits, lone surrogates.
+        # Integers of more than 64 bits, or lone surrogates.
         return json.dumps({str(name): value for name, value in line.items()}, default=repr)

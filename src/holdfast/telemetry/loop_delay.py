@@ -1,4 +1,4 @@
-"""How late an event loop is: what waits for it waits that much longer."""
+"""Measures how late the event loop executes timers. All tasks wait that much longer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 
 from holdfast.telemetry.metrics import Metrics
 
-# Seconds between two looks.
-INTERVAL = 0.5
+# The time between two measurements.
+MEASURE_INTERVAL_SECONDS = 0.5
 
 
-async def watch_loop(metrics: Metrics, interval: float = INTERVAL) -> None:
-    """Look until cancelled."""
+async def measure_loop_delay(metrics: Metrics, interval: float = MEASURE_INTERVAL_SECONDS) -> None:
+    """Measure until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + interval

@@ -1,7 +1,7 @@
-"""Every metric there is, and the instruments of one process.
+"""The declarations of all metrics, and the instruments of one process.
 
-docs/metrics.md is generated from the declarations. Names have base units; labels have few values: graphs, outcomes,
-reasons, never the id of a run, a thread or a tenant.
+docs/metrics.md is generated from the declarations. Names have base units. Labels have few values, such as graphs,
+outcomes and reasons, and never the id of a run, a thread or a tenant.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.telemetry.instruments import (
     Counter,
-    Declared,
+    DisabledCounter,
+    DisabledHistogram,
     Histogram,
     Kind,
+    MetricDeclaration,
     Role,
-    SilentCounter,
-    SilentHistogram,
 )
 
-# What is read at the moment of asking: a number, or one for each combination of the labels' values.
+# A value that is read at each scrape: a number, or a number for each combination of label values.
 Reading = float | Mapping[tuple[str, ...], float]
-Readings = Mapping[Declared, Reading]
+Readings = Mapping[MetricDeclaration, Reading]
 
 WEB: Sequence[Role] = ("web",)
 WORKER: Sequence[Role] = ("worker",)
 BOTH: Sequence[Role] = ("web", "worker")
 
-# Seconds.
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-WAITING = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-LASTING = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0)
-# Entries.
-SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
+# Bounds of buckets in seconds.
+SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+DURATION_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0)
+# Bounds of buckets in entries.
+BATCH_SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0)
 
-DECLARED: dict[str, Declared] = {}
+ALL_METRICS: dict[str, MetricDeclaration] = {}
 
 
 def _declare(
@@ -45,10 +45,10 @@ def _declare(
     buckets: tuple[float, ...] = (),
     *,
     fleet: bool = False,
-) -> Declared:
-    declared = Declared(f"holdfast_{name}", kind, what, frozenset(roles), labels, buckets, fleet)
-    assert declared.name not in DECLARED, declared.name
-    DECLARED[declared.name] = declared
+) -> MetricDeclaration:
+    declared = MetricDeclaration(f"holdfast_{name}", kind, what, frozenset(roles), labels, buckets, fleet)
+    assert declared.name not in ALL_METRICS, declared.name
+    ALL_METRICS[declared.name] = declared
     return declared
 
 
@@ -141,14 +141,14 @@ ROWS_SET_ASIDE = _declare(
     BOTH,
 )
 QUEUE_WAIT = _declare(
-    "histogram", "queue_wait_seconds", "From ready to claimed, of first attempts", WORKER, buckets=WAITING
+    "histogram", "queue_wait_seconds", "From ready to claimed, of first attempts", WORKER, buckets=WAIT_SECONDS
 )
 CLAIM_TO_START = _declare(
     "histogram",
     "claim_to_start_seconds",
     "From the claim to the start of the graph: opening it and reading its state",
     WORKER,
-    buckets=SHORT,
+    buckets=SHORT_SECONDS,
 )
 START_TO_FIRST_EVENT = _declare(
     "histogram",
@@ -156,7 +156,7 @@ START_TO_FIRST_EVENT = _declare(
     "From the start of the graph to its first event",
     WORKER,
     ("graph",),
-    buckets=LASTING,
+    buckets=DURATION_SECONDS,
 )
 RUN_SECONDS = _declare(
     "histogram",
@@ -164,16 +164,20 @@ RUN_SECONDS = _declare(
     "From the start of a run's first attempt to its end, pauses between attempts included",
     WORKER,
     ("graph",),
-    buckets=LASTING,
+    buckets=DURATION_SECONDS,
 )
 
 # --- the journal ------------------------------------------------------------------------------------
 
 JOURNAL_BATCH = _declare(
-    "histogram", "journal_batch_entries", "Events, checkpoints and writes in one commit", WORKER, buckets=SIZES
+    "histogram", "journal_batch_entries", "Events, checkpoints and writes in one commit", WORKER, buckets=BATCH_SIZES
 )
 JOURNAL_COMMIT = _declare(
-    "histogram", "journal_commit_seconds", "From the beginning of a transaction to its commit", WORKER, buckets=SHORT
+    "histogram",
+    "journal_commit_seconds",
+    "From the beginning of a transaction to its commit",
+    WORKER,
+    buckets=SHORT_SECONDS,
 )
 EVENTS_WRITTEN = _declare("counter", "events_written_total", "Events committed to the log", WORKER)
 
@@ -188,7 +192,7 @@ EVENT_LAG = _declare(
     "From an event's commit until it is sent to a watcher that waits for it; the first of events sent together. "
     "By the database's clock, as far as its offset is known",
     WEB,
-    buckets=SHORT,
+    buckets=SHORT_SECONDS,
 )
 STREAM_WATCHERS = _declare("gauge", "stream_watchers", "Open streams of this process", WEB)
 STREAM_THREADS = _declare("gauge", "stream_threads", "Threads that this process follows", WEB)
@@ -240,7 +244,7 @@ LOOP_DELAY = _declare(
     "loop_delay_seconds",
     "How late a timer of the event loop fires, measured twice a second",
     BOTH,
-    buckets=SHORT,
+    buckets=SHORT_SECONDS,
 )
 
 OUTCOMES = ("success", "error", "timeout", "interrupted", "rolled_back", "retry", "handed_back", "waiting", "lost")
@@ -250,14 +254,14 @@ MODES = ("postgres", "redis", "polling")
 
 
 class Metrics:
-    """The instruments of one process. Not enabled, they count nothing and are not served."""
+    """The instruments of one process. If not enabled, they do nothing and are not served."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
-        # How far the database's clock is ahead of ours, in seconds, as far as we know.
+        # The last known number of seconds that the database's clock is ahead of the process's clock.
         self.clock_ahead = 0.0
-        counter = Counter if enabled else SilentCounter
-        histogram = Histogram if enabled else SilentHistogram
+        counter = Counter if enabled else DisabledCounter
+        histogram = Histogram if enabled else DisabledHistogram
         self.runs_created = counter(RUNS_CREATED)
         self.claims = counter(CLAIMS)
         self.attempts_ended = counter(ATTEMPTS_ENDED)
@@ -280,7 +284,7 @@ class Metrics:
         self.loop_delay = histogram(LOOP_DELAY)
 
     def instruments(self, role: Role) -> list[Counter | Histogram]:
-        """Those that a process of this role serves."""
+        """The instruments that a process of this role serves."""
         if not self.enabled:
             return []
         found = [one for one in vars(self).values() if isinstance(one, Counter | Histogram)]

@@ -1,6 +1,7 @@
-"""How spans leave the process: in batches, from a thread of their own, over OTLP.
+"""Exports spans over OTLP: in batches, from a separate thread.
 
-Whoever records a span never waits for whoever takes it. What is not taken in time is dropped, counted, and said once.
+Code that records a span never waits for the export. Spans that are not exported in time are dropped and counted, and
+the first drop of an outage is logged.
 """
 
 from __future__ import annotations
@@ -28,60 +29,61 @@ from holdfast.telemetry.steps import StepProvider
 
 log = structlog.get_logger(__name__)
 
-# What every span says that is begun in this context, whoever begins it.
-BOUND: ContextVar[dict[str, str | int]] = ContextVar("holdfast_span_attributes", default={})  # noqa: B039 (never changed)
+# The attributes of the run, for all spans that start in this context, also those of libraries and graph code.
+RUN_ATTRIBUTES: ContextVar[dict[str, str | int]] = ContextVar("holdfast_span_attributes", default={})  # noqa: B039 (never changed)
 
 
 class BindAttributes(SpanProcessor):
-    """Puts the run's identity on every span within it: LangChain's, and those of graph code itself."""
+    """Adds the attributes of the run to all spans in it, also those of LangChain and of graph code."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        if bound := BOUND.get():
+        if bound := RUN_ATTRIBUTES.get():
             span.set_attributes({name: value for name, value in bound.items() if name not in (span.attributes or {})})
 
 
-class Losses:
-    """Spans that nobody will see: counted, and said once until some arrive again."""
+class DroppedSpans:
+    """Counts dropped spans, and logs the begin and the end of an outage of the collector."""
 
     def __init__(self) -> None:
         self.dropped = 0
         self._since_outage = 0
-        self._ended = False
+        self._process_ends = False
         self._lock = threading.Lock()
 
     def add(self, number: int, reason: str) -> None:
         with self._lock:
-            first = self._since_outage == 0 and not self._ended
+            first = self._since_outage == 0 and not self._process_ends
             self.dropped += number
             self._since_outage += number
         if first:
             log.warning("traces.dropped", spans=number, error=reason)
 
-    def over(self, *, ending: bool = False) -> None:
-        """They arrive again; or, at the end of the process, nobody waits for that any more."""
+    def end_outage(self, *, ending: bool = False) -> None:
+        """End the outage: an export has succeeded or, with `ending`, the process ends."""
         with self._lock:
             lost, self._since_outage = self._since_outage, 0
-            # What is still under way then may fail at leisure.
-            self._ended = self._ended or ending
+            # Exports that fail after this are not logged.
+            self._process_ends = self._process_ends or ending
         if lost:
             log.info("traces.ended" if ending else "traces.recovered", dropped=lost)
 
 
 class CountedExporter(SpanExporter):
-    """The OTLP exporter, and what comes of it. Its own log lines, one for each try, are kept for the reason."""
+    """Wraps the OTLP exporter and counts its results. Keeps its last log line as the reason of a failure."""
 
-    def __init__(self, exporter: SpanExporter, losses: Losses) -> None:
+    def __init__(self, exporter: SpanExporter, losses: DroppedSpans) -> None:
         self._exporter = exporter
         self._losses = losses
-        self.taken = 0
-        self._heard = _LastMessage()
+        self.exported = 0
+        self._last_log = _LastMessage()
         logger = logging.getLogger("opentelemetry.exporter.otlp")
-        logger.addHandler(self._heard)
+        logger.addHandler(self._last_log)
         logger.propagate = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them. The exporter drops a batch in which one span cannot be encoded: then the others are sent."""
-        self.taken += len(spans)
+        """Export spans. If one of them cannot be encoded, the exporter fails the whole batch: then export the
+        others."""
+        self.exported += len(spans)
         result, reason = self._send(spans)
         if result is not SpanExportResult.SUCCESS:
             fit = [span for span in spans if _is_encodable(span)]
@@ -90,14 +92,14 @@ class CountedExporter(SpanExporter):
                 spans = fit
                 result, reason = self._send(spans)
         if result is SpanExportResult.SUCCESS:
-            self._losses.over()
+            self._losses.end_outage()
         else:
             self._losses.add(len(spans), reason)
         return result
 
     def _send(self, spans: Sequence[ReadableSpan]) -> tuple[SpanExportResult, str]:
         try:
-            return self._exporter.export(spans), self._heard.message
+            return self._exporter.export(spans), self._last_log.message
         except Exception as error:
             return SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
 
@@ -108,33 +110,33 @@ class CountedExporter(SpanExporter):
         return self._exporter.force_flush(timeout_millis)
 
 
-class Outbox(BatchSpanProcessor):
-    """A bounded queue of spans before the exporter. When it is full, the oldest go."""
+class SpanQueue(BatchSpanProcessor):
+    """A bounded queue of spans before the exporter. If it is full, the oldest spans are dropped."""
 
-    def __init__(self, exporter: CountedExporter, losses: Losses, **options: Any) -> None:
+    def __init__(self, exporter: CountedExporter, losses: DroppedSpans, **options: Any) -> None:
         self._counted = exporter
         self._losses = losses
-        self._room: int = options.get("max_queue_size") or BatchSpanProcessor._default_max_queue_size()  # type: ignore[no-untyped-call]
-        self._given = 0
+        self._max_spans: int = options.get("max_queue_size") or BatchSpanProcessor._default_max_queue_size()  # type: ignore[no-untyped-call]
+        self._received = 0
         self._overflowed = 0
         self._counting = threading.Lock()
-        # It says that for every span.
+        # The SDK logs each dropped span.
         logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.CRITICAL)
         super().__init__(exporter, **options)
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is not None and span.context.trace_flags.sampled:
             with self._counting:
-                self._given += 1
-                full = self._given - self._overflowed - self._counted.taken > self._room
+                self._received += 1
+                full = self._received - self._overflowed - self._counted.exported > self._max_spans
                 self._overflowed += full
             if full:
-                self._losses.add(1, f"more than {self._room} spans wait to be sent (OTEL_BSP_MAX_QUEUE_SIZE)")
+                self._losses.add(1, f"more than {self._max_spans} spans wait to be sent (OTEL_BSP_MAX_QUEUE_SIZE)")
         super().on_end(span)
 
 
 def _is_encodable(span: ReadableSpan) -> bool:
-    """Whether its names, times and status can be sent. Graph code may use half of a surrogate pair in a name."""
+    """Whether a span can be encoded. Graph code may use a lone surrogate in a name."""
     try:
         encode_spans([span]).SerializePartialToString()
     except Exception:
@@ -149,20 +151,20 @@ class _LastMessage(logging.Handler):
         self.message = " ".join(record.getMessage().split())[:300]
 
 
-def open_provider(settings: Settings, role: str) -> tuple[TracerProvider, Losses]:
-    """The process's source of spans, with a thread that sends them. OpenTelemetry reads the limits of the queue
-    and whatever else is not a setting of ours from the environment."""
+def open_provider(settings: Settings, role: str) -> tuple[TracerProvider, DroppedSpans]:
+    """Create the tracer provider of the process, with a thread that exports its spans. OpenTelemetry reads the limits
+    of the queue, and everything else that is not a setting of Holdfast, from the environment."""
     provider = StepProvider(_resource(settings, role), _sampler(settings))
     provider.add_span_processor(BindAttributes())
-    losses = Losses()
+    losses = DroppedSpans()
     sender = OTLPSpanExporter(endpoint=settings.traces_url, headers=settings.traces_headers or None)
     exporter = CountedExporter(sender, losses)
-    provider.add_span_processor(Outbox(exporter, losses))
+    provider.add_span_processor(SpanQueue(exporter, losses))
     return provider, losses
 
 
 def _sampler(settings: Settings) -> Sampler:
-    """What the client has decided about its trace counts, unless a sampler is named that does not ask."""
+    """The configured sampler. With a parent-based one, the client's decision about its trace applies."""
     name = (settings.otel_sampler or "parentbased_always_on").lower()
     root: Sampler
     if name.endswith("traceidratio"):

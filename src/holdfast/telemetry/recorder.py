@@ -1,8 +1,8 @@
-"""The spans of Holdfast, and how they hang together.
+"""Creates the spans of Holdfast.
 
     POST /threads/{thread_id}/runs/stream        the request, below the client's own span if it sent one
-    └── holdfast.create                          its place is stored with the run
-        ├── holdfast.queue                       from created, or given back, to claimed
+    └── holdfast.create                          its context is stored with the run
+        ├── holdfast.queue                       from created, or handed back, to claimed
         ├── holdfast.claim
         ├── holdfast.attempt                     and one for each further attempt, linked to the one before
         │   ├── (the graph)                      by OpenInference: steps, models, tools
@@ -10,8 +10,8 @@
         │   └── holdfast.journal.commit
         └── holdfast.webhook                     one for each try
 
-The ids of an attempt's span and of its graph's are computed from the run and the number of the attempt. So the next
-attempt can point at it, and whoever finds that its worker is gone can write the spans that the worker could not.
+The ids of the spans of an attempt and its graph are computed from the run and the number of the attempt. So the next
+attempt can link to them, and the upkeep can write these spans for a worker that was killed.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import holdfast
-from holdfast.telemetry.exceptions import clean, kind_and_place, message_of, run_traceback
-from holdfast.telemetry.otlp import BOUND, Losses
-from holdfast.telemetry.steps import ATTEMPT, WANTED_SPAN, WANTED_TRACE, Place, step_here
-from holdfast.telemetry.tracing import QUEUED_AT, STORED, Subject, stored_trace
+from holdfast.telemetry.exceptions import message_of, replace_surrogates, run_traceback, type_and_place
+from holdfast.telemetry.otlp import RUN_ATTRIBUTES, DroppedSpans
+from holdfast.telemetry.steps import ATTEMPT, NEXT_SPAN_ID, NEXT_TRACE_ID, AttemptContext, current_step
+from holdfast.telemetry.tracing import QUEUED_AT, TRACE_KWARG, TracedRun, stored_trace
 
 NANOSECONDS = 1_000_000_000
 Attributes = Mapping[str, str | int | float | bool]
 W3C = TraceContextTextMapPropagator()
-NOWHERE = Context()
+NO_CONTEXT = Context()
 GRAPH = b"graph"
 
 
 class Recorder:
-    """Makes the spans of one process."""
+    """Creates the spans of one process."""
 
-    def __init__(self, provider: TracerProvider, losses: Losses, *, langchain: bool) -> None:
+    def __init__(self, provider: TracerProvider, losses: DroppedSpans, *, langchain: bool) -> None:
         self._provider = provider
         self.losses = losses
         self._tracer = provider.get_tracer("holdfast", holdfast.__version__)
@@ -57,36 +57,37 @@ class Recorder:
         if self._langchain is not None:
             _instrument(self._langchain, provider)
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            # For graph code that records spans of its own. A project that has set up tracing keeps what it has.
+            # For graph code that records spans itself. A provider that the project has configured is kept.
             trace.set_tracer_provider(provider)
 
-    def close(self, patience: float) -> None:
-        """Send what is left, for as long as the patience lasts."""
+    def close(self, timeout_seconds: float) -> None:
+        """Export the remaining spans within the timeout."""
         if self._langchain is not None:
             self._langchain.uninstrument()
-        # It waits for a collector that does not answer, and cannot be told how long.
+        # `shutdown` waits for a collector that does not answer, and has no timeout.
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         ending.start()
-        ending.join(patience)
-        self.losses.over(ending=True)
+        ending.join(timeout_seconds)
+        self.losses.end_outage(ending=True)
 
     # --- requests ---------------------------------------------------------------------------------
 
     @contextmanager
-    def serving(self, method: str, path: str, headers: Mapping[str, str]) -> Iterator[Served]:
-        """The span of a request, below the client's if it says which that is."""
+    def request_span(self, method: str, path: str, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
+        """The span of a request, below the span that the client has sent, if any."""
         attributes = {"http.request.method": method, "url.path": path}
         if agent := headers.get("user-agent"):
             attributes["user_agent.original"] = agent
-        parent = W3C.extract(headers, context=NOWHERE)
+        parent = W3C.extract(headers, context=NO_CONTEXT)
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes)
         with trace.use_span(span, end_on_exit=True):
-            yield Served(span, method)
+            yield RequestSpan(span, method)
 
     @contextmanager
-    def going_on(self, headers: Mapping[str, str]) -> Iterator[None]:
-        """What is done in here hangs below the client's span, without one in between: a socket may be open for days."""
-        token = contexts.attach(W3C.extract(headers, context=NOWHERE))
+    def continue_trace(self, headers: Mapping[str, str]) -> Iterator[None]:
+        """Place the spans of this block directly below the client's span. A WebSocket, which may be open for days, has
+        no span itself."""
+        token = contexts.attach(W3C.extract(headers, context=NO_CONTEXT))
         try:
             yield
         finally:
@@ -98,81 +99,81 @@ class Recorder:
         return carrier
 
     def current_ids(self) -> dict[str, str]:
-        place = trace.get_current_span().get_span_context()
-        if not place.is_valid:
+        span_context = trace.get_current_span().get_span_context()
+        if not span_context.is_valid:
             return {}
         return {
-            "trace_id": trace.format_trace_id(place.trace_id),
-            "span_id": trace.format_span_id(place.span_id),
+            "trace_id": trace.format_trace_id(span_context.trace_id),
+            "span_id": trace.format_span_id(span_context.span_id),
         }
 
     # --- the life of a run ------------------------------------------------------------------------
 
     @contextmanager
-    def creating(self, subject: Subject, kwargs: Mapping[str, Any], after_seconds: float) -> Iterator[dict[str, Any]]:
-        """The span of a run's creation. Gives the run's kwargs with the span's place in them: that is all that connects
-        this process with those that will execute the run.
+    def creation_span(
+        self, subject: TracedRun, kwargs: Mapping[str, Any], after_seconds: float
+    ) -> Iterator[dict[str, Any]]:
+        """The span of a run's creation. Yields the kwargs of the run with the context of the span, which connects it to
+        the spans of the processes that execute the run.
 
-        Below the step of a graph that spawns a child, or the request at hand. A run that nobody asks for at this moment
-        and that has the kwargs of another, as the answer to a question that has run out of time, goes on with that
-        one's trace.
+        Its parent is the step of a graph that spawns a child, or the current request. Without them, a run with the
+        kwargs of an earlier run (the default answer to an interrupt, for example) continues the trace of that run.
         """
-        parent = self._here() or self._place(stored_trace(kwargs))
+        parent = self._current_context() or self._stored_context(stored_trace(kwargs))
         attributes = {**subject.attributes(), "holdfast.after_seconds": after_seconds}
-        # It is about another run than the one that spawns it.
-        bound = BOUND.set({})
+        # The span describes the new run, not the run that spawns it.
+        bound = RUN_ATTRIBUTES.set({})
         try:
             span = self._tracer.start_span("holdfast.create", parent, SpanKind.PRODUCER, attributes)
         finally:
-            BOUND.reset(bound)
+            RUN_ATTRIBUTES.reset(bound)
         with trace.use_span(span, end_on_exit=True, record_exception=False):
             stored: dict[str, Any] = {}
             W3C.inject(stored)
             stored[QUEUED_AT] = time.time_ns() + int(after_seconds * NANOSECONDS)
-            yield {**kwargs, STORED: stored}
+            yield {**kwargs, TRACE_KWARG: stored}
 
-    def attempt(
+    def attempt_span(
         self,
-        subject: Subject,
+        subject: TracedRun,
         stored: Mapping[str, Any],
         *,
         attempt: int,
         worker_id: UUID | None,
         graph_name: str,
         given_back: float,
-        looked_at: int,
+        claim_began: int,
     ) -> AttemptSpan:
-        """The span of an attempt that begins now, with those of its wait in the queue and of its claim, which are over.
+        """Start the span of an attempt, and write those of its wait in the queue and of its claim.
 
-        `graph_name`: what LangChain will call the graph; `given_back`: seconds since an earlier attempt ended;
-        `looked_at`: when the worker began to look for work.
+        `graph_name`: LangChain's name of the graph. `given_back`: seconds since an earlier attempt ended.
+        `claim_began`: when the claim began.
         """
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.worker_id": str(worker_id or "")}
         created = stored.get(QUEUED_AT) if attempt == 1 else None
         queued_at = created if isinstance(created, int) else now - int(given_back * NANOSECONDS)
-        queued_at = min(queued_at, looked_at)
-        parent = self._place(stored)
-        span = self._attempt_span(subject, parent, attempt, attributes, now)
-        around = parent or trace.set_span_in_context(span, NOWHERE)
-        for name, begin, end in (("holdfast.queue", queued_at, looked_at), ("holdfast.claim", looked_at, now)):
+        queued_at = min(queued_at, claim_began)
+        parent = self._stored_context(stored)
+        span = self._start_attempt_span(subject, parent, attempt, attributes, now)
+        around = parent or trace.set_span_in_context(span, NO_CONTEXT)
+        for name, begin, end in (("holdfast.queue", queued_at, claim_began), ("holdfast.claim", claim_began, now)):
             part = self._tracer.start_span(name, around, attributes=attributes, start_time=begin)
             part.end(end)
-        place = Place(span, graph_name, _attempt_id(subject.run_id, attempt, GRAPH))
+        place = AttemptContext(span, graph_name, _attempt_id(subject.run_id, attempt, GRAPH))
         return AttemptSpan(self._tracer, place, attributes)
 
     @contextmanager
-    def harmless(self) -> Iterator[None]:
-        """For spans that are recorded by loops, and beside a run's own failure: what raises in here is counted as a
-        lost span, and is nobody else's failure."""
+    def suppress_errors(self) -> Iterator[None]:
+        """Count an exception in the block as a dropped span. An error in tracing must not fail a loop or a run."""
         try:
             yield
         except Exception as error:
-            self.losses.add(1, kind_and_place(error))
+            self.losses.add(1, type_and_place(error))
 
     def lost_attempt(
         self,
-        subject: Subject,
+        subject: TracedRun,
         stored: Mapping[str, Any],
         *,
         attempt: int,
@@ -180,52 +181,54 @@ class Recorder:
         claimed_at: datetime,
         poisoned: bool,
     ) -> None:
-        """The spans of an attempt whose worker is gone and cannot write them. `claimed_at`: when it began."""
+        """Write the spans of an attempt whose worker was lost. `claimed_at`: when the attempt began."""
         now = time.time_ns()
         attributes = subject.attributes() | {"holdfast.attempt": attempt, "holdfast.outcome": "lost"}
         begun = min(int(claimed_at.timestamp() * 1_000_000) * 1000, now)
-        span = self._attempt_span(subject, self._place(stored), attempt, attributes, begun)
+        span = self._start_attempt_span(subject, self._stored_context(stored), attempt, attributes, begun)
         if poisoned:
             span.set_attribute("holdfast.dead_letter", "poison")
-        wanted = WANTED_SPAN.set(_attempt_id(subject.run_id, attempt, GRAPH))
+        wanted = NEXT_SPAN_ID.set(_attempt_id(subject.run_id, attempt, GRAPH))
         try:
             graph = self._tracer.start_span(
-                clean(graph_name),
-                trace.set_span_in_context(span, NOWHERE),
+                replace_surrogates(graph_name),
+                trace.set_span_in_context(span, NO_CONTEXT),
                 attributes={**attributes, "openinference.span.kind": "CHAIN"},
                 start_time=begun,
             )
         finally:
-            WANTED_SPAN.reset(wanted)
+            NEXT_SPAN_ID.reset(wanted)
         for lost in (graph, span):
             lost.set_status(Status(StatusCode.ERROR, "The worker was lost."))
             lost.end(now)
 
     @contextmanager
-    def delivering(self, subject: Subject, stored: Mapping[str, Any], attributes: Attributes) -> Iterator[Delivering]:
-        """The span of one try to deliver a webhook."""
-        parent = self._place(stored) or NOWHERE
-        wanted = WANTED_TRACE.set(subject.run_id.int)
+    def delivery_span(
+        self, subject: TracedRun, stored: Mapping[str, Any], attributes: Attributes
+    ) -> Iterator[DeliverySpan]:
+        """The span of one attempt to deliver a webhook."""
+        parent = self._stored_context(stored) or NO_CONTEXT
+        wanted = NEXT_TRACE_ID.set(subject.run_id.int)
         try:
             span = self._tracer.start_span(
                 "holdfast.webhook", parent, SpanKind.CLIENT, {**subject.attributes(), **attributes}
             )
         finally:
-            WANTED_TRACE.reset(wanted)
+            NEXT_TRACE_ID.reset(wanted)
         with trace.use_span(span, end_on_exit=True):
-            yield Delivering(span)
+            yield DeliverySpan(span)
 
-    def _attempt_span(
-        self, subject: Subject, parent: Context | None, attempt: int, attributes: Attributes, begun: int
+    def _start_attempt_span(
+        self, subject: TracedRun, parent: Context | None, attempt: int, attributes: Attributes, begun: int
     ) -> Span:
-        # A run that was created before traces were on has a trace all the same, and the same for all its attempts.
-        trace_id = WANTED_TRACE.set(subject.run_id.int)
-        span_id = WANTED_SPAN.set(_attempt_id(subject.run_id, attempt))
+        # A run that was created without traces gets a computed trace id, so that all its attempts are in one trace.
+        trace_id = NEXT_TRACE_ID.set(subject.run_id.int)
+        span_id = NEXT_SPAN_ID.set(_attempt_id(subject.run_id, attempt))
         try:
             links = []
             if attempt > 1:
-                place = trace.get_current_span(parent or NOWHERE).get_span_context()
-                trace_id_before = place.trace_id if place.is_valid else subject.run_id.int
+                span_context = trace.get_current_span(parent or NO_CONTEXT).get_span_context()
+                trace_id_before = span_context.trace_id if span_context.is_valid else subject.run_id.int
                 before = SpanContext(
                     trace_id_before,
                     _attempt_id(subject.run_id, attempt - 1),
@@ -235,25 +238,25 @@ class Recorder:
                 links.append(Link(before, {"holdfast.attempt": attempt - 1}))
             about = {**attributes, "openinference.span.kind": "CHAIN"}
             return self._tracer.start_span(
-                "holdfast.attempt", parent or NOWHERE, SpanKind.CONSUMER, about, links, start_time=begun
+                "holdfast.attempt", parent or NO_CONTEXT, SpanKind.CONSUMER, about, links, start_time=begun
             )
         finally:
-            WANTED_SPAN.reset(span_id)
-            WANTED_TRACE.reset(trace_id)
+            NEXT_SPAN_ID.reset(span_id)
+            NEXT_TRACE_ID.reset(trace_id)
 
-    def _here(self) -> Context | None:
-        """Where the caller is: in the step of a graph, or in a span of whatever kind."""
-        if (step := step_here()) is not None:
+    def _current_context(self) -> Context | None:
+        """The context of the caller: the current step of a graph, or the current span."""
+        if (step := current_step()) is not None:
             return step
         return contexts.get_current() if trace.get_current_span().get_span_context().is_valid else None
 
-    def _place(self, stored: Mapping[str, Any]) -> Context | None:
-        found = W3C.extract(stored, context=NOWHERE)
+    def _stored_context(self, stored: Mapping[str, Any]) -> Context | None:
+        found = W3C.extract(stored, context=NO_CONTEXT)
         return found if trace.get_current_span(found).get_span_context().is_valid else None
 
 
-class Served:
-    """A request while it is answered."""
+class RequestSpan:
+    """The span of a request while it is answered."""
 
     def __init__(self, span: Span, method: str) -> None:
         self._span = span
@@ -271,8 +274,8 @@ class Served:
             self._span.set_status(Status(StatusCode.ERROR))
 
 
-class Delivering:
-    """A webhook while it is sent."""
+class DeliverySpan:
+    """The span of a webhook while it is sent."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -285,23 +288,23 @@ class Delivering:
 
 
 class AttemptSpan:
-    """An attempt while it is made. Nothing is sent of one that is not ended: that is for whoever takes the run over."""
+    """The span of a running attempt. If the worker is lost, it is not exported; the upkeep writes it instead."""
 
-    def __init__(self, tracer: trace.Tracer, place: Place, attributes: dict[str, str | int]) -> None:
+    def __init__(self, tracer: trace.Tracer, place: AttemptContext, attributes: dict[str, str | int]) -> None:
         self._tracer = tracer
         self._span = place.span
         self._attributes = attributes
-        self._inside = contexts.set_value(ATTEMPT, place, trace.set_span_in_context(place.span, NOWHERE))
+        self._inside = contexts.set_value(ATTEMPT, place, trace.set_span_in_context(place.span, NO_CONTEXT))
         self._commits = 0
 
     def enter(self) -> None:
-        """From here on, in this task and in all that it starts, spans are below this one and say which run they are
-        about."""
+        """Place all further spans of this task, and of the tasks that it starts, below this span, and give them the
+        attributes of the run."""
         contexts.attach(self._inside)
-        BOUND.set(self._attributes)
+        RUN_ATTRIBUTES.set(self._attributes)
 
     def committed(self, began: int, attributes: Attributes, *, shown: bool) -> None:
-        """A commit of the journal that has written something of the run."""
+        """Count a commit of the journal that contains data of the run. `shown`: also write a span."""
         self._commits += 1
         if shown:
             span = self._tracer.start_span(
@@ -310,10 +313,10 @@ class AttemptSpan:
             span.end()
 
     def failed(self, error: BaseException) -> None:
-        """What the attempt failed of, when there will be another."""
-        # Not `record_exception`: it asks the error for its message, which may fail or be of any size.
-        told = {"exception.type": type(error).__qualname__, "exception.message": message_of(error)}
-        self._span.add_event("exception", {**told, "exception.stacktrace": run_traceback(error)})
+        """Record the error of an attempt that will be retried."""
+        # `record_exception` is not used: it calls the `__str__` of the error, which may fail or return a huge text.
+        details = {"exception.type": type(error).__qualname__, "exception.message": message_of(error)}
+        self._span.add_event("exception", {**details, "exception.stacktrace": run_traceback(error)})
         self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {message_of(error)}"))
 
     def end(
@@ -328,8 +331,10 @@ class AttemptSpan:
         span = self._span
         span.set_attributes({"holdfast.outcome": outcome, "holdfast.journal.commits": self._commits, **attributes})
         if error is not None and failed:
-            told = {"exception.type": error["error"], "exception.message": error["message"]}
-            span.add_event("exception", told if traceback is None else {**told, "exception.stacktrace": traceback})
+            details = {"exception.type": error["error"], "exception.message": error["message"]}
+            span.add_event(
+                "exception", details if traceback is None else {**details, "exception.stacktrace": traceback}
+            )
             span.set_status(Status(StatusCode.ERROR, f"{error['error']}: {error['message']}"))
         elif failed:
             span.set_status(Status(StatusCode.ERROR, outcome))
@@ -342,8 +347,8 @@ def _attempt_id(run_id: UUID, attempt: int, part: bytes = b"") -> int:
 
 
 def _instrument(instrumentor: LangChainInstrumentor, provider: TracerProvider) -> None:
-    """Have LangChain's calls recorded, and with them the steps of graphs. What is in them is hidden by OpenInference's
-    own switches, `OPENINFERENCE_HIDE_INPUTS` and others."""
+    """Record LangChain's calls, and with them the steps of graphs. OpenInference's variables, such as
+    `OPENINFERENCE_HIDE_INPUTS`, hide the data of these calls."""
     from openinference.instrumentation.langchain import _tracer as details
 
     # A step that waits for its children has not failed.
@@ -353,5 +358,6 @@ def _instrument(instrumentor: LangChainInstrumentor, provider: TracerProvider) -
     instrumentor.instrument(tracer_provider=provider)
     handler = getattr(instrumentor, "_tracer", None)
     if handler is not None:
-        # At once and in the order of events, where the graph is; and not in a thread of the pool that plain nodes need.
+        # Call the handler directly in the task of the graph, so that events stay in order, and not in the thread pool,
+        # which plain nodes need.
         handler.run_inline = True

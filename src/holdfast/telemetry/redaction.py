@@ -1,7 +1,7 @@
-"""Secrets are taken out of every log line before it is written, whoever wrote it.
+"""Removes secrets from all log lines, including those of graph code and libraries.
 
-By the names of fields (`authorization`, `password`, …), by what secrets look like (a password in a URL, `Bearer …`, the
-keys of well-known services), and by value: what the settings of this process keep secret is not shown in any form.
+Secrets are found by the names of fields (`authorization`, `password`, …), by patterns (a password in a URL, `Bearer …`,
+the keys of well-known services), and by value (the secret settings of this process).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.settings.secrets import NOT_SHOWN
 from holdfast.telemetry.run_context import RUN_FIELDS
 
 REDACTED = "[redacted]"
-# Names of fields whose values are never shown, in lower case and with underscores.
+# The names of fields whose values are always redacted, in lower case and with underscores.
 SECRET_NAMES = frozenset(
     {
         "access_token",
@@ -45,18 +45,19 @@ SECRET_NAMES = frozenset(
         "x_service_key",
     }
 )
-# Shorter ones are found in words that have nothing to do with them.
-SHORTEST = 6
-DEEPEST = 8
+# Shorter secrets are not searched for: they would match parts of ordinary words.
+MIN_SECRET_CHARACTERS = 6
+# Levels of nested values that are searched. Deeper values are logged as their redacted repr.
+MAX_DEPTH = 8
 
 _NAMED = (
     r"(?:x[-_])?(?:api|service)[-_]?key|(?:access|auth|refresh|session)[-_]token|(?:client|signing|webhook)[-_]secrets?"
     r"|secret(?:[-_]key)?|passw(?:or)?d|sentinel_password|sslpassword|private[-_]key"
 )
-# What messages about settings have in the place of a value, before the rule: see `settings/secrets.py`.
+# Messages about settings have this instead of a secret value: see `settings/secrets.py`.
 _LEFT_OUT = rf"{re.escape(NOT_SHOWN)}: "
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # What databases are reached by. A password with a slash in it is wrong there, and still a password.
+    # URLs of databases. A password with an unescaped slash is invalid there, but must be redacted.
     (re.compile(r"\b((?:postgres(?:ql)?|rediss?)(?:\+\w+)?://[^\s:'\"]*:)[^\s'\"]*@", re.I), rf"\1{REDACTED}@"),
     (re.compile(r"(://[^\s:/@'\"]*:)[^\s/'\"]*@"), rf"\1{REDACTED}@"),
     (re.compile(r"\b((?:proxy-)?authorization['\"]?\s*[:=,]\s*b?['\"]?)(?:\w+ +)?[^\s'\",;]+", re.I), rf"\1{REDACTED}"),
@@ -68,44 +69,44 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         rf"\1{REDACTED}",
     ),
-    # Holdfast's own keys, secrets of webhooks, and the keys of services that graphs often use.
+    # Holdfast's API keys, secrets of webhooks, and the keys of services that graphs often use.
     (re.compile(r"\b(hf_|whsec_)[\w+/=-]{16,}"), rf"\1{REDACTED}"),
     (re.compile(r"\b(sk-|lsv2_|ghp_|github_pat_|xox[a-z]-|AKIA|AIza)[\w-]{12,}"), rf"\1{REDACTED}"),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), REDACTED),
 )
-# Nearly all texts have none of this and are let through after one look.
-_SUSPECT = re.compile(
+# A quick check: almost all texts contain none of this, and need no further search.
+_MAY_CONTAIN_SECRET = re.compile(
     r"://[^\s]*@|hf_|whsec_|sk-|lsv2_|ghp_|github_pat_|xox|AKIA|AIza|eyJ|key|token|secret|passw|cookie|bearer"
     r"|authorization",
     re.I,
 )
-# Ids and the like, which Holdfast puts on nearly every line. Looking at them would cost more than all the rest.
-_OURS = frozenset({*RUN_FIELDS, "role", "level", "timestamp", "request_id", "method"})
+# Ids and other fields that Holdfast puts on most lines. They contain no secrets, and searching them would be expensive.
+_TRUSTED_FIELDS = frozenset({*RUN_FIELDS, "role", "level", "timestamp", "request_id", "method"})
 
 
 class Redactor:
-    """Takes secrets out of texts and, as a processor of structlog, out of whole lines."""
+    """Removes secrets from texts and, as a structlog processor, from log lines."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        values = sorted({value for value in known if len(value) >= SHORTEST}, key=len, reverse=True)
+        values = sorted({value for value in known if len(value) >= MIN_SECRET_CHARACTERS}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, values))) if values else None
 
     def __call__(self, logger: object, method: str, line: Any) -> Any:
         for name, value in line.items():
-            if name not in _OURS and value.__class__ is not int and value.__class__ is not float:
+            if name not in _TRUSTED_FIELDS and value.__class__ is not int and value.__class__ is not float:
                 line[name] = self._value(name, value, 0)
         return line
 
     def text(self, text: str) -> str:
         if self._known is not None and self._known.search(text):
             text = self._known.sub(REDACTED, text)
-        if _SUSPECT.search(text):
+        if _MAY_CONTAIN_SECRET.search(text):
             for pattern, instead in _PATTERNS:
                 text = pattern.sub(instead, text)
         return text
 
     def _value(self, name: object, value: Any, depth: int) -> Any:
-        if isinstance(name, str | bytes) and value and _plain(name) in SECRET_NAMES:
+        if isinstance(name, str | bytes) and value and _normalise(name) in SECRET_NAMES:
             return REDACTED
         if isinstance(value, str):
             return self.text(value)
@@ -113,25 +114,25 @@ class Redactor:
             return self.text(value.decode("utf-8", "backslashreplace"))
         if value is None or isinstance(value, int | float) or name == "exc_info":
             return value
-        if depth >= DEEPEST:
+        if depth >= MAX_DEPTH:
             return self.text(repr(value))
         if isinstance(value, dict):
             return {key: self._value(key, inner, depth + 1) for key, inner in value.items()}
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str | bytes):
-            # A header, as HTTP libraries write them.
+            # A header, as HTTP libraries represent it.
             return (value[0], self._value(value[0], value[1], depth + 1))
         if isinstance(value, list | tuple | set | frozenset):
             return [self._value("", inner, depth + 1) for inner in value]
-        # Rendered by its repr in the end; whatever that says, it says here.
-        return self.text(_shown(value))
+        # The renderer would log the repr of other objects, so search it here.
+        return self.text(_represent(value))
 
 
-def _plain(name: str | bytes) -> str:
+def _normalise(name: str | bytes) -> str:
     text = name.decode("latin-1") if isinstance(name, bytes) else name
     return text.lower().replace("-", "_")
 
 
-def _shown(value: object) -> str:
+def _represent(value: object) -> str:
     try:
         return str(value) if isinstance(value, BaseException) else repr(value)
     except Exception:
@@ -139,7 +140,7 @@ def _shown(value: object) -> str:
 
 
 def secrets_of(settings: Settings) -> set[str]:
-    """The values that the settings keep secret, in the forms in which they may be found in a text."""
+    """The secret values of the settings, in all forms that a text may contain."""
     found: set[str] = set()
     for url in (settings.database_url, settings.direct_database_url, settings.redis_url):
         if url is not None:
@@ -153,13 +154,13 @@ def secrets_of(settings: Settings) -> set[str]:
         for header in (headers or "").split(","):
             value = header.partition("=")[2].strip() or header.strip()
             found |= {value, unquote(value)}
-    return {secret for secret in found if len(secret) >= SHORTEST}
+    return {secret for secret in found if len(secret) >= MIN_SECRET_CHARACTERS}
 
 
 def _passwords(url: str) -> set[str]:
     found: set[str] = set()
     if "://" in url:
-        # Not urlsplit's: it reads ports as numbers, and complains of lists of hosts.
+        # urlsplit would fail for lists of hosts with ports.
         _, at, _ = url.rpartition("@")
         given = url.partition("://")[2].rpartition("@")[0].partition(":")[2] if at else ""
         named = parse_qs(url.partition("?")[2])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.instruments import Declared
-from holdfast.telemetry.metrics import DECLARED, MODES, OUTCOMES, REASONS, RESULTS
+from holdfast.telemetry.instruments import MetricDeclaration
+from holdfast.telemetry.metrics import ALL_METRICS, MODES, OUTCOMES, REASONS, RESULTS
 
 INTRODUCTION = """# Metrics
 
@@ -59,23 +59,23 @@ VALUES = f"""## Values of labels
 """
 
 
-def _place(metric: Declared) -> str:
+def _place(metric: MetricDeclaration) -> str:
     if metric.fleet:
         return "fleet"
     return "both" if len(metric.roles) > 1 else next(iter(metric.roles))
 
 
-def _row(metric: Declared) -> str:
+def _row(metric: MetricDeclaration) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     buckets = f" Buckets: {', '.join(f'{bound:g}' for bound in metric.buckets)}." if metric.buckets else ""
     return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.what}.{buckets} |"
 
 
 def reference() -> str:
-    """The whole page."""
+    """The page docs/metrics.md."""
     parts = [INTRODUCTION]
     for place, title in TITLES.items():
-        rows = "\n".join(_row(metric) for metric in DECLARED.values() if _place(metric) == place)
+        rows = "\n".join(_row(metric) for metric in ALL_METRICS.values() if _place(metric) == place)
         parts.append(f"## {title}\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
     return "\n".join([*parts, VALUES])
 

@@ -1,9 +1,9 @@
-"""What every line logged inside of a run says of it, whoever logs it.
+"""Adds the fields of the run to all log lines inside it.
 
-One context variable, set once for each attempt. Tasks and the threads of plain nodes have copies of the context, so the
-lines of graph code are covered however deep it is; and neighbours on the same worker have contexts of their own. It is
-not one of structlog's own variables, for graph code may clear those; they are bound as well, for loggers that it has
-set up in its own way.
+A context variable is set once for each attempt. Tasks and threads of plain nodes inherit copies of the context, so all
+lines of graph code get the fields, and other runs of the worker have other contexts. structlog's own context variables
+are not enough, because graph code may clear them. They are bound as well, for loggers that graph code configures
+itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-# In this order on a line.
+# The fields, in their order on a line.
 RUN_FIELDS = ("run_id", "thread_id", "assistant_id", "graph_id", "tenant", "attempt", "worker_id")
 
 _run: ContextVar[Mapping[str, Any] | None] = ContextVar("logged_run", default=None)
@@ -23,7 +23,7 @@ _run: ContextVar[Mapping[str, Any] | None] = ContextVar("logged_run", default=No
 
 @contextmanager
 def logging_run(**fields: Any) -> Iterator[None]:
-    """All lines of this block, and of the tasks and threads that it starts, are a run's."""
+    """Add the fields to all lines of this block, and of the tasks and threads that it starts."""
     token = _run.set({name: fields[name] for name in RUN_FIELDS})
     try:
         with structlog.contextvars.bound_contextvars(**fields):
@@ -32,14 +32,14 @@ def logging_run(**fields: Any) -> Iterator[None]:
         _run.reset(token)
 
 
-def leave_run() -> None:
-    """What this task does from here on is done for several runs at once, and said of none."""
+def detach_from_run() -> None:
+    """Remove the fields from the following lines of this task, which now works for several runs at once."""
     _run.set(None)
     structlog.contextvars.unbind_contextvars(*RUN_FIELDS)
 
 
 def add_run(logger: object, method: str, line: Any) -> Any:
-    """A processor of structlog: the run's fields, under what the line says itself."""
+    """A structlog processor that adds the fields of the run, unless the line has them."""
     fields = _run.get()
     if fields is not None:
         for name, value in fields.items():
@@ -48,10 +48,10 @@ def add_run(logger: object, method: str, line: Any) -> Any:
 
 
 def current_run() -> Mapping[str, Any]:
-    """The run that this task or thread works for; empty: none."""
+    """The fields of the run that this task or thread works for; empty outside a run."""
     return _run.get() or {}
 
 
-def run_in(context: Context) -> Mapping[str, Any]:
-    """The run that a context belongs to, for whoever looks at another thread's."""
+def run_of_context(context: Context) -> Mapping[str, Any]:
+    """The fields of the run that a context, such as that of another thread, belongs to; empty outside a run."""
     return context.get(_run) or {}

@@ -1,8 +1,7 @@
-"""Traces, as far as the rest of Holdfast has to know of them: whether there are any.
+"""The interface of traces for the rest of Holdfast.
 
-`recorder` is None unless traces are on, and nothing of OpenTelemetry is imported then. Whoever has something to tell
-asks for it with `is None`; that is all that a run pays when traces are off. What a span is made of, and how spans are
-sent, is in `recorder.py` and `otlp.py`.
+`recorder` is None while traces are off, and OpenTelemetry is not imported then. Callers check `recorder is None`, which
+is the whole cost of a run without traces. `recorder.py` creates the spans, and `otlp.py` exports them.
 """
 
 from __future__ import annotations
@@ -27,48 +26,51 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# What `holdfast[traces]` installs, by the modules that are used.
+# The packages of `holdfast[traces]`, by the modules that Holdfast imports.
 PACKAGES = {
     "opentelemetry.sdk.trace": "opentelemetry-sdk",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "opentelemetry-exporter-otlp-proto-http",
     "openinference.instrumentation.langchain": "openinference-instrumentation-langchain",
 }
-# Where a run's kwargs have the place in a trace that it was created at. Clients do not see it.
-STORED = "trace"
-# In there: since when it has been due, in nanoseconds.
+# The key of a run's kwargs that holds the trace context of its creation. Clients do not see it.
+TRACE_KWARG = "trace"
+# A key in that context: the time from which the run is due, in nanoseconds.
 QUEUED_AT = "queued_at"
-# Seconds that a process which ends waits for its last spans to be taken.
-PATIENCE = 2.0
+# How long a process that ends waits for the export of its last spans.
+CLOSE_TIMEOUT_SECONDS = 2.0
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
-# With a longer time no socket can be opened.
-LONGEST_TIMEOUT_SECONDS = 1e9
+# A longer timeout cannot be set on a socket.
+MAX_TIMEOUT_SECONDS = 1e9
 
 
 def _is_timeout(value: str) -> bool:
     try:
-        return 0 < float(value) < LONGEST_TIMEOUT_SECONDS
+        return 0 < float(value) < MAX_TIMEOUT_SECONDS
     except ValueError:
         return False
 
 
-# By the ends of the variables' names: what the exporter understands, and the rule in words.
-VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "TIMEOUT": (_is_timeout, f"must be a number of seconds, more than 0 and less than {LONGEST_TIMEOUT_SECONDS:,.0f}"),
+# By the ends of the variables' names: a check of the values that the exporter supports, and the rule as text.
+EXPORTER_VALUES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "TIMEOUT": (
+        _is_timeout,
+        f"must be a number of seconds, more than 0 and less than {MAX_TIMEOUT_SECONDS:,.0f}",
+    ),
     "COMPRESSION": (
         lambda value: value.strip().lower() in ("none", "gzip", "deflate"),
         "must be none, gzip or deflate",
     ),
 }
 OWN_VARIABLES = frozenset(variable for field in Settings.model_fields.values() for variable in environment_names(field))
-"""What `Settings` has checked already."""
+"""The variables that `Settings` has checked already."""
 
 recorder: Recorder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class TracedRun:
     """The run that a span is about."""
 
     run_id: UUID
@@ -78,7 +80,7 @@ class Subject:
     tenant: str = ""
 
     def attributes(self) -> dict[str, str | int]:
-        """What every span about the run says. `session.id` is what Langfuse and Phoenix group by."""
+        """The attributes of all spans of the run. Langfuse and Phoenix group by `session.id`."""
         found: dict[str, str | int] = {
             "holdfast.run_id": str(self.run_id),
             "holdfast.thread_id": str(self.thread_id),
@@ -94,7 +96,7 @@ class Subject:
 
 
 def require_packages(settings: Settings) -> None:
-    """Raise SettingsError when traces are on and cannot be sent because something is not installed."""
+    """Raise SettingsError if traces are on and a package for them is not installed."""
     if settings.tracing and (missing := [package for module, package in PACKAGES.items() if not _installed(module)]):
         said = "HOLDFAST_TRACES=true" if settings.traces else "OTEL_EXPORTER_OTLP_ENDPOINT is set"
         raise SettingsError(
@@ -104,8 +106,8 @@ def require_packages(settings: Settings) -> None:
 
 
 def configure_tracing(settings: Settings, role: Literal["web", "worker"]) -> None:
-    """Begin to record spans and send them, if the settings say so. Once per process, before it does anything; after
-    the project's own environment has been read, for OpenTelemetry reads some of its settings from there. Raises
+    """Start to record and export spans if the settings say so. Call this once in a process, before its work begins, but
+    after the project's environment was loaded: OpenTelemetry reads some of its settings from there. Raises
     SettingsError."""
     global recorder
     if not settings.tracing:
@@ -115,11 +117,11 @@ def configure_tracing(settings: Settings, role: Literal["web", "worker"]) -> Non
 
 
 def check_tracing(settings: Settings) -> None:
-    """Raise SettingsError if a process could not record spans or send any with these settings and this environment.
-    For a process that does nothing else: what OpenTelemetry has read is not read again."""
+    """Raise SettingsError if a process could not record or export spans with these settings and this environment. Only
+    for a process that does nothing else, because OpenTelemetry reads its environment only once."""
     if settings.tracing:
         _check_collector(settings)
-        _open_recorder(settings, "worker").close(PATIENCE)
+        _open_recorder(settings, "worker").close(CLOSE_TIMEOUT_SECONDS)
 
 
 def _open_recorder(settings: Settings, role: Literal["web", "worker"]) -> Recorder:
@@ -139,23 +141,24 @@ def _open_recorder(settings: Settings, role: Literal["web", "worker"]) -> Record
 
 
 def _may_be_shown(name: str) -> bool:
-    """Whether it is a variable of OpenTelemetry that is no setting of ours. Headers and URLs may hold a secret."""
+    """Whether a message may show the variable: it is one of OpenTelemetry, not a setting, and cannot contain a
+    secret."""
     secret = ("HEADERS", "ENDPOINT", "ATTRIBUTES")
     return name.startswith("OTEL_") and not name.endswith(secret) and name not in OWN_VARIABLES
 
 
 def _check_collector(settings: Settings) -> None:
-    """Raise SettingsError for headers and certificates with which every request to the collector would fail, and for
-    values that OpenTelemetry replaces with its own."""
+    """Raise SettingsError for headers and certificates with which all requests to the collector would fail, and for
+    values that OpenTelemetry would replace by defaults."""
     for name, value in settings.traces_headers.items():
         if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
             raise SettingsError(
                 "OTEL_EXPORTER_OTLP_HEADERS=(secret): must be name=value, percent-encoded, with commas between them; a "
                 "name must be letters, digits and hyphens, a value must be Latin-1 without control characters"
             )
-    for kind, (understood, rule) in VALUES.items():
+    for kind, (is_valid, rule) in EXPORTER_VALUES.items():
         value, name = _exporter_variable(kind)
-        if value and not understood(value):
+        if value and not is_valid(value):
             raise SettingsError(f"{name}={value}: {rule}. HOLDFAST_TRACES=false starts without traces.")
     if not settings.traces_url.startswith("https:"):
         return
@@ -173,7 +176,7 @@ def _check_collector(settings: Settings) -> None:
 
 
 def _exporter_variable(kind: str) -> tuple[str, str]:
-    """The value that OpenTelemetry uses, and the variable that has it. One that is empty counts as unset."""
+    """The value that OpenTelemetry uses, and its variable. An empty variable counts as unset."""
     names = (f"OTEL_EXPORTER_OTLP_TRACES_{kind}", f"OTEL_EXPORTER_OTLP_{kind}")
     return next(((value, name) for name in names if (value := os.environ.get(name))), ("", ""))
 
@@ -195,17 +198,17 @@ def _refused(given: str, rule: str) -> Iterator[None]:
 
 
 def end_tracing() -> None:
-    """Send what is left, if somebody takes it within seconds, and record nothing more."""
+    """Stop recording, and export the remaining spans within CLOSE_TIMEOUT_SECONDS."""
     global recorder
     ending, recorder = recorder, None
     if ending is not None:
-        ending.close(PATIENCE)
+        ending.close(CLOSE_TIMEOUT_SECONDS)
 
 
 def stored_trace(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Where in a trace a run was created; empty when it was not traced then. Without what this version does not write:
-    it is read by the loops that claim and create runs."""
-    stored = kwargs.get(STORED)
+    """The trace context in which a run was created; empty without traces. Contains only values of the expected types:
+    the loops that claim and create runs read it, and must not fail."""
+    stored = kwargs.get(TRACE_KWARG)
     fields = stored.items() if isinstance(stored, dict) else ()
     return {name: value for name, value in fields if isinstance(value, str) or (name == QUEUED_AT and _is_time(value))}
 
@@ -214,18 +217,18 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 2**63
 
 
-def harmless() -> AbstractContextManager[None]:
-    """Count an exception of the code inside as a lost span instead of raising it."""
-    return nullcontext() if recorder is None else recorder.harmless()
+def suppress_errors() -> AbstractContextManager[None]:
+    """Count an exception in the block as a dropped span instead of raising it."""
+    return nullcontext() if recorder is None else recorder.suppress_errors()
 
 
 def outgoing_headers() -> dict[str, str]:
-    """What a request to somebody else carries, so that they can go on with the trace at hand."""
+    """The headers that let the receiver of a request continue the current trace."""
     return {} if recorder is None else recorder.outgoing_headers()
 
 
 def add_trace_ids(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog: a line that is logged within a span can be found from it, and the other way round."""
+    """A structlog processor that adds the ids of the current trace and span to a line."""
     if recorder is not None:
         event.update(recorder.current_ids())
     return event
@@ -237,5 +240,5 @@ def _installed(module: str) -> bool:
     except ModuleNotFoundError:
         return False
     except ValueError:
-        # A package around it refuses a variable of the environment. `check_tracing` says which.
+        # An enclosing package refuses an environment variable. `check_tracing` reports which one.
         return True

@@ -16,12 +16,12 @@ from psycopg.rows import DictRow
 from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.telemetry import tracing
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 from holdfast.webhooks.deliveries import Delivery
 from holdfast.webhooks.sender import Answer, WebhookSender
 
 if TYPE_CHECKING:
-    from holdfast.telemetry.recorder import Delivering, Recorder
+    from holdfast.telemetry.recorder import DeliverySpan, Recorder
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ async def send_traced(sender: WebhookSender, delivery: Delivery) -> Answer:
         spans = _delivering(tracing.recorder, delivery)
     except Exception as error:
         # The run is not as this version writes it. That keeps nobody from being told of it.
-        log.warning("upkeep.not_traced", run_id=str(delivery.run_id), error=in_words(error))
+        log.warning("upkeep.not_traced", run_id=str(delivery.run_id), error=describe(error))
         return await sender.send(delivery)
     with spans as span:
         answer = await sender.send(delivery)
@@ -51,9 +51,9 @@ async def send_traced(sender: WebhookSender, delivery: Delivery) -> Answer:
         return answer
 
 
-def _delivering(recorder: Recorder, delivery: Delivery) -> AbstractContextManager[Delivering]:
+def _delivering(recorder: Recorder, delivery: Delivery) -> AbstractContextManager[DeliverySpan]:
     run = delivery.run
-    subject = tracing.Subject(
+    subject = tracing.TracedRun(
         run_id=delivery.run_id,
         thread_id=UUID(str(run["thread_id"])),
         assistant_id=UUID(str(run["assistant_id"])),
@@ -66,7 +66,7 @@ def _delivering(recorder: Recorder, delivery: Delivery) -> AbstractContextManage
         # No more of the URL: its path may be a secret between the two.
         "server.address": urlsplit(delivery.url).hostname or "",
     }
-    return recorder.delivering(subject, _stored_trace(run["kwargs"]), about)
+    return recorder.delivery_span(subject, _stored_trace(run["kwargs"]), about)
 
 
 def _stored_trace(kwargs: object) -> dict[str, Any]:
@@ -85,7 +85,7 @@ async def trace_lost(database: Database, released: Iterable[DictRow]) -> None:
                 try:
                     await _trace_lost(tracing.recorder, database, run)
                 except Exception as error:
-                    log.warning("upkeep.not_traced", run_id=str(run["run_id"]), error=in_words(error))
+                    log.warning("upkeep.not_traced", run_id=str(run["run_id"]), error=describe(error))
                     if is_outage(error):
                         return
 
@@ -97,7 +97,7 @@ async def _trace_lost(recorder: Recorder, database: Database, run: DictRow) -> N
     given = json.loads(row["kwargs"]) if row is not None and row["kwargs"] is not None else {}
     config = given.get("config") if isinstance(given, dict) else None
     name = config.get("run_name") if isinstance(config, dict) else None
-    subject = tracing.Subject(
+    subject = tracing.TracedRun(
         run_id=run["run_id"],
         thread_id=run["thread_id"],
         assistant_id=run["assistant_id"],

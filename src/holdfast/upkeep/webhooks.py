@@ -20,7 +20,7 @@ from holdfast.db.row_by_row import RowsSetAside, process_rows
 from holdfast.graphs.webhooks import WebhooksSection
 from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.batch_size import Portion
 from holdfast.upkeep.duty import FORESEEN
@@ -219,7 +219,7 @@ class Webhooks:
             state = await self._note(delivery, answer)
         except Exception as error:
             # Nobody will know what came of it, so it is sent again when the claim is over.
-            log.warning("webhook.not_noted", error=in_words(error), **about)
+            log.warning("webhook.not_noted", error=describe(error), **about)
             if not is_outage(error):
                 # And for ever, for its tries are not counted to an end. So it is sent less and less often.
                 self._aside.put({"delivery_id": delivery.delivery_id, "run_id": delivery.run_id}, error)

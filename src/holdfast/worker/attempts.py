@@ -29,7 +29,7 @@ from holdfast.lifecycle.cancelling import cancel_all
 from holdfast.lifecycle.service import Service
 from holdfast.settings import Settings
 from holdfast.signals import Signals
-from holdfast.telemetry.exceptions import ESCAPING
+from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.run_context import logging_run
 from holdfast.worker.figures import count_claim, count_end
@@ -173,7 +173,7 @@ class RunningAttempts(Service):
         outcome: Outcome | None = None
         try:
             outcome = await self._executor.execute(attempt)
-        except ESCAPING as error:
+        except GRAPH_CODE_EXCEPTIONS as error:
             log.exception("run.crashed")
             # A retry that counts, so that the run comes to an end.
             outcome = await finish_crashed(attempt, error, self._settings)

@@ -30,7 +30,7 @@ from holdfast.resources.store import PooledStore
 from holdfast.settings import Settings
 from holdfast.signals.choose import signals_for
 from holdfast.streams.hints import Flush, flush_hints
-from holdfast.telemetry.loop_delay import watch_loop
+from holdfast.telemetry.loop_delay import measure_loop_delay
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.leader import Upkeep
 from holdfast.worker.attempts import RunningAttempts
@@ -126,7 +126,7 @@ class Worker(Service):
             self.signals,
             self.condition,
             CoroutineService("stats", self._report),
-            CoroutineService("loop_delay", lambda: watch_loop(self._metrics)),
+            CoroutineService("loop_delay", lambda: measure_loop_delay(self._metrics)),
             *([self._upkeep] if self._upkeep is not None else []),
             self.heartbeat,
             self.lease,

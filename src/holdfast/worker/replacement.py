@@ -20,7 +20,7 @@ from holdfast.db.connect import open_blocking_session, with_session_options
 from holdfast.db.outages import is_outage
 from holdfast.engine.blame import blame, hand_over
 from holdfast.settings import Settings
-from holdfast.telemetry.exceptions import in_words
+from holdfast.telemetry.exceptions import describe
 from holdfast.worker.condition import Condition
 from holdfast.worker.heartbeat import Heartbeat
 
@@ -74,7 +74,7 @@ def leave_at_once(
             _hand_over(settings, worker_id, blamed, heartbeat.halt)
     except Exception as error:
         # Where in our code an outage was noticed says nothing.
-        log.error("worker.not_handed_over", error=in_words(error), exc_info=None if is_outage(error) else error)
+        log.error("worker.not_handed_over", error=describe(error), exc_info=None if is_outage(error) else error)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):

@@ -23,7 +23,7 @@ import structlog
 
 from holdfast.lifecycle.service import ThreadService
 from holdfast.telemetry.exceptions import is_package, is_project
-from holdfast.telemetry.run_context import run_in
+from holdfast.telemetry.run_context import run_of_context
 
 log = structlog.get_logger(__name__)
 
@@ -143,7 +143,7 @@ class LoopWatchdog(ThreadService):
     def _current_run(self) -> Mapping[str, Any]:
         task = asyncio.current_task(self._loop)
         context = None if task is None else context_of(task)
-        return {} if context is None else run_in(context)
+        return {} if context is None else run_of_context(context)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._loop_thread)

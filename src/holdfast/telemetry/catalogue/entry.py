@@ -1,4 +1,4 @@
-"""What an entry of the catalogue of events is."""
+"""The entries of the catalogue of log events."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# `any`: its author decides.
+# `any`: the level is chosen by the code that logs the line, which is not Holdfast's.
 Level = Literal["debug", "info", "warning", "error", "any"]
 
-# One name means one thing, wherever it is. An entry says otherwise where it must.
-MEANINGS: Mapping[str, str] = {
+# The meaning of a field is the same in all entries, unless an entry gives another one.
+COMMON_FIELDS: Mapping[str, str] = {
     "action": "`interrupt` or `rollback`.",
     "after": "Seconds until then.",
     "app": "The project's own application, as langgraph.json names it.",
@@ -56,10 +56,10 @@ MEANINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One event: its name, its level, and a sentence for whoever reads it in a log.
+    """One event: its name, its level, and its meaning for a reader of the log.
 
-    `fields` are the line's own, beside those that are on every line of a run, a request or a process. `open`: it may
-    have more, which its sentence explains.
+    `fields` are the fields of this event, in addition to those of all lines of a run, a request or a process. `open`:
+    it may have further fields.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Entry:
 
 
 def entry(name: str, level: Level, meaning: str, fields: str = "", *, open: bool = False, **other: str) -> Entry:
-    """`fields` are names that mean what they always mean; `other` are names with a meaning of their own here."""
-    return Entry(name, level, meaning, {**{one: MEANINGS[one] for one in fields.split()}, **other}, open)
+    """`fields` are names from COMMON_FIELDS; `other` are fields with a meaning specific to this event."""
+    return Entry(name, level, meaning, {**{one: COMMON_FIELDS[one] for one in fields.split()}, **other}, open)
 
 
 def outage(what: str, away: str) -> tuple[Entry, Entry]:
-    """What a loop says once when what it depends on is away, and once when that is back."""
+    """The two events of a loop whose dependency becomes unavailable, and available again."""
     return (
         entry(f"{what}.outage", "warning", f"{away} It is tried again until it works, and logged once.", "error"),
         entry(f"{what}.recovered", "info", f"The outage of `{what}.outage` is over.", "seconds failures"),
