@@ -1,6 +1,6 @@
 """Holdfast executes LangGraph agent runs durably.
 
-What graph code asks of it is imported when it is first used: the command line starts without LangGraph.
+The functions for graph code are imported at their first use, so that the command line starts without LangGraph.
 """
 
 from importlib import import_module as _import_module

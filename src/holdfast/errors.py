@@ -1,34 +1,34 @@
-"""Every error Holdfast raises on purpose, in one tree.
+"""The tree of all errors that Holdfast raises on purpose.
 
 HoldfastError
-├── OperatorError             the installation is wrong: message names the setting, the value and the rule
+├── OperatorError             the installation is wrong: the message names the setting, the value and the rule
 │   ├── SettingsError         an environment variable or flag is out of range
 │   ├── ConfigError           langgraph.json, or a graph it names, cannot be used
-│   └── DatabaseError         the database cannot be reached, or is not one Holdfast can use
-│       ├── DatabaseUnavailable  it does not answer now, and may do so later
-│       └── DataDirectoryInUse  another Holdfast has the data directory of the embedded Postgres
-├── RequestError              the caller must change something; carries its HTTP status
+│   └── DatabaseError         the database cannot be reached, or Holdfast cannot use it
+│       ├── DatabaseUnavailable  the database does not answer now, but may do so later
+│       └── DataDirectoryInUse  another Holdfast uses the data directory of the embedded Postgres
+├── RequestError              the caller must change the request; has an HTTP status
 │   ├── InvalidRequest        422
 │   ├── BadRequest            400
 │   ├── NotFound              404
 │   ├── Conflict              409
-│   │   └── AlreadyAnswered   409, naming the run that answered first
+│   │   └── AlreadyAnswered   409, the interrupt was answered before; names the run of that resume
 │   ├── Gone                  410
-│   ├── TooLarge              413, a body over the limit
-│   ├── OverLimit             429, with the seconds after which to try again
-│   └── Denied                the project's own auth said no, with its own status
-├── AnswerTooLate             what a queued run answers does not wait any more
-├── NotInRun                  something that only the code of a run can ask for
-├── ChildError                what graph code is told about the children of its run
-│   ├── ChildRefused          it cannot be created or waited for: the code must change something
-│   └── ChildFailed           it ended otherwise than in success
-└── RunSignal                 control flow out of user code; never shown to a client as it is
-    ├── LeaseLost             the fence is stale: drop the run, write nothing
-    ├── Cancelled             a client asked; carries the action (interrupt or rollback)
-    ├── Drained               the worker is shutting down; hand the run back
+│   ├── TooLarge              413, the body exceeds the limit
+│   ├── OverLimit             429, with the seconds until a retry may succeed
+│   └── Denied                the project's own authorisation refused, with its own status
+├── AnswerTooLate             the interrupt that a queued run answers is no longer open
+├── NotInRun                  a function was called outside a run that works only inside one
+├── ChildError                an error about a child of the run; raised into graph code
+│   ├── ChildRefused          the child cannot be created or waited for: the code must be changed
+│   └── ChildFailed           the child has not ended in success
+└── RunSignal                 control flow out of user code; never sent to clients unchanged
+    ├── LeaseLost             the fence is stale: abandon the run, write nothing
+    ├── Cancelled             a client has cancelled; has the action (interrupt or rollback)
+    ├── Drained               the worker is draining: hand the run back
     ├── RunTimeout            the run has used up its time
     ├── BudgetExceeded        the run has used up its budget
-    ├── JournalFailed         the database refused what the run wrote
+    ├── JournalFailed         the database refused to store data of the run
     └── Retry                 try again after a pause; may be raised by graph code
 """
 
@@ -44,7 +44,7 @@ class HoldfastError(Exception):
 
 
 class OperatorError(HoldfastError):
-    """Something about the installation must change before Holdfast can start."""
+    """The installation must be changed before Holdfast can start."""
 
 
 class SettingsError(OperatorError):
@@ -52,20 +52,20 @@ class SettingsError(OperatorError):
 
 
 class ConfigError(OperatorError):
-    """langgraph.json cannot be read, or something it names cannot be loaded."""
+    """langgraph.json cannot be read, or code that it names cannot be loaded."""
 
 
 class DatabaseError(OperatorError):
-    """The database cannot be reached, or lacks something Holdfast needs."""
+    """The database cannot be reached, or does not meet the requirements of Holdfast."""
 
 
 class DatabaseUnavailable(DatabaseError):
-    """The database does not answer. Nothing needs to change: a process that is started later may find it."""
+    """The database does not answer. A process that starts later may succeed without any change."""
 
 
 class DataDirectoryInUse(DatabaseError):
-    """Another process has the data directory of the embedded Postgres. `by_command`: it is a command such as `sweep`,
-    which stops Postgres when it has ended, and no server."""
+    """Another process uses the data directory of the embedded Postgres. `by_command`: the process is a command such as
+    `sweep`, which stops Postgres at its end, and not a server."""
 
     def __init__(self, message: str, *, by_command: bool = False) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class DataDirectoryInUse(DatabaseError):
 
 
 class RequestError(HoldfastError):
-    """The caller's request cannot be carried out as it stands; nothing was changed."""
+    """The request cannot be executed as it is. Nothing was changed."""
 
     status = 400
     headers: Mapping[str, str] = {}
@@ -88,7 +88,8 @@ class BadRequest(RequestError):
 
 
 class NotFound(RequestError):
-    """Says "Thread 123 not found.": clients recognise a missing object by the words "not found" in the text."""
+    """The text is, for example, "Thread 123 not found.". Clients recognise a missing object by the words "not
+    found"."""
 
     status = 404
 
@@ -102,8 +103,8 @@ class Conflict(RequestError):
 
 
 class AlreadyAnswered(Conflict):
-    """Somebody else's answer came first, or the question does not wait any more. `run_id`: the run that made it so, if
-    it was one."""
+    """The interrupt was answered before, or is no longer open. `run_id`: the run that answered or closed it, if there
+    is one."""
 
     def __init__(self, message: str, *, run_id: object, interrupt_id: str | None) -> None:
         super().__init__(message)
@@ -119,7 +120,7 @@ class TooLarge(RequestError):
 
 
 class OverLimit(RequestError):
-    """A tenant has used up what it may use."""
+    """A tenant has reached one of its limits."""
 
     status = 429
 
@@ -138,26 +139,27 @@ class Denied(RequestError):
 
 
 class AnswerTooLate(HoldfastError):
-    """The thread went on without the answer of a run that was queued. It would be the answer to another question."""
+    """The thread has continued before a queued run could answer its interrupt. The run would answer another
+    interrupt."""
 
 
 class NotInRun(HoldfastError):
-    """Called where no run is being executed."""
+    """The function was called outside a run."""
 
 
 class ChildError(HoldfastError):
-    """Something is wrong with a child of this run."""
+    """An error that concerns a child of the run."""
 
 
 class ChildRefused(ChildError):
-    """A child cannot be created, or waited for, as it was asked. Nothing was changed."""
+    """The requested child cannot be created or waited for. Nothing was changed."""
 
 
 class ChildFailed(ChildError):
-    """A child did not end in success.
+    """A child has not ended in success.
 
-    `status` is how it ended: `error`, `timeout`, `interrupted` (cancelled), `rolled_back` or `deleted`. `error` is what
-    it failed with, as clients see it, or None.
+    `status` is its final status: `error`, `timeout`, `interrupted` (cancelled), `rolled_back` or `deleted`. `error` is
+    what it failed with, as clients see it, or None.
     """
 
     def __init__(
@@ -173,15 +175,16 @@ class ChildFailed(ChildError):
 
 
 class RunSignal(HoldfastError):
-    """Control flow that ends an attempt at a run."""
+    """The base of control flow that ends an attempt."""
 
 
 class LeaseLost(RunSignal):
-    """Another worker owns the run now, or the run is gone. Whatever this one still holds is void."""
+    """Another worker owns the run now, or the run was deleted. Data of this attempt that is not written is
+    discarded."""
 
 
 class Cancelled(RunSignal):
-    """A client asked for the run to stop."""
+    """A client has cancelled the run."""
 
     def __init__(self, action: str) -> None:
         super().__init__(action)
@@ -189,11 +192,11 @@ class Cancelled(RunSignal):
 
 
 class Drained(RunSignal):
-    """The worker is going away; the run continues elsewhere from its last checkpoint."""
+    """The worker is draining. Another worker continues the run from its last checkpoint."""
 
 
 class RunTimeout(RunSignal):
-    """The run has been running for longer than it may."""
+    """The run has exceeded its time limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The run was stopped after its time limit of {seconds:g} seconds (BG_JOB_TIMEOUT_SECS).")
@@ -201,19 +204,19 @@ class RunTimeout(RunSignal):
 
 
 class BudgetExceeded(RunSignal):
-    """The run may use no more: one of its limits is reached. Also raised into graph code that would call a model or
-    begin a step all the same."""
+    """The run has reached a limit of its budget. Also raised into graph code that calls a model or begins a step after
+    that."""
 
 
 class JournalFailed(RunSignal):
-    """What the run wrote cannot be stored: too large, or not representable."""
+    """Data of the run cannot be stored: it is too large, or not representable."""
 
 
 class Retry(RunSignal):
     """Raise from graph code to have the whole attempt retried from the last checkpoint.
 
-    `after` is the pause in seconds; None leaves it to the usual back-off. Counts against
-    `BG_JOB_MAX_RETRIES` like any transient error.
+    `after` is the pause in seconds; None: the usual back-off. The retry counts against `BG_JOB_MAX_RETRIES`, as after
+    any transient error.
     """
 
     def __init__(self, message: str = "retry requested", *, after: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""One frozen object with every setting, built once at the edge and passed in.
+"""All settings in one frozen object, which is created once at the start of a process and passed to its parts.
 
 Outside of the command line, no other module reads a setting from the environment. What else the environment is used
 for is listed in tests/test_architecture.py. Each field states its unit, its default and what goes wrong when it is
@@ -20,7 +20,7 @@ from holdfast.errors import SettingsError
 from holdfast.settings.budgets import BudgetSettings
 from holdfast.settings.children import ChildSettings
 from holdfast.settings.database import DatabaseSettings
-from holdfast.settings.dead_letters import LetterSettings
+from holdfast.settings.dead_letters import DeadLetterSettings
 from holdfast.settings.fields import Section
 from holdfast.settings.metrics import MetricsSettings
 from holdfast.settings.retention import RetentionSettings
@@ -32,7 +32,7 @@ from holdfast.settings.web import WebSettings
 from holdfast.settings.webhooks import WebhookSettings
 from holdfast.settings.worker import WorkerSettings
 
-# As they are documented.
+# The sections in the order of the documentation.
 SECTIONS: tuple[type[Section], ...] = (
     DatabaseSettings,
     WebSettings,
@@ -41,7 +41,7 @@ SECTIONS: tuple[type[Section], ...] = (
     ChildSettings,
     RetentionSettings,
     WebhookSettings,
-    LetterSettings,
+    DeadLetterSettings,
     TenantSettings,
     TelemetrySettings,
     MetricsSettings,
@@ -57,13 +57,13 @@ class Settings(
     ChildSettings,
     RetentionSettings,
     WebhookSettings,
-    LetterSettings,
+    DeadLetterSettings,
     TenantSettings,
     TelemetrySettings,
     MetricsSettings,
     TraceSettings,
 ):
-    """Every setting of every section."""
+    """The settings of all sections."""
 
     @field_validator(
         "database_url",
@@ -123,16 +123,16 @@ class Settings(
 
 
 def environment_names(field: FieldInfo) -> list[str]:
-    """The environment variables a field answers to, preferred first."""
+    """The environment variables of a field. The first one that is set is used."""
     alias = field.validation_alias
     assert isinstance(alias, AliasChoices)
     return [str(choice) for choice in alias.choices]
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
-    """Build the settings from the environment and the command line's flags (`overrides`, None means not given).
+    """Create the settings from the environment and the command line's flags (`overrides`; None means not given).
 
-    Raises SettingsError naming every field that is out of range, its value and the rule.
+    Raises SettingsError that names all invalid fields, with their values and the rules.
     """
     env = {key.upper(): value for key, value in (os.environ if environ is None else environ).items()}
     given: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
 
 
 class _Explicit(Settings):
-    """Settings that look only at what they are given: `load_settings` has read the environment already."""
+    """Settings that do not read the environment themselves: `load_settings` has done so."""
 
     @classmethod
     def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
@@ -162,7 +162,7 @@ class _Explicit(Settings):
 
 
 def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
-    """One line for each problem: the variable or flag as it was given, its value, and the rule."""
+    """One line for each problem: the variable or flag that was set, its value, and the rule."""
     lines = []
     for problem in error.errors():
         if not problem["loc"]:
@@ -172,14 +172,14 @@ def _explain(error: ValidationError, source: Mapping[str, str]) -> str:
         field = next(
             (key for key, info in Settings.model_fields.items() if name == key or name in environment_names(info)), name
         )
-        told = field not in Settings.model_fields or Settings.model_fields[field].repr
-        shown = problem["input"] if told else NOT_SHOWN
+        is_public = field not in Settings.model_fields or Settings.model_fields[field].repr
+        shown = problem["input"] if is_public else NOT_SHOWN
         lines.append(f"{source.get(field, field)}={shown}: {_rule(problem)}")
     return "\n".join(lines)
 
 
 def _rule(problem: ErrorDetails) -> str:
-    """What a value must be, in a sentence's words."""
+    """The rule that a value has broken, as text."""
     limits = problem.get("ctx", {})
     match problem["type"]:
         case "greater_than_equal":
@@ -201,7 +201,7 @@ def _rule(problem: ErrorDetails) -> str:
 
 
 def _as_given(message: str, source: Mapping[str, str]) -> str:
-    """A message about several settings, with the names that the operator used for them."""
+    """Replace the names of settings in a message by the variables or flags that the operator has set."""
     for field, given in source.items():
         for variable in environment_names(Settings.model_fields[field]):
             message = re.sub(rf"(?<!\w){variable}=", f"{given}=", message)

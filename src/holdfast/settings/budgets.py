@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from holdfast.settings.fields import Section, names
+from holdfast.settings.fields import Section, setting_names
 
 
 class BudgetSettings(Section):
@@ -13,14 +13,14 @@ class BudgetSettings(Section):
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        validation_alias=names("DEFAULT_MAX_COST_USD"),
+        validation_alias=setting_names("DEFAULT_MAX_COST_USD"),
         description="US dollars after which a run is stopped. Counts models with a known price. Unset: no limit.",
     )
     default_max_tokens: int | None = Field(
         None,
         ge=1,
         le=2**53,
-        validation_alias=names("DEFAULT_MAX_TOKENS"),
+        validation_alias=setting_names("DEFAULT_MAX_TOKENS"),
         description="Tokens, of input and output together, after which a run is stopped. Unset: no limit.",
     )
     default_max_seconds: float | None = Field(
@@ -28,20 +28,20 @@ class BudgetSettings(Section):
         gt=0,
         le=31_536_000,
         allow_inf_nan=False,
-        validation_alias=names("DEFAULT_MAX_SECONDS"),
+        validation_alias=setting_names("DEFAULT_MAX_SECONDS"),
         description="Seconds from its first start after which a run is stopped. Unset: BG_JOB_TIMEOUT_SECS alone.",
     )
     default_max_steps: int | None = Field(
         None,
         ge=1,
         le=2**53,
-        validation_alias=names("DEFAULT_MAX_STEPS"),
+        validation_alias=setting_names("DEFAULT_MAX_STEPS"),
         description="Steps of its graph after which a run is stopped. Unset: no limit but the graph's recursion limit.",
     )
 
     @property
     def default_budget(self) -> dict[str, float | int]:
-        """The limits that are set, as a run's budget has them."""
+        """The limits that are set, in the format of a run's budget."""
         limits = {
             "max_cost_usd": self.default_max_cost_usd,
             "max_tokens": self.default_max_tokens,

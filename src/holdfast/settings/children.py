@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from holdfast.settings.fields import Section, only_ours
+from holdfast.settings.fields import Section, prefixed_name
 
 
 class ChildSettings(Section):
@@ -12,7 +12,7 @@ class ChildSettings(Section):
         5,
         ge=0,
         le=100,
-        validation_alias=only_ours("MAX_CHILD_DEPTH"),
+        validation_alias=prefixed_name("MAX_CHILD_DEPTH"),
         description="How many generations of children a run may have below it. A graph that spawns itself is stopped "
         "here. 0: no run may have children.",
     )
@@ -20,7 +20,7 @@ class ChildSettings(Section):
         100,
         ge=0,
         le=100_000,
-        validation_alias=only_ours("MAX_CHILDREN"),
+        validation_alias=prefixed_name("MAX_CHILDREN"),
         description="How many children one run may have, over all attempts. One more is an error in the run that "
         "spawns it.",
     )

@@ -1,4 +1,4 @@
-"""What the sections of the settings are made of."""
+"""The building blocks of the settings' sections."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-def names(*names: str) -> AliasChoices:
-    """The environment variables a field answers to, ours first; the later ones are those operators know
-    from LangGraph and Aegra."""
+def setting_names(*names: str) -> AliasChoices:
+    """The environment variables of a field: Holdfast's own first, then the names known from LangGraph and Aegra."""
     return AliasChoices(f"HOLDFAST_{names[0]}", *names)
 
 
-def only_ours(name: str) -> AliasChoices:
-    """For words too common to take from an environment that others write to as well."""
+def prefixed_name(name: str) -> AliasChoices:
+    """Only the name with the prefix HOLDFAST_, for names that other programs may use, too."""
     return AliasChoices(f"HOLDFAST_{name}")
 
 
@@ -23,9 +22,9 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseSettings):
-    """Settings that belong together."""
+    """A group of settings."""
 
-    # Errors are shown by `load_settings`, which knows what is secret; pydantic's own texts have no values.
+    # `load_settings` formats errors and hides secret values. Pydantic's own messages must contain no values.
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", populate_by_name=True, allow_inf_nan=False, hide_input_in_errors=True
     )

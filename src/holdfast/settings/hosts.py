@@ -1,4 +1,4 @@
-"""Host names: which ones mean this machine, and what a `Host` header names."""
+"""Checks host names: whether they are usable, and whether they name this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a name spells out; None for a DNS name."""
+    """The IP address that a name represents; None for a DNS name."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -15,9 +15,9 @@ def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name can only mean this machine: `localhost`, a name below it, 127.0.0.0/8 or ::1.
+    """Whether a name always means this machine: `localhost`, a name below it, 127.0.0.0/8 or ::1.
 
-    DNS is not asked: a DNS name is under the control of its owner.
+    Does not resolve DNS names, because the owner of a name decides what it resolves to.
     """
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -26,8 +26,8 @@ def is_loopback(name: str) -> bool:
 
 
 def usable_host(name: str) -> str:
-    """A name or an address to listen on or to connect to. Raises ValueError for what cannot be looked up: a label that
-    is empty (`a..b`) or has more than 63 characters."""
+    """Return a name or an address for listening or connecting. Raises ValueError if it cannot be resolved: a label is
+    empty (`a..b`) or has more than 63 characters."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -36,8 +36,7 @@ def usable_host(name: str) -> str:
 
 
 def listens_beyond_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` can be reached from other machines. A name that cannot be resolved
-    counts as reachable."""
+    """Whether other machines can reach a server that listens on `host`. True for a name that cannot be resolved."""
     name = host.lower().rstrip(".")
     if is_loopback(name):
         return False

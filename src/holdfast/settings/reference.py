@@ -1,4 +1,4 @@
-"""Prints docs/configuration.md from the settings themselves: `python -m holdfast.settings.reference`."""
+"""Prints docs/configuration.md from the settings: `python -m holdfast.settings.reference`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _section(section: type[Section]) -> str:
 
 
 def reference() -> str:
-    """The whole page."""
+    """The page docs/configuration.md."""
     return "\n".join([INTRODUCTION, *(_section(section) for section in SECTIONS)])
 
 

@@ -1,7 +1,7 @@
-"""What may be shown of settings that hold secrets.
+"""Hides the secrets of settings in messages.
 
-Such a setting is declared with `repr=False`: its value is in no `repr` and in no message about the settings. Of a URL,
-messages may show what `shown_url` leaves of it.
+A setting with a secret is declared with `repr=False`: its value is not in any `repr`, nor in a message about the
+settings. A URL is shown without its secrets, by `shown_url`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ _HOST = re.compile(r"(?:\[[\da-fA-F:.%]*\]|[\w.%-]*)(?::\d+)?", re.ASCII)
 
 
 def shown_url(url: str) -> str:
-    """The scheme, the hosts and the path of a URL, if they stand where they belong. What may be a part of a password,
-    because the URL is malformed, is left out."""
+    """The scheme, the hosts and the path of a URL. Omits each part that may contain a piece of a password because the
+    URL is malformed."""
     scheme, separator, rest = url.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         return NOT_SHOWN
-    # The query may have passwords too. A password with a ? in it is cut here, whose beginning is no host with a port.
+    # The query may contain passwords, too. If a password contains a ?, its beginning is left here, but it does not
+    # match a host with a port.
     place = re.split(r"[?#]", rest, maxsplit=1)[0]
     _, at, address = place.rpartition("@")
     hosts, slash, path = address.partition("/")
     if "@" in rest[len(place) :] or not all(map(_HOST.fullmatch, hosts.split(","))):
         return f"{scheme}://…"
     if not at:
-        # Of a URL that lacks its host, the path may be the rest of a password. The number of a database is not.
+        # If the URL has no host, the path may be a part of a password, unless it is the number of a Redis database.
         return f"{scheme}://{hosts}{slash}{path if re.fullmatch('[0-9]{0,2}', path) else '…'}"
     return f"{scheme}://***@{hosts}{slash}{path}{'?…' if place != rest else ''}"

@@ -1,8 +1,8 @@
-"""The secrets that webhooks are signed with.
+"""The secrets that sign webhooks.
 
-The operator writes them one after the other, with commas. Deliveries that belong to no tenant are signed with them as
-they are. Those of a tenant are signed with secrets that are computed for the tenant, so that a tenant which knows its
-own can neither verify nor forge what another one receives.
+The operator sets a comma-separated list of secrets. They sign the deliveries without a tenant. The deliveries of a
+tenant are signed with secrets that are derived for the tenant, so that a tenant cannot verify or forge the deliveries
+of another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Iterable
 
 PREFIX = "whsec_"
-# What the computed secrets are for. Part of what is hashed.
+# Part of the hashed message, so that the derived secrets differ from those for other purposes.
 PURPOSE = b"holdfast webhook secret of a tenant"
 
 
@@ -23,7 +23,7 @@ def split_secrets(value: str | None) -> list[str]:
 
 
 def usable_secrets(value: str | None) -> str | None:
-    """The same, if each is one by the rules of Standard Webhooks. Raises ValueError."""
+    """Return the value if all its secrets follow the rules of Standard Webhooks. Raises ValueError."""
     for secret in split_secrets(value):
         try:
             key = _key(secret)
@@ -37,7 +37,7 @@ def usable_secrets(value: str | None) -> str | None:
 def secrets_of_tenant(operator_secrets: Iterable[str], tenant_id: str, salts: Iterable[bytes]) -> list[str]:
     """The secrets that sign a tenant's deliveries, newest first: one for each salt and each secret of the operator.
 
-    Both are needed to compute one, and neither can be computed from it.
+    Deriving one needs both, and neither can be computed from the result.
     """
     given = list(operator_secrets)
     return [_derived(_key(secret), tenant_id, salt) for salt in salts for secret in given]

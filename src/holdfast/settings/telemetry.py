@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from holdfast.settings.fields import Seconds, Section, names, only_ours
+from holdfast.settings.fields import Seconds, Section, prefixed_name, setting_names
 
 
 class TelemetrySettings(Section):
@@ -14,15 +14,15 @@ class TelemetrySettings(Section):
         60.0,
         ge=1,
         le=86_400,
-        validation_alias=names("STATS_INTERVAL_SECS"),
+        validation_alias=setting_names("STATS_INTERVAL_SECS"),
         description="Seconds between two `worker.stats` log lines.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", validation_alias=names("LOG_LEVEL"), description="The least severe lines that are logged."
+        "info", validation_alias=setting_names("LOG_LEVEL"), description="The least severe lines that are logged."
     )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
-        validation_alias=only_ours("LOG_FORMAT"),
+        validation_alias=prefixed_name("LOG_FORMAT"),
         description="`auto` is readable on a terminal and JSON elsewhere.",
     )
 

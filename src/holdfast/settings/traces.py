@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from holdfast.settings.fields import Section, names, only_ours
+from holdfast.settings.fields import Section, prefixed_name, setting_names
 from holdfast.settings.hosts import usable_host
 from holdfast.settings.secrets import shown_url
 
@@ -25,72 +25,72 @@ PROTOCOL = "http/protobuf"
 class TraceSettings(Section):
     traces: bool | None = Field(
         None,
-        validation_alias=only_ours("TRACES"),
+        validation_alias=prefixed_name("TRACES"),
         description="Whether traces are sent; needs `holdfast[traces]`. Unset: when an endpoint is named below. "
         "`false` turns them off and overrides the other variables. See [traces](traces.md).",
     )
     otlp_endpoint: str | None = Field(
         None,
         repr=False,
-        validation_alias=names("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        validation_alias=setting_names("OTEL_EXPORTER_OTLP_ENDPOINT"),
         description="Where an OTLP collector takes requests over HTTP, without `/v1/traces`. `http://localhost:4318` "
         "when `HOLDFAST_TRACES=true` and no endpoint is named.",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
         repr=False,
-        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        validation_alias=setting_names("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         description="The same for traces only, with the complete path.",
     )
     otlp_headers: str | None = Field(
         None,
         repr=False,
-        validation_alias=names("OTEL_EXPORTER_OTLP_HEADERS"),
+        validation_alias=setting_names("OTEL_EXPORTER_OTLP_HEADERS"),
         description="Headers for the collector, which often hold a key: `name=value`, percent-encoded, with commas "
         "between them.",
     )
     otlp_traces_headers: str | None = Field(
         None,
         repr=False,
-        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
+        validation_alias=setting_names("OTEL_EXPORTER_OTLP_TRACES_HEADERS"),
         description="The same for traces only.",
     )
     otlp_protocol: str | None = Field(
         None,
-        validation_alias=names("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        validation_alias=setting_names("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
         description="Holdfast uses `http/protobuf`.",
     )
     otel_service_name: str | None = Field(
         None,
-        validation_alias=names("OTEL_SERVICE_NAME"),
+        validation_alias=setting_names("OTEL_SERVICE_NAME"),
         description="The name of the service in traces. Without this and `OTEL_RESOURCE_ATTRIBUTES`: `holdfast`.",
     )
     otel_sampler: str | None = Field(
         None,
-        validation_alias=names("OTEL_TRACES_SAMPLER"),
+        validation_alias=setting_names("OTEL_TRACES_SAMPLER"),
         description=f"Which traces are kept: one of {', '.join(f'`{name}`' for name in SAMPLERS)}. Unset: the client's "
         "`traceparent` decides; runs without one are all kept.",
     )
     otel_sampler_arg: str | None = Field(
         None,
-        validation_alias=names("OTEL_TRACES_SAMPLER_ARG"),
+        validation_alias=setting_names("OTEL_TRACES_SAMPLER_ARG"),
         description="The share of traces that a sampler by ratio keeps, from 0 to 1.",
     )
     otel_traces_exporter: str | None = Field(
         None,
-        validation_alias=names("OTEL_TRACES_EXPORTER"),
+        validation_alias=setting_names("OTEL_TRACES_EXPORTER"),
         description="`none` sends no traces although an endpoint is named; `otlp` is the only other.",
     )
     otel_disabled: bool = Field(
         False,
-        validation_alias=names("OTEL_SDK_DISABLED"),
+        validation_alias=setting_names("OTEL_SDK_DISABLED"),
         description="`true` sends no traces although an endpoint is named.",
     )
 
     @field_validator("otel_disabled", mode="before")
     @classmethod
     def _only_true_is(cls, value: Any) -> Any:
-        # OpenTelemetry's own rule: whatever is not "true" is false.
+        # OpenTelemetry's rule: every value other than "true" is false.
         return value.strip().lower() == "true" if isinstance(value, str) else value
 
     @property
@@ -103,14 +103,14 @@ class TraceSettings(Section):
 
     @property
     def traces_url(self) -> str:
-        """Where traces are sent."""
+        """The URL that traces are sent to."""
         if self.otlp_traces_endpoint:
             return self.otlp_traces_endpoint
         return f"{(self.otlp_endpoint or 'http://localhost:4318').rstrip('/')}/v1/traces"
 
     @property
     def traces_headers(self) -> dict[str, str]:
-        """What the collector is sent with every request."""
+        """The headers of all requests to the collector."""
         given = (self.otlp_traces_headers or self.otlp_headers or "").split(",")
         pairs = [header.partition("=") for header in given]
         return {unquote(name).strip().lower(): unquote(value).strip() for name, is_pair, value in pairs if is_pair}
