@@ -50,7 +50,7 @@ StreamResponse = Callable[[streaming.Breakable, Send], Coroutine[Any, Any, None]
 LOOPS = frozenset(
     {
         "holdfast.api.unsent_bytes.UnsentBytes._run",
-        "holdfast.auth.known_keys.Roster._run",
+        "holdfast.auth.known_keys.KnownKeys._run",
         "holdfast.telemetry.loop_delay.measure_loop_delay",
         "holdfast.upkeep.duty.Duty.run",
         "holdfast.worker.condition.Condition._run",

@@ -10,7 +10,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from structlog.testing import capture_logs
 
-from holdfast.graphs.http import EXPOSED
+from holdfast.graphs.http import EXPOSED_HEADERS
 from holdfast.settings import Settings
 from tests.support.http_project import calling, project, serving, working
 from tests.support.json_body import JSON
@@ -37,7 +37,7 @@ class TestOtherOrigins:
             assert answer.headers["access-control-max-age"] == "600"
             assert "access-control-allow-credentials" not in answer.headers
             plain = await client.get("/ok", headers=NAMED)
-            assert plain.headers["access-control-expose-headers"] == ", ".join(EXPOSED)
+            assert plain.headers["access-control-expose-headers"] == ", ".join(EXPOSED_HEADERS)
 
     @pytest.mark.parametrize(("cors", "status"), [({"allow_origins": [NAMED["origin"]]}, 200), ({}, 403)])
     async def test_a_page_may_reach_a_private_network_when_its_origin_is_allowed(
@@ -86,7 +86,7 @@ class TestOtherOrigins:
             assert answer.headers["access-control-max-age"] == "5"
             assert (await client.options("/threads", headers=preflight("POST"))).status_code == 400
             exposed = (await client.get("/ok", headers=PAGE)).headers["access-control-expose-headers"]
-            assert exposed == ", ".join((*EXPOSED, "x-mine"))
+            assert exposed == ", ".join((*EXPOSED_HEADERS, "x-mine"))
 
     @pytest.mark.parametrize(
         ("method", "path", "content", "status"),

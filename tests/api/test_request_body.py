@@ -11,7 +11,7 @@ from starlette.types import Message, Scope
 
 from holdfast.api import request_body
 from holdfast.api.request_body import JsonRequest, require_within
-from holdfast.auth.bounded_json import DEEPEST, read_bounded
+from holdfast.auth.bounded_json import MAX_LEVELS, read_bounded
 from holdfast.errors import InvalidRequest, TooLarge
 
 
@@ -71,7 +71,7 @@ async def test_body_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nesting(depth: int) -> None:
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         body = opening * depth + b"1" + closing * depth
-        if depth <= DEEPEST:
+        if depth <= MAX_LEVELS:
             assert read_bounded(body)
         else:
             with pytest.raises(InvalidRequest):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.auth.exposure import refuse_open_server
-from holdfast.auth.known_keys import Roster
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.db.connect import Database
 from holdfast.errors import SettingsError
@@ -81,12 +81,12 @@ async def test_server_that_other_machines_reach_stays_closed_when_its_last_key_i
     try:
         async with database.transaction() as connection:
             key, _ = await create_key(connection, "acme", "test", ["read"])
-        roster = Roster(database)
-        await roster.read()
-        assert (roster.guarded, roster.has_keys) == (True, True)
+        known_keys = KnownKeys(database)
+        await known_keys.read()
+        assert (known_keys.guarded, known_keys.has_keys) == (True, True)
         async with database.transaction() as connection:
             await revoke_key(connection, key[:9], forget=True)
-        await roster.read()
-        assert (roster.guarded, roster.has_keys) == (not open_again, False)
+        await known_keys.read()
+        assert (known_keys.guarded, known_keys.has_keys) == (not open_again, False)
     finally:
         await database.close()

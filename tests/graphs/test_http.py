@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import ConfigError, SettingsError
 from holdfast.graphs.checkpointer import CheckpointerSection, checkpointer_section
 from holdfast.graphs.config import ProjectConfig, load_config
-from holdfast.graphs.http import EXPOSED, Cors, HeaderPatterns, HttpSection, http_section, load_app
+from holdfast.graphs.http import EXPOSED_HEADERS, CorsSection, HeaderPatterns, HttpSection, http_section, load_app
 from holdfast.settings import load_settings
 from tests.support import http_project
 
@@ -64,12 +64,12 @@ def test_everything(project: Project) -> None:
         logging_headers=HeaderPatterns(("user-agent",)),
         enable_custom_route_auth=True,
         middleware_order="auth_first",
-        cors=Cors(
+        cors=CorsSection(
             allow_origins=("https://a.example",),
             allow_methods=("GET",),
             allow_headers=("x-api-key",),
             allow_credentials=False,
-            expose_headers=(*EXPOSED, "x-mine"),
+            expose_headers=(*EXPOSED_HEADERS, "x-mine"),
             max_age=60,
         ),
     )

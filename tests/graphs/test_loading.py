@@ -7,12 +7,12 @@ import typing
 
 import pytest
 
-from holdfast.graphs.loading import Loaded, load_targets, prepare_environment
+from holdfast.graphs.loading import LoadedTarget, load_targets, prepare_environment
 
 from .conftest import Project
 
 
-def load(project: Project, **document: typing.Any) -> dict[str, Loaded]:
+def load(project: Project, **document: typing.Any) -> dict[str, LoadedTarget]:
     config = project.configure(**document)
     prepare_environment(config)
     return load_targets(config)

@@ -16,7 +16,6 @@ from holdfast.api.connection_limits import ConnectionLimits
 from holdfast.api.main import WebProcess
 from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
 from holdfast.api.unsent_bytes import UnsentBytes
-from holdfast.auth.known_keys import Roster
 from holdfast.claiming.claim_loop import ClaimLoop
 from holdfast.db.connect import Database
 from holdfast.engine.group_commit import GroupCommitter
@@ -115,7 +114,7 @@ MAKERS: dict[str, Callable[[Surroundings], Service]] = {
     "abandoned runs": Surroundings.abandoned,
     "hub": lambda around: Hub(around.database, PostgresSignals(around.database), Metrics()),
     "group commit": lambda around: GroupCommitter(around.database),
-    "known keys": lambda around: Roster(around.database),
+    "known keys": lambda around: KnownKeys(around.database),
     "loop delay": lambda around: CoroutineService("loop_delay", lambda: measure_loop_delay(Metrics())),
     "own webhooks": Surroundings.own_webhooks,
     "postgres signals": Surroundings.signals,

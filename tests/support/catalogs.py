@@ -11,7 +11,7 @@ from langgraph.pregel import Pregel
 
 from holdfast.graphs.catalog import GraphCatalog
 from holdfast.graphs.config import GraphTarget, ProjectConfig
-from holdfast.graphs.loading import Loaded
+from holdfast.graphs.loading import LoadedTarget
 
 
 def catalog_of(**graphs: Pregel[Any, Any, Any, Any] | Callable[..., Any]) -> GraphCatalog:
@@ -28,4 +28,4 @@ def catalog_of(**graphs: Pregel[Any, Any, Any, Any] | Callable[..., Any]) -> Gra
         source="langgraph.json",
     )
     module = ModuleType("tests")
-    return GraphCatalog(config, {name: Loaded(targets[name], module, graph) for name, graph in graphs.items()})
+    return GraphCatalog(config, {name: LoadedTarget(targets[name], module, graph) for name, graph in graphs.items()})

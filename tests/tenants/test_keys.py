@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from holdfast.auth.known_keys import Roster
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.db.connect import Database
 from holdfast.resources.api_keys import create_key
 from holdfast.settings import Settings
@@ -69,14 +69,14 @@ async def test_many_unknown_keys_at_once_are_looked_up_once(settings: Settings) 
     try:
         async with database.transaction() as connection:
             key, _ = await create_key(connection, "acme", "test", ["read"])
-        roster, reads = Roster(database), list[bool]()
-        roster.on_read = lambda: reads.append(True)
-        assert await asyncio.gather(*(roster.find(f"hf_{number}") for number in range(50))) == [None] * 50
+        known_keys, reads = KnownKeys(database), list[bool]()
+        known_keys.on_read = lambda: reads.append(True)
+        assert await asyncio.gather(*(known_keys.find(f"hf_{number}") for number in range(50))) == [None] * 50
         assert len(reads) == 1
-        assert await roster.find(key) is not None
+        assert await known_keys.find(key) is not None
         # A server that has no keys looks for one that was made after its last look.
         asked = time.monotonic()
-        await asyncio.gather(*(roster.read(since=asked) for _ in range(50)))
+        await asyncio.gather(*(known_keys.read(since=asked) for _ in range(50)))
         assert len(reads) == 2
     finally:
         await database.close()

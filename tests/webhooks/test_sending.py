@@ -16,7 +16,7 @@ from holdfast.settings import load_settings
 from holdfast.upkeep.webhooks import CONCURRENT, PAUSES, pause_after
 from holdfast.webhooks.deliveries import Delivery
 from holdfast.webhooks.sender import WebhookSender
-from holdfast.webhooks.urls import Target
+from holdfast.webhooks.urls import WebhookTarget
 from tests.support.receiver import Receiver, receiving
 
 # Its tests start processes or listen on sockets.
@@ -113,7 +113,7 @@ async def test_a_redirect_to_a_private_address_is_refused(receiver: Receiver, mo
     class Policy:
         check_address = lenient.check_address
 
-        def check(self, url: str) -> Target:
+        def check(self, url: str) -> WebhookTarget:
             checked.append(url)
             return (lenient if len(checked) == 1 else strict).check(url)
 

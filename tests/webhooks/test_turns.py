@@ -21,7 +21,7 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep import webhooks as duty
 from holdfast.upkeep.webhooks import CONCURRENT, Webhooks
 from holdfast.webhooks.deliveries import Delivery, DueDelivery, claim_deliveries
-from holdfast.webhooks.sender import Answer
+from holdfast.webhooks.sender import CallResult
 from holdfast.webhooks.slots import WebhookSlots
 from tests.support.receiver import Receiver, receiving
 from tests.support.records import query
@@ -395,7 +395,7 @@ async def test_noting_leaves_most_of_the_pool_to_others(
     monkeypatch.setattr(duty, "NOTING", 600.0)
     noting: list[Delivery] = []
 
-    async def note(self: Webhooks, delivery: Delivery, answer: Answer) -> str | None:
+    async def note(self: Webhooks, delivery: Delivery, answer: CallResult) -> str | None:
         noting.append(delivery)
         return await undisturbed(self, delivery, answer)
 

@@ -20,7 +20,7 @@ from holdfast.api.abandoned import AbandonedRuns
 from holdfast.api.disconnects import WhileOpen
 from holdfast.auth.custom import ANYONE, Authenticator, Caller, Resource
 from holdfast.auth.keys import KeyAuth
-from holdfast.auth.known_keys import Roster
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.db.connect import Database
 from holdfast.db.time_limit import TooSlow
 from holdfast.db.visibility import Table, Visibility, is_visible
@@ -66,7 +66,7 @@ class WebContext:
     # The caller of the current request: each route gets a copy of the process's context with its caller.
     caller: Caller = ANYONE
     queue: CachedFigures = field(default_factory=partial(CachedFigures, queue_figures))
-    roster: Roster | None = None
+    known_keys: KnownKeys | None = None
     # None for a request with an idempotency key: its run is created in the transaction that stores the answer.
     committer: GroupCommitter | None = None
     assistants: KnownAssistants = field(default_factory=KnownAssistants)
@@ -89,7 +89,7 @@ class WebContext:
     def quota(self) -> Quota | None:
         """The quota that applies to a run of the caller's tenant."""
         tenant = self.caller.tenant
-        return None if self.roster is None or tenant is None else self.roster.quota(tenant)
+        return None if self.known_keys is None or tenant is None else self.known_keys.quota(tenant)
 
     def guarded(self) -> bool:
         """Whether every request must be authenticated now."""
@@ -97,8 +97,8 @@ class WebContext:
 
     async def admit(self, caller: Caller) -> None:
         """Count a request of the caller's tenant. Raises OverLimit."""
-        if self.roster is not None and caller.tenant is not None:
-            await self.roster.admit(caller.tenant)
+        if self.known_keys is not None and caller.tenant is not None:
+            await self.known_keys.admit(caller.tenant)
 
     @property
     def still_admitted(self) -> bool:
@@ -224,7 +224,7 @@ def seen_by(context: WebContext, caller: Caller) -> WebContext:
     if caller.tenant is None:
         return replace(context, caller=caller, catalog=catalog)
     store = TenantStore(context.store, caller.tenant)
-    catalog.lend(store)
+    catalog.set_default_store(store)
     return replace(context, caller=caller, catalog=catalog, store=store)
 
 

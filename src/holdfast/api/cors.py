@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.errors import Json, refuse
 from holdfast.errors import BadRequest, Denied
-from holdfast.graphs.http import Cors
+from holdfast.graphs.http import CorsSection
 from holdfast.settings import Settings
 from holdfast.settings.hosts import address_of, host_name, is_loopback
 
@@ -57,7 +57,7 @@ class CrossOriginLayer:
     allowed page can also read errors.
     """
 
-    def __init__(self, app: ASGIApp, cors: Cors, settings: Settings, guarded: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, cors: CorsSection, settings: Settings, guarded: Callable[[], bool]) -> None:
         """`guarded`: whether every request must be authenticated now. Keys are created and revoked while the server
         runs."""
         self._app = app
@@ -178,7 +178,7 @@ def _is_same(origin: str, host: bytes) -> bool:
 class _CorsHeaders(CORSMiddleware):
     """Starlette's CORS headers, for an origin that may call."""
 
-    def __init__(self, app: ASGIApp, cors: Cors, **options: Any) -> None:
+    def __init__(self, app: ASGIApp, cors: CorsSection, **options: Any) -> None:
         super().__init__(
             app,
             allow_methods=cors.allow_methods,

@@ -16,7 +16,7 @@ from holdfast.api.unsent_bytes import UnsentBytes
 from holdfast.auth.custom import CustomAuth
 from holdfast.auth.exposure import refuse_open_server
 from holdfast.auth.keys import KeyAuth
-from holdfast.auth.known_keys import Roster
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.db.connect import Database
 from holdfast.engine.group_commit import GroupCommitter
 from holdfast.errors import OperatorError
@@ -60,13 +60,13 @@ class WebProcess(Service):
         custom = CustomAuth.load(catalog.project, studio=settings.studio_auth)
         self._database = database = Database(settings, "web")
         metrics = Metrics(enabled=settings.metrics)
-        self._roster = roster = Roster(database)
+        self._known_keys = known_keys = KnownKeys(database)
         signals = signals_for(database)
         self._store = PooledStore(database, catalog.project, settings.max_page_bytes)
-        catalog.lend(self._store)
+        catalog.set_default_store(self._store)
         self._hub = Hub(database, signals, metrics)
         committer = GroupCommitter(database)
-        auth = KeyAuth(roster) if custom is None else custom
+        auth = KeyAuth(known_keys) if custom is None else custom
         web = WebContext(
             settings,
             catalog,
@@ -76,7 +76,7 @@ class WebProcess(Service):
             self._hub,
             self._store,
             auth,
-            roster=roster,
+            known_keys=known_keys,
             committer=committer,
         )
         web.abandoned.cancel = web.cancel
@@ -102,7 +102,7 @@ class WebProcess(Service):
             signals,
             self._hub,
             upkeep,
-            roster,
+            known_keys,
             CoroutineService("loop_delay", lambda: measure_loop_delay(metrics)),
             UnsentBytes(server.connections, limits),
             committer,
@@ -116,8 +116,8 @@ class WebProcess(Service):
         contain_exits(asyncio.get_running_loop())
         await self._database.open()
         await self._store.setup()
-        await self._roster.read()
-        refuse_open_server(self._settings, self._catalog.project, keys=self._roster.has_keys)
+        await self._known_keys.read()
+        refuse_open_server(self._settings, self._catalog.project, keys=self._known_keys.has_keys)
         await ensure_system_assistants(self._database, self._catalog)
         await self._parts.start()
 

@@ -1,1 +1,1 @@
-"""Who calls, and what the caller may do: custom auth of langgraph.json, or API keys."""
+"""Authenticates callers and decides what they may do: by the custom auth of langgraph.json, or by API keys."""

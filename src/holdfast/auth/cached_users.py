@@ -1,4 +1,4 @@
-"""Answers of the authenticator that hold for a while (`auth.cache`): for projects that ask somebody far away."""
+"""Caches the users that the authenticator has returned (`auth.cache`), for authenticators that call another server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from starlette.datastructures import Headers
 from holdfast.auth.users import User
 from holdfast.graphs.config import ProjectConfig
 
-Key = tuple[str | None, ...]
+CacheKey = tuple[str | None, ...]
 
 
-class Remembered:
-    """Users by the values of some headers, the least recently used forgotten first. Refusals are not remembered."""
+class UserCache:
+    """An LRU cache of users by the values of some headers. Refusals are not cached."""
 
     def __init__(self, headers: tuple[str, ...], seconds: float, size: int) -> None:
         self._headers = headers
         self._seconds = seconds
         self._size = size
-        self._known: OrderedDict[Key, tuple[float, User]] = OrderedDict()
+        self._users: OrderedDict[CacheKey, tuple[float, User]] = OrderedDict()
 
     @classmethod
-    def read(cls, config: ProjectConfig, section: Any) -> Remembered | None:
-        """The cache that `auth.cache` describes, None for none. Raises ConfigError."""
+    def read(cls, config: ProjectConfig, section: Any) -> UserCache | None:
+        """The cache that `auth.cache` describes, or None without one. Raises ConfigError."""
         if section is None:
             return None
         if not isinstance(section, Mapping):
@@ -42,24 +42,24 @@ class Remembered:
             return None
         return cls(tuple(name.lower() for name in names), limits["ttl_seconds"], int(limits["max_size"]))
 
-    def key(self, headers: Headers) -> Key | None:
-        """What a request is remembered by; None when it says nothing about itself."""
+    def key(self, headers: Headers) -> CacheKey | None:
+        """The cache key of a request; None if it has none of the headers."""
         values = tuple(headers.get(name) for name in self._headers)
         return values if any(values) else None
 
-    def find(self, key: Key) -> User | None:
-        known = self._known.get(key)
-        if known is None:
+    def find(self, key: CacheKey) -> User | None:
+        cached = self._users.get(key)
+        if cached is None:
             return None
-        until, user = known
+        until, user = cached
         if until < time.monotonic():
-            del self._known[key]
+            del self._users[key]
             return None
-        self._known.move_to_end(key)
+        self._users.move_to_end(key)
         return user
 
-    def keep(self, key: Key, user: User) -> None:
-        self._known[key] = (time.monotonic() + self._seconds, user)
-        self._known.move_to_end(key)
-        while len(self._known) > self._size:
-            self._known.popitem(last=False)
+    def keep(self, key: CacheKey, user: User) -> None:
+        self._users[key] = (time.monotonic() + self._seconds, user)
+        self._users.move_to_end(key)
+        while len(self._users) > self._size:
+            self._users.popitem(last=False)

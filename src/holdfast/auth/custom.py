@@ -1,6 +1,7 @@
-"""The project's own authentication and authorisation, as `auth.path` in langgraph.json names it.
+"""Custom authentication and authorisation: the Auth object that `auth.path` in langgraph.json names.
 
-It fails closed: what cannot be loaded keeps the server from starting, and an authenticator that raises lets nobody in.
+It fails closed: a server whose auth cannot be loaded does not start, and an authenticator that raises refuses the
+request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.exceptions import HTTPException as BadStatus
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from holdfast.auth.bounded_json import read_bounded
-from holdfast.auth.cached_users import Remembered
+from holdfast.auth.cached_users import UserCache
 from holdfast.auth.users import User, as_user, configurable_of, tenant_of
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied, RequestError
@@ -32,11 +33,11 @@ log = structlog.get_logger(__name__)
 
 # The last three are Holdfast's own.
 Resource = Literal["threads", "assistants", "crons", "store", "tenants", "workers", "queue"]
-# What is no tenant's.
+# Resources that belong to no tenant.
 FLEET = frozenset({"workers", "queue"})
 ADMIN = "admin"
 
-# What an authenticator may ask for, by the names of its parameters.
+# The parameters that an authenticator may have.
 PARAMETERS = frozenset(
     [
         *("request", "body", "path", "method", "path_params", "query_params"),
@@ -47,21 +48,21 @@ KNOWN_KEYS = frozenset({"path", "disable_studio_auth", "allow_langsmith_api_keys
 
 
 class Authenticator(Protocol):
-    """Who may come in, and do what: the project's own, or by API keys."""
+    """Authentication and authorisation: by custom auth, or by API keys."""
 
     @property
     def openapi(self) -> Mapping[str, Any]:
-        """What the description of the API says of security."""
+        """The security part of the OpenAPI document."""
         ...
 
     @property
     def guarded(self) -> bool:
-        """Whether every request has to log in. When not, pages of other origins are kept out (api/cors.py)."""
+        """Whether every request must be authenticated. If not, pages of other origins are refused (api/cors.py)."""
         ...
 
     @property
     def reads_body(self) -> bool:
-        """Whether a request's body may be read before it is known who sends it."""
+        """Whether the request body may be read before the caller is authenticated."""
         ...
 
     async def authenticate(self, connection: HTTPConnection) -> Caller: ...
@@ -77,7 +78,7 @@ class Authenticator(Protocol):
 
 @dataclass(frozen=True)
 class Credential:
-    """The API key that a caller was let in with, and what it allowed then."""
+    """The API key that authenticated a caller, with its scopes at that time."""
 
     key_id: UUID
     hash: bytes
@@ -86,7 +87,7 @@ class Credential:
 
 
 class Caller:
-    """Who makes a request, and what they may. Without auth everybody is the same and may do everything."""
+    """The caller of a request, and what the caller may do. Without auth all callers are equal and may do everything."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Caller:
         self._known = user
         self.user = None if user is None else as_user(user)
         self.tenant = None if self.user is None else tenant_of(self.user)
-        """Whose everything is that the caller makes and sees; None for one who sees all tenants'."""
+        """The tenant of all that the caller creates and sees; None for a caller who sees all tenants."""
 
     @property
     def user_id(self) -> str:
@@ -107,19 +108,19 @@ class Caller:
 
     @property
     def configurable(self) -> dict[str, Any]:
-        """What graph code finds about the caller."""
+        """The keys about the caller in `config["configurable"]` of graph code."""
         return configurable_of(self.user)
 
     @property
     def adopting(self) -> bool:
-        """Whether a thread of theirs may continue checkpoints that no thread has. Nobody can say whose these are, so
-        with authentication only the operator gives them away."""
+        """Whether a new thread of the caller may continue checkpoints that exist without a thread. The owner of such
+        checkpoints is unknown, so with authentication only the operator may assign them."""
         return self._auth is None
 
     async def may(self, resource: Resource, action: str, value: dict[str, Any]) -> Visibility:
-        """Ask the project's handler. It may change `value`, whose keys are then to be used instead of the request's.
+        """Call the authorisation handler. It may change `value`; use its keys instead of the request's afterwards.
 
-        Returns what of the resource the caller sees; raises Denied.
+        Returns which rows of the resource the caller sees. Raises Denied.
         """
         if self._auth is None:
             return EVERYTHING
@@ -130,8 +131,8 @@ class Caller:
         return replace(visible, tenant=self.tenant)
 
     async def may_unfiltered(self, resource: Resource, action: str, value: dict[str, Any]) -> Visibility:
-        """The same for a resource without metadata. A filter has nothing to be compared with there: instead of being
-        ignored it is a refusal."""
+        """`may` for a resource without metadata. A filter cannot be applied there, so it refuses the request instead of
+        being ignored."""
         visible = await self.may(resource, action, value)
         if visible.filter:
             log.warning("auth.filter_refused", resource=resource, action=action)
@@ -153,28 +154,28 @@ ANYONE = Caller()
 
 
 class CustomAuth:
-    """The Auth object of a project."""
+    """Authentication and authorisation by the Auth object of a project."""
 
     def __init__(self, config: ProjectConfig, auth: Auth, section: Mapping[str, Any], *, studio: bool) -> None:
         self._auth = auth
         self._studio = studio and not section.get("disable_studio_auth", False)
-        # A header that anybody can send is no login.
+        # With Studio access, a header that any client can send passes without authentication.
         self.guarded = not self._studio
         self.openapi: Mapping[str, Any] = section.get("openapi") or {}
-        self._remembered = Remembered.read(config, section.get("cache"))
+        self._cache = UserCache.read(config, section.get("cache"))
         handler = auth._authenticate_handler
         if handler is None:
             raise config.error("auth.path", "the Auth object has no function decorated with @auth.authenticate")
         self._authenticator: Callable[..., Awaitable[Any] | Any] = handler
-        self._asked = _asked_of(config, handler)
-        self.reads_body = not {"body", "request"}.isdisjoint(self._asked)
-        self.reads_query = not {"query_params", "request"}.isdisjoint(self._asked)
-        """Whether the authenticator may read parameters of the query that no route knows."""
+        self._parameters = _parameters_of(config, handler)
+        self.reads_body = not {"body", "request"}.isdisjoint(self._parameters)
+        self.reads_query = not {"query_params", "request"}.isdisjoint(self._parameters)
+        """Whether the authenticator may read query parameters that no route declares."""
 
     @classmethod
     def load(cls, config: ProjectConfig, *, studio: bool) -> CustomAuth | None:
-        """The project's auth, None if it has none. Raises ConfigError: a server whose auth cannot be loaded must not
-        start."""
+        """The project's auth, or None if it has none. Raises ConfigError, so that a server whose auth cannot be loaded
+        does not start."""
         section = config.raw.get("auth")
         if section is None:
             return None
@@ -196,22 +197,22 @@ class CustomAuth:
         return cls(config, loaded, section, studio=studio)
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
-        """Find out who sends a request. Raises Denied: with the authenticator's own status if it gave one, 403 when it
-        failed in any other way."""
+        """Authenticate a request. Raises Denied with the status of the authenticator's HTTPException, or 403 if it
+        failed in another way."""
         if self._studio and connection.headers.get("x-auth-scheme") == "langsmith":
             return Caller(self, StudioUser("langgraph-studio-user", is_authenticated=True))
-        key = None if self._remembered is None else self._remembered.key(connection.headers)
-        if self._remembered is None or key is None:
-            return Caller(self, await self._ask(connection))
-        user = self._remembered.find(key)
+        key = None if self._cache is None else self._cache.key(connection.headers)
+        if self._cache is None or key is None:
+            return Caller(self, await self._call_authenticator(connection))
+        user = self._cache.find(key)
         if user is None:
-            user = as_user(await self._ask(connection))
-            self._remembered.keep(key, user)
+            user = as_user(await self._call_authenticator(connection))
+            self._cache.keep(key, user)
         return Caller(self, user)
 
-    async def _ask(self, connection: HTTPConnection) -> User | StudioUser:
-        # A body that is too large or too slow is not a failure of the authenticator.
-        given = {name: await _gift(connection, name) for name in self._asked}
+    async def _call_authenticator(self, connection: HTTPConnection) -> User | StudioUser:
+        # Outside of the try block: a body that is too large or too slow is not a failure of the authenticator.
+        given = {name: await _argument(connection, name) for name in self._parameters}
         try:
             answer = self._authenticator(**given)
             if inspect.isawaitable(answer):
@@ -239,7 +240,7 @@ class CustomAuth:
         handler = self._handler(resource, action)
         if handler is None:
             if resource in FLEET and ADMIN not in user.permissions:
-                # A project that was written for LangGraph's own server has no handler that could refuse this.
+                # A project written for LangGraph's own server has no handlers for these resources.
                 raise Denied(
                     403,
                     f"Forbidden: {resource}.{action}. The fleet is for users with the permission '{ADMIN}', or for "
@@ -269,10 +270,10 @@ class CustomAuth:
         return Visibility(dict(answer))
 
     def authorize_route(self, user: User | StudioUser, method: str) -> None:
-        """The app's routes find the user in `request.user`, and decide for themselves."""
+        """Allow all. The app's routes have the user in `request.user`, and decide themselves."""
 
     def _handler(self, resource: str, action: str) -> Callable[..., Awaitable[Any]] | None:
-        """The most specific one; of several, the last that was registered."""
+        """The most specific handler; of several equal ones the last that was registered."""
         handlers = self._auth._handlers
         for key in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
             if handlers.get(key):
@@ -281,7 +282,7 @@ class CustomAuth:
 
 
 def _is_about_body(error: Exception) -> bool:
-    """Whether an authenticator that reads the body itself was stopped because of the body."""
+    """Whether an error of the authenticator comes from reading the body: it was too large, invalid or not sent."""
     if isinstance(error, BadStatus):
         return error.status_code == 413
     return isinstance(error, RequestError | ClientDisconnect)
@@ -291,21 +292,21 @@ def _denied(error: HTTPException) -> Denied:
     return Denied(error.status_code, str(error.detail), dict(error.headers or {}))
 
 
-def _asked_of(config: ProjectConfig, handler: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters to give the authenticator. Raises ConfigError for one that it needs and nobody can give."""
-    asked = []
+def _parameters_of(config: ProjectConfig, handler: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters to pass to the authenticator. Raises ConfigError for a required parameter that is unknown."""
+    names = []
     for name, parameter in inspect.signature(handler).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if name in PARAMETERS and parameter.kind is not parameter.POSITIONAL_ONLY:
-            asked.append(name)
+            names.append(name)
         elif parameter.default is parameter.empty:
             known = ", ".join(sorted(PARAMETERS))
             raise config.error("auth.path", f"authenticate takes a parameter '{name}'; it can have any of: {known}")
-    return tuple(asked)
+    return tuple(names)
 
 
-async def _gift(connection: HTTPConnection, name: str) -> Any:
+async def _argument(connection: HTTPConnection, name: str) -> Any:
     match name:
         case "request":
             return connection
@@ -333,8 +334,8 @@ async def _gift(connection: HTTPConnection, name: str) -> Any:
 
 
 async def _body(connection: HTTPConnection) -> Any:
-    """The request's body as JSON; None where there is none, or it is something else. Raises InvalidRequest for JSON
-    beyond the bounds."""
+    """The JSON of the request body; None if it is empty or not JSON. Raises InvalidRequest for JSON beyond the
+    limits."""
     if not isinstance(connection, Request):
         return None
     body = await connection.body()

@@ -1,4 +1,4 @@
-"""Servers without a login: which of them may not be reached from other machines."""
+"""Refuses to start a server without authentication that other machines can reach."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.settings.hosts import listens_beyond_loopback
 
 
 def needs_login(settings: Settings) -> bool:
-    """Whether the server may not be open: other machines reach it, and ALLOW_KEYLESS is not set."""
+    """Whether the server must require authentication: other machines reach it, and ALLOW_KEYLESS is not set."""
     return not settings.allow_keyless and listens_beyond_loopback(settings.host)
 
 

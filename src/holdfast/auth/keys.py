@@ -1,4 +1,4 @@
-"""API keys: authentication and authorisation for servers without a custom one, once there is a key."""
+"""Authentication and authorisation by API keys, for servers without custom auth that have keys."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ from langgraph_sdk.auth.types import StudioUser
 from starlette.requests import HTTPConnection
 
 from holdfast.auth.custom import ANYONE, FLEET, Caller, Credential, Resource
-from holdfast.auth.known_keys import Roster
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.auth.open_connections import OpenConnections
 from holdfast.auth.users import User
 from holdfast.db.visibility import EVERYTHING, Visibility
 from holdfast.errors import Denied
 from holdfast.resources.api_keys import KEY_PREFIX, Scope
 
-# What only looks. All that is not known to only look, changes.
-READING = frozenset({"read", "search", "get", "list_namespaces"})
+# Actions that need only the scope `read`. All others may change something and need `write`.
+READ_ACTIONS = frozenset({"read", "search", "get", "list_namespaces"})
 CHALLENGE = {"www-authenticate": "Bearer"}
-# Where a request may show a key.
-SHOWING = frozenset({b"authorization", b"x-api-key"})
+# Headers that may hold a key.
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 
 class KeyAuth:
-    """Lets everybody in while there are no keys, and from then on whoever has one."""
+    """Accepts every request while there are no keys. Once there are keys, accepts only requests with a key."""
 
     openapi: Mapping[str, Any] = {}
     reads_body = False
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, known_keys: KnownKeys) -> None:
+        self._known_keys = known_keys
         self.connections = OpenConnections(self._accepts)
-        roster.on_read = self.connections.review
+        known_keys.on_read = self.connections.review
 
     def accepts(self, caller: Caller) -> bool:
-        """Whether a caller who was let in would be let in now, with the same tenant and scopes, as far as the keys that
-        were read last tell."""
+        """Whether a caller who was accepted before would be accepted now with the same tenant and scopes, by the keys
+        as last read."""
         return self._accepts(caller.credential)
 
     def require_accepted(self, caller: Caller) -> None:
-        """Raise the same Denied as `authenticate` when a caller who was let in would not be let in now."""
+        """Raise the same Denied as `authenticate` if a caller who was accepted before would be refused now."""
         if not self.accepts(caller):
             raise _no_key() if caller.credential is None else _unknown_key()
 
     def _accepts(self, credential: Credential | None) -> bool:
-        return not self._roster.guarded if credential is None else self._roster.holds(credential)
+        return not self._known_keys.guarded if credential is None else self._known_keys.holds(credential)
 
     @property
     def guarded(self) -> bool:
-        return self._roster.guarded
+        return self._known_keys.guarded
 
-    def _asks(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether it takes a look to know who sends a request: anyone does that shows nothing while there are no
-        keys."""
-        return self._roster.guarded or not SHOWING.isdisjoint([name for name, _ in headers])
+    def _needs_check(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request has to be checked. False if there are no keys and the request has no header for one."""
+        return self._known_keys.guarded or not KEY_HEADERS.isdisjoint([name for name, _ in headers])
 
     async def authenticate(self, connection: HTTPConnection) -> Caller:
-        """Who sends a request, by its key. Raises Denied."""
-        if not self._asks(connection.scope["headers"]):
+        """The caller of a request, by its key. Raises Denied."""
+        if not self._needs_check(connection.scope["headers"]):
             return ANYONE
         secret = shown_key(connection)
-        if secret is not None and not self._roster.guarded:
-            # Whoever has a key knows of one that was made since the last look. What they do is their tenant's.
-            await self._roster.read(since=time.monotonic())
-        if not self._roster.guarded:
+        if secret is not None and not self._known_keys.guarded:
+            # The first key was probably created since the last read. Read again, so that what the caller creates
+            # belongs to the tenant of the key.
+            await self._known_keys.read(since=time.monotonic())
+        if not self._known_keys.guarded:
             return ANYONE
         if secret is None:
             raise _no_key()
-        key = await self._roster.find(secret)
+        key = await self._known_keys.find(secret)
         if key is None:
             raise _unknown_key()
         fields = {
@@ -83,13 +83,13 @@ class KeyAuth:
     async def authorize(
         self, user: User | StudioUser, resource: Resource, action: str, value: dict[str, Any]
     ) -> Visibility:
-        needed: Scope = "admin" if resource in FLEET else "read" if action in READING else "write"
+        needed: Scope = "admin" if resource in FLEET else "read" if action in READ_ACTIONS else "write"
         if needed not in user.permissions:
             raise Denied(403, f"The API key lacks the scope '{needed}', which {resource}.{action} needs.")
         return EVERYTHING
 
     def authorize_route(self, user: User | StudioUser, method: str) -> None:
-        """By what a request can cause: every method but the safe ones may change something, and so may a WebSocket."""
+        """Safe methods need the scope `read`. All others, and WebSockets, may change something and need `write`."""
         needed: Scope = "read" if method in ("GET", "HEAD", "OPTIONS") else "write"
         if needed not in user.permissions:
             raise Denied(403, f"The API key lacks the scope '{needed}', which {method} on this route needs.")
@@ -109,7 +109,7 @@ def _unknown_key() -> Denied:
 
 
 def shown_key(connection: HTTPConnection) -> str | None:
-    """The key that a request shows. Clients may send a key of another service as well, under either name."""
+    """The API key in a request's headers. Skips keys of other services, which clients may send in the same headers."""
     kind, _, credentials = connection.headers.get("authorization", "").partition(" ")
     bearer = credentials.strip() if kind.lower() == "bearer" else ""
     for given in (bearer, connection.headers.get("x-api-key", "")):

@@ -1,4 +1,5 @@
-"""Keys and tenants as a web process knows them: read again every few seconds, so that no request waits for them."""
+"""Keeps the API keys and the limits of tenants in memory, so that requests do not wait for the database. Reads them
+again every few seconds."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from holdfast.resources.tenants import Limits, Quota, default_limits, default_qu
 
 log = structlog.get_logger(__name__)
 
-# Seconds in which keys that are not known lead to one look at most: strangers must not cost statements.
-STRANGERS = 1.0
+# Unknown keys cause at most one read in this time, so that requests with invalid keys do not load the database.
+UNKNOWN_KEY_READ_INTERVAL_SECONDS = 1.0
 
 
-class Bucket:
-    """Requests a second: as many as a second brings, saved up for one."""
+class TokenBucket:
+    """A limit of requests per second. Allows bursts of up to one second's requests."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -37,7 +38,7 @@ class Bucket:
         self._at = time.monotonic()
 
     def take(self) -> float:
-        """Take one; returns the seconds until there will be one, 0.0 when there was."""
+        """Take a token. Returns 0.0, or if there is none, the seconds until there is one."""
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self.rate)
         self._at = now
@@ -47,10 +48,11 @@ class Bucket:
         return (1.0 - self._left) / self.rate
 
 
-class Roster(TaskService):
-    """What was read last stands while the database is away. Before anything was read nobody is let in."""
+class KnownKeys(TaskService):
+    """The keys and limits as last read. They stay valid while the database is out of reach. Before the first read every
+    request is refused."""
 
-    name = "roster"
+    name = "known keys"
 
     def __init__(self, database: Database) -> None:
         super().__init__()
@@ -64,13 +66,13 @@ class Roster(TaskService):
         """Whether there are keys, revoked and expired ones included."""
         self._keys: dict[bytes, tuple[Usable, float]] = {}
         self._limits: dict[str, Limits] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._used: set[UUID] = set()
         self._noted: dict[UUID, float] = {}
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
         self.on_read: Callable[[], None] = lambda: None
-        """Called after each read, and after each that failed: a key can expire while the database is away."""
+        """Called after each read, also after one that failed, because a key can expire during an outage."""
 
     async def _run(self) -> None:
         backoff = Backoff("keys.outage", "keys.recovered")
@@ -78,7 +80,7 @@ class Roster(TaskService):
             await asyncio.sleep(self._database.settings.key_refresh)
             try:
                 await self.read()
-                await self._note()
+                await self._record_used()
             except (psycopg.Error, PoolTimeout, OSError) as error:
                 self.on_read()
                 await backoff.failed(error)
@@ -86,7 +88,8 @@ class Roster(TaskService):
             backoff.succeeded()
 
     async def read(self, since: float | None = None) -> None:
-        """Read everything anew. With `since`, not if a read has begun after that moment: many callers share one."""
+        """Read all keys and limits. With `since`, only if no read has begun after that time, so that concurrent callers
+        share one."""
         async with self._reading:
             if since is not None and self._read_at >= since:
                 return
@@ -100,7 +103,7 @@ class Roster(TaskService):
             }
             self._limits = limits
             self.has_keys = has_keys
-            # A server that other machines reach stays closed when its last key is deleted.
+            # A server that other machines reach still refuses requests without a key when its last key was deleted.
             guarded = has_keys or self._needs_login
             if guarded != self.guarded:
                 log.info("keys.required" if guarded else "keys.not_required")
@@ -110,9 +113,10 @@ class Roster(TaskService):
         self.on_read()
 
     async def find(self, secret: str) -> Usable | None:
-        """The key that somebody shows, None for none that opens. One that was made a moment ago is looked for."""
+        """The key for a secret; None if it is unknown or expired. An unknown key may be new, so this reads the keys
+        again."""
         digest = hash_of(secret)
-        recently = time.monotonic() - STRANGERS
+        recently = time.monotonic() - UNKNOWN_KEY_READ_INTERVAL_SECONDS
         if digest not in self._keys and self._read_at < recently:
             await self.read(since=recently)
         key, until = self._keys.get(digest, (None, 0.0))
@@ -123,7 +127,7 @@ class Roster(TaskService):
         return key
 
     def holds(self, credential: Credential) -> bool:
-        """Whether a key still works, for the same tenant and with all the scopes that it had."""
+        """Whether a key is still valid, for the same tenant and with all scopes of the credential."""
         key, until = self._keys.get(credential.hash, (None, 0.0))
         return (
             key is not None
@@ -135,7 +139,7 @@ class Roster(TaskService):
     async def admit(self, tenant_id: str) -> None:
         """Count a request of a tenant. Raises OverLimit."""
         if tenant_id not in self._limits:
-            # Said by the project's own authentication, and new here.
+            # The custom auth of the project has returned a tenant that does not exist yet.
             async with self._database.connection() as connection:
                 await ensure_tenant(connection, tenant_id)
             await self.read()
@@ -144,7 +148,7 @@ class Roster(TaskService):
             return
         bucket = self._buckets.get(tenant_id)
         if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[tenant_id] = Bucket(rate)
+            bucket = self._buckets[tenant_id] = TokenBucket(rate)
         wait = bucket.take()
         if wait > 0:
             raise OverLimit(
@@ -154,11 +158,11 @@ class Roster(TaskService):
             )
 
     def quota(self, tenant_id: str) -> Quota | None:
-        """What to look at when a run of the tenant is created; None when it has no limits."""
+        """The limits that apply when a run of the tenant is created; None if it has none."""
         return self._default_quota if self._limits.get(tenant_id, self._defaults).on_creation else None
 
-    async def _note(self) -> None:
-        """Write down which keys were used, each once a minute at most."""
+    async def _record_used(self) -> None:
+        """Record which keys were used, each at most once a minute."""
         if self._used:
             used, self._used = self._used, set()
             known = {key.key_id for key, _ in self._keys.values()}

@@ -1,4 +1,4 @@
-"""Streams and WebSockets that are open, by the API key that opened them. Each is ended when its key stops working."""
+"""Ends streams and WebSockets when the API key that opened them is no longer valid."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ End = Callable[[], object]
 
 
 class OpenConnections:
-    """All open streams and WebSockets of a process. They are kept by credential, so that a review costs one lookup per
-    key and not one per stream."""
+    """All open streams and WebSockets of a process, by credential, so that a review costs one lookup per key and not
+    one per stream."""
 
     def __init__(self, accepts: Callable[[Credential | None], bool]) -> None:
         self._accepts = accepts
         self._ends: defaultdict[Credential | None, set[End]] = defaultdict(set)
 
     def opened_by(self, credential: Credential | None) -> OpenConnection:
-        """A connection that a caller opens. None is a caller without a key, let in while the server had no keys."""
+        """A connection of a caller. `credential` is None if the caller was accepted without a key."""
         return OpenConnection(self, credential)
 
     def review(self) -> None:
-        """End the connections of keys that are not accepted any more."""
+        """End the connections whose keys are no longer valid."""
         for credential in [one for one in self._ends if not self._accepts(one)]:
             ends = self._ends.pop(credential)
             key = None if credential is None else str(credential.key_id)
@@ -39,7 +39,7 @@ class OpenConnections:
         if self._accepts(credential):
             self._ends[credential].add(end)
         else:
-            # The key stopped working after the request was let in and before its stream began.
+            # The key became invalid after the request was accepted and before its stream began.
             end()
 
     def remove(self, credential: Credential | None, end: End) -> None:
@@ -61,7 +61,7 @@ class OpenConnection:
         self._end: End | None = None
 
     def on_end(self, end: End | None) -> None:
-        """Call `end` when the key stops working. None: the connection is closed."""
+        """Call `end` when the key becomes invalid. None: the connection is closed."""
         if self._end is not None:
             self._connections.remove(self._credential, self._end)
         self._end = end

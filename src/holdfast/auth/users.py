@@ -1,4 +1,4 @@
-"""A user as authentication found them: for handlers, for graph code, and stored with the runs they create."""
+"""The user that authentication has returned: for handlers, for graph code, and stored with the user's runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROPERTIES = ("identity", "display_name", "is_authenticated", "permissions")
 
 
 class User(Mapping[str, Any]):
-    """What `authenticate` returned, whatever its form. Its fields are keys and attributes."""
+    """The result of `authenticate`, in one form. Its fields are keys and attributes."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = dict(fields)
@@ -40,7 +40,7 @@ class User(Mapping[str, Any]):
         return getattr(self, key) if key in PROPERTIES else self._fields[key]
 
     def __getattr__(self, name: str) -> Any:
-        # Also asked for while an instance is being copied, when there are no fields yet.
+        # copy() also reads attributes, before the instance has fields.
         fields = self.__dict__.get("_fields", {})
         if name in fields:
             return fields[name]
@@ -53,17 +53,18 @@ class User(Mapping[str, Any]):
         return len(set(PROPERTIES) | set(self._fields))
 
     def public_fields(self) -> dict[str, Any]:
-        """What clients may read when graph code shows its user in an event. The project's own fields are private."""
+        """The fields that clients may see when graph code writes its user to an event. The project's own fields are
+        private."""
         return {name: self[name] for name in PROPERTIES}
 
     def stored(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The user as JSON, as it is stored with runs."""
         shown: dict[str, Any] = orjson.loads(to_json(dict(self)))
         return shown
 
 
 def as_user(answer: object) -> User:
-    """The user that an authenticator's answer stands for. Raises ValueError when it names nobody."""
+    """The user in an authenticator's result. Raises ValueError if it has no identity."""
     if isinstance(answer, StudioUser):
         fields: dict[str, Any] = {name: getattr(answer, name) for name in PROPERTIES} | {"kind": "StudioUser"}
     elif isinstance(answer, str):
@@ -79,14 +80,13 @@ def as_user(answer: object) -> User:
 
 
 def tenant_of(user: User) -> str | None:
-    """The tenant that a user belongs to, as `tenant_id` says; None without it. Raises ValueError for what cannot be
-    one."""
+    """The `tenant_id` of a user, or None. Raises ValueError if it is not a valid name."""
     tenant_id = user.get("tenant_id")
     return None if tenant_id is None else checked_name(tenant_id)
 
 
 def configurable_of(user: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What graph code finds about the user in `config["configurable"]`."""
+    """The keys about the user in `config["configurable"]` of graph code."""
     if user is None:
         return {}
     known = user if isinstance(user, User) else User(user)

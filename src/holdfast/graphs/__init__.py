@@ -1,1 +1,1 @@
-"""The project's langgraph.json and its graphs: reading, loading, opening."""
+"""Reads the project's langgraph.json, loads its graphs and opens them."""

@@ -1,4 +1,4 @@
-"""The assistant that every graph has by itself, with an id that is the same on every server."""
+"""The default assistant of each graph, with an id that is the same on every server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 
 @cache
 def assistant_id(graph_id: str) -> UUID:
-    """Clients may have it hard-coded, so it never changes."""
+    """The id of a graph's default assistant. It must never change, because clients may have it hard-coded."""
     return uuid5(_NAMESPACE, graph_id)
 
 
 def assistant_named(graph_ids: Iterable[str], named: str) -> UUID:
-    """The id of the assistant that a request names by its UUID, or by a graph of the project: the graph's own. Raises
-    InvalidRequest for anything else. Whether there is such an assistant is for the caller to find out."""
+    """The id of the assistant that a request names by its UUID or by a graph of the project. Raises InvalidRequest for
+    anything else. Does not check whether the assistant exists."""
     if named in graph_ids:
         return assistant_id(named)
     try:
@@ -29,7 +29,7 @@ def assistant_named(graph_ids: Iterable[str], named: str) -> UUID:
 
 
 def resolve_assistant(graph_ids: Iterable[str], assistant: str) -> str | None:
-    """The graph that a graph id, or the id of its assistant, names; None when there is none."""
+    """The graph with this id or with this default assistant; None if there is none."""
     known = list(graph_ids)
     if assistant in known:
         return assistant

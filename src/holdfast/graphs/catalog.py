@@ -1,4 +1,4 @@
-"""The graphs this process can run, by id: loaded and checked at start, opened for every use."""
+"""The graphs that this process can run, by id. They are loaded and checked at the start, and opened for each use."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from holdfast.graphs.assistants import assistant_id, resolve_assistant
 from holdfast.graphs.checkpoint_types import allowed_types
 from holdfast.graphs.config import GraphTarget, ProjectConfig, text_problem
 from holdfast.graphs.exits import GraphCode, enter_graph_code, leave_graph_code
-from holdfast.graphs.factories import Factory, entered, inspect_factory
-from holdfast.graphs.loading import Loaded, load_targets, prepare_environment, summary_of
+from holdfast.graphs.factories import Factory, inspect_factory, resolved
+from holdfast.graphs.loading import LoadedTarget, load_targets, prepare_environment, summary_of
 from holdfast.telemetry.exceptions import GRAPH_CODE_EXCEPTIONS, describe, type_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -41,50 +41,50 @@ _EXPECTED = "expected a compiled graph, a StateGraph, or a function that returns
 
 
 class GraphCatalog:
-    """Every graph of one project. Safe to share between tasks; the graphs stay what they are after `load`."""
+    """All graphs of one project. Safe to share between tasks: `open` copies a graph and never changes the original."""
 
-    def __init__(self, config: ProjectConfig, loaded: Mapping[str, Loaded]) -> None:
+    def __init__(self, config: ProjectConfig, loaded: Mapping[str, LoadedTarget]) -> None:
         """Raises ConfigError when one of `loaded` is not a graph, or does not compile."""
         self._config = config
         self._loaded = dict(loaded)
         self._sources = {graph_id: _source(config, one) for graph_id, one in loaded.items()}
         self._transformers = {graph_id: _transformers(config, one) for graph_id, one in loaded.items()}
         self.checkpoint_types = allowed_types(config)
-        """What checkpoints may bring back, besides what LangGraph allows and the graphs' schemas name."""
+        """The types that may be loaded from checkpoints besides those of LangGraph and of the graphs' schemas."""
         self._replaced: set[tuple[str, str]] = set()
-        self._lent: BaseStore | None = None
+        self._default_store: BaseStore | None = None
         self._fallback_store: InMemoryStore | None = None
         self._user: BaseUser | None = None
-        self._about_user: Mapping[str, Any] = {}
+        self._user_configurable: Mapping[str, Any] = {}
 
     @classmethod
     def load(cls, config: ProjectConfig) -> GraphCatalog:
-        """Import and check every graph, so that a broken one fails here and not in a run.
+        """Import and check every graph, so that a broken graph fails at the start and not in a run.
 
-        Factories are not called, only their parameters are checked.
+        Factories are not called. Only their parameters are checked.
         """
         prepare_environment(config)
         return cls(config, load_targets(config))
 
     @property
     def project(self) -> ProjectConfig:
-        """The langgraph.json that the graphs came from."""
+        """The langgraph.json that defines the graphs."""
         return self._config
 
-    def lend(self, store: BaseStore) -> None:
-        """Give graphs this store from now on, unless `open` is told another."""
-        self._lent = store
+    def set_default_store(self, store: BaseStore) -> None:
+        """Open graphs with this store, unless `open` is given another."""
+        self._default_store = store
 
     def acting_for(self, user: BaseUser | None, configurable: Mapping[str, Any]) -> GraphCatalog:
-        """The same graphs, opened for a user: factories find the user in their runtime, and `configurable` in their
-        config."""
+        """A view of the catalog that opens graphs for a user: factories get the user in their runtime, and
+        `configurable` in their config."""
         view = copy.copy(self)
-        view._user, view._about_user = user, configurable
+        view._user, view._user_configurable = user, configurable
         return view
 
     @property
     def graph_ids(self) -> tuple[str, ...]:
-        """In the order of langgraph.json."""
+        """The ids in the order of langgraph.json."""
         return tuple(self._sources)
 
     @property
@@ -92,21 +92,21 @@ class GraphCatalog:
         return MappingProxyType(self._config.graphs)
 
     def name(self, graph_id: str) -> str:
-        """What a graph calls itself. Its id when it was given no name, or is built anew for each use."""
+        """The name that a graph was compiled with. Its id if it has no name, or comes from a factory."""
         source = self._sources[graph_id]
         return source.name if isinstance(source, Pregel) and source.name != Pregel.name else graph_id
 
     @staticmethod
     def assistant_id(graph_id: str) -> UUID:
-        """The id of a graph's own assistant: the same on every server."""
+        """The id of a graph's default assistant."""
         return assistant_id(graph_id)
 
     def resolve(self, assistant: str) -> str | None:
-        """The graph that a graph id, or the UUID of its own assistant, names; None when there is none."""
+        """The graph with this id or with this default assistant; None if there is none."""
         return resolve_assistant(self._sources, assistant)
 
     def is_factory(self, graph_id: str) -> bool:
-        """Whether a graph is built for each use, from the config that it is opened with."""
+        """Whether a factory builds the graph for each use, from the config that it is opened with."""
         return isinstance(self._sources.get(graph_id), Factory)
 
     def open(
@@ -120,19 +120,19 @@ class GraphCatalog:
         user: BaseUser | None = None,
         context: object = None,
     ) -> AbstractAsyncContextManager[Graph]:
-        """A compiled graph, ready to stream, that belongs to the caller for the length of the block.
+        """A context manager with a compiled graph that the caller may use within the block.
 
-        `checkpointer` takes the place of any that the graph was compiled with, even when it is None; `store`
-        does so when given, or lent before. A factory is called each time, and its context manager left with the
-        block; it cannot swallow what the block raises.
+        `checkpointer` replaces the one that the graph was compiled with, even if it is None. `store`, or else the
+        default store, replaces the graph's store if there is one. A factory is called each time. Its context manager
+        ends with the block and cannot suppress exceptions of the block.
 
-        Raises NotFound for an unknown graph; on entering, ConfigError when a factory returns something else
-        than a graph, and whatever a factory raises.
+        Raises NotFound for an unknown graph. Entering raises ConfigError if a factory returns no graph, and all that
+        the factory itself raises.
         """
         source = self._sources.get(graph_id)
         if source is None:
             raise NotFound("Graph", f"'{graph_id}'", hint=f"Expected one of: {list(self._sources)}")
-        store = self._lent if store is None else store
+        store = self._default_store if store is None else store
         user = self._user if user is None else user
         if isinstance(source, Factory):
             return self._built(graph_id, source, config, access_context, checkpointer, store, user, context)
@@ -152,17 +152,17 @@ class GraphCatalog:
     ) -> AsyncIterator[Graph]:
         runtime = None
         if factory.wants_runtime:
-            lent = self._store() if store is None else store
-            runtime = factory.runtime(access_context=access_context, user=user, store=lent, context=context)
-        if self._about_user:
-            about = {**(config.get("configurable") or {}), **self._about_user}
+            runtime_store = self._store() if store is None else store
+            runtime = factory.runtime(access_context=access_context, user=user, store=runtime_store, context=context)
+        if self._user_configurable:
+            about = {**(config.get("configurable") or {}), **self._user_configurable}
             config = {**config, "configurable": about}
-        async with entered(factory.call(config, runtime)) as answer:
-            graph = answer.compile() if isinstance(answer, StateGraph) else answer
+        async with resolved(factory.call(config, runtime)) as result:
+            graph = result.compile() if isinstance(result, StateGraph) else result
             if not isinstance(graph, Pregel):
                 target = self._loaded[graph_id].target
                 raise self._config.error(
-                    target.key, f"the factory {target.spec} returned {_described(answer)}; {_EXPECTED}"
+                    target.key, f"the factory {target.spec} returned {_described(result)}; {_EXPECTED}"
                 )
             yield self._bound(graph_id, graph, checkpointer, store)
 
@@ -173,12 +173,12 @@ class GraphCatalog:
         checkpointer: BaseCheckpointSaver[Any] | None,
         store: BaseStore | None,
     ) -> Graph:
-        # A factory may hand out one graph to everybody, so the original is never changed. Not Pregel.copy():
-        # that validates the graph again (12 to 60 µs instead of 2) and forgets what compile() set afterwards,
-        # the serializer's allow-list and the mappers of `version="v2"` streams.
-        # Subgraphs are shared: they take the checkpointer and store from the run's config, not from here.
+        # A copy, because a factory may return the same graph each time. Not Pregel.copy(): that validates the graph
+        # again (12 to 60 µs instead of 2) and loses what compile() set afterwards, the serializer's allow-list and the
+        # mappers of `version="v2"` streams. Subgraphs are shared: they take checkpointer and store from the run's
+        # config, not from this copy.
         bound = copy.copy(graph)
-        # `True` means "the parent's" and is what compile() offers for subgraphs; there is nothing to replace.
+        # `True` means the parent's checkpointer, an option of compile() for subgraphs. There is nothing to replace.
         own = graph.checkpointer
         if own is not None and own is not True and self._first_time("checkpointer", graph_id):
             named = "off" if own is False else type(own).__name__
@@ -207,13 +207,13 @@ class GraphCatalog:
 async def built_for_client(
     opening: AbstractAsyncContextManager[Graph], graph_id: str, purpose: str
 ) -> AsyncIterator[Graph]:
-    """Enter what `open` returned, for a request that looks at the graph.
+    """Enter the context manager of `open` for a request that reads the graph.
 
-    Raises InvalidRequest when a factory fails: that is an answer to the client and no failure of the server, for asking
-    again does not help. An outage of the database, which the factory may use, is raised as it is. What a factory does
-    at the end changes neither the answer nor the error of the request. `sys.exit()` in a task of the graph fails the
-    request, and does not end the process. A factory that raises CancelledError fails like any other; only the
-    cancellation of the request itself is raised as it is.
+    Raises InvalidRequest if a factory fails, because a repeated request would fail, too. Raises an outage of the
+    database, which the factory may use, unchanged. An error at the end of the factory changes neither the response nor
+    the error of the request; it is logged. `sys.exit()` in a task of the graph fails the request and does not end the
+    process. A CancelledError that the factory raises counts as a failure; only the cancellation of the request itself
+    is raised unchanged.
     """
     entered = enter_graph_code()
     try:
@@ -246,7 +246,7 @@ async def _leave(opening: AbstractAsyncContextManager[Graph], raised: BaseExcept
 
 
 class _Opened(AbstractAsyncContextManager[Graph]):
-    """Nothing to clean up, and no generator to pay for."""
+    """The context manager of a graph that needs no clean-up. Cheaper than a generator."""
 
     __slots__ = ("_graph",)
 
@@ -260,10 +260,10 @@ class _Opened(AbstractAsyncContextManager[Graph]):
         return None
 
 
-def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
+def _source(config: ProjectConfig, loaded: LoadedTarget) -> Graph | Factory:
     target, value = loaded.target, loaded.value
     if isinstance(value, Pregel):
-        # It becomes the name of the graph's assistant.
+        # The graph's name becomes the name of its assistant, which is stored.
         problem = text_problem(value.name) if isinstance(value.name, str) else "must be a string"
         if problem:
             raise config.error(target.key, f"{target.spec}: the name that the graph was compiled with {problem}")
@@ -278,7 +278,7 @@ def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
         raise config.error(
             target.key, f"{target.spec} is a context manager, good for one use; name the function that makes it"
         )
-    # Classes can be called too, but what comes out of State() is no graph.
+    # Classes are callable, too, but State() returns no graph.
     is_plain_class = inspect.isclass(value) and not issubclass(value, managers)
     if not callable(value) or isinstance(value, Runnable) or is_plain_class:
         raise config.error(target.key, f"{target.spec} is {_described(value)}; {_EXPECTED}")
@@ -288,9 +288,9 @@ def _source(config: ProjectConfig, loaded: Loaded) -> Graph | Factory:
         raise config.error(target.key, f"the factory {target.spec} cannot be used: {error}") from error
 
 
-def _transformers(config: ProjectConfig, loaded: Loaded) -> tuple[Callable[..., Any], ...]:
-    """What the function `stream_transformers` of a graph's module returns, if it has one: a list of factories, each of
-    which makes a transformer for the run it is called for."""
+def _transformers(config: ProjectConfig, loaded: LoadedTarget) -> tuple[Callable[..., Any], ...]:
+    """The stream transformers of a graph's module: what its `stream_transformers()` returns, a list of factories. Each
+    factory makes a transformer for one run."""
     given = vars(loaded.module).get("stream_transformers")
     if given is None:
         return ()

@@ -1,14 +1,14 @@
-"""Which types a checkpoint may bring back.
+"""Which types may be loaded from a checkpoint.
 
-A checkpoint names the type of every value that is not plain data, and LangGraph's serializer would import and call
-whatever a row names. Holdfast uses it in its strict mode: a type that is not allowed comes back as the plain data it
-was made of, and nothing is imported for it. Allowed are
+A checkpoint stores the type of every value that is not plain data, and LangGraph's serializer would import and call any
+type that a row names. Holdfast uses its strict mode: a value of a type that is not allowed is loaded as plain data, and
+nothing is imported for it. Allowed are
 
-- what LangGraph itself knows to be harmless: messages, documents, dates and the like;
-- what the schemas of a graph name: LangGraph collects these when the graph is compiled;
-- the project's own data types, because values of them also stand where no schema names them: results of tasks,
+- the types that LangGraph considers harmless: messages, documents, dates and the like;
+- the types in the schemas of a graph, which LangGraph collects when it compiles the graph;
+- the project's own data types, because values of them are also stored where no schema names them: results of tasks,
   subclasses, fields of type `Any`;
-- what `checkpointer.serde.allowed_msgpack_modules` of langgraph.json names.
+- the types in `checkpointer.serde.allowed_msgpack_modules` of langgraph.json.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from holdfast.graphs.loading import installed_directories
 
 
 def allowed_types(config: ProjectConfig) -> frozenset[TypeName]:
-    """The types of the project, and those that langgraph.json names. The graphs have been imported before."""
+    """The types of the project, and those that langgraph.json names. Call it after the graphs were imported."""
     directories = _prefixes(import_directories(config))
     installed = _prefixes(installed_directories())
     own = {
         (name, attribute)
-        # Copied by one call: while a list of pairs is built, a finalizer may import something.
+        # copy() copies in one step. While a list of pairs is built, a finalizer may import a module.
         for name, module in sys.modules.copy().items()
         if (file := _file(module)).startswith(directories) and not file.startswith(installed)
         for attribute, value in vars(module).copy().items()
@@ -45,8 +45,8 @@ def allowed_types(config: ProjectConfig) -> frozenset[TypeName]:
 
 
 def is_data_type(value: object) -> bool:
-    """Whether a value is a class of data, as the serializer writes them: a pydantic model, a dataclass, an enum or a
-    named tuple. Not settings: to make one is to read the process's secrets into the state."""
+    """Whether a value is a class that the serializer stores: a pydantic model, a dataclass, an enum or a named tuple.
+    Not pydantic settings, because creating an instance would read the secrets of the process into the state."""
     if not isinstance(value, type) or hasattr(value, "settings_customise_sources"):
         return False
     named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
@@ -58,6 +58,6 @@ def _prefixes(directories: list[Path]) -> tuple[str, ...]:
 
 
 def _file(module: ModuleType) -> str:
-    """Without asking the module for attributes: some import others when they are asked."""
+    """The file of a module. Reads `vars()`, because getattr() on some modules imports others."""
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
     return file if isinstance(file, str) else ""

@@ -1,4 +1,4 @@
-"""The section `checkpointer` of langgraph.json: how long threads are kept, and which types checkpoints bring back."""
+"""The section `checkpointer` of langgraph.json: how long threads are kept, and which types checkpoints may contain."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.store import MAX_TTL_MINUTES
 
 ThreadTtl = tuple[float, Literal["delete", "keep_latest"]]
-"""Minutes without activity, and what happens then."""
+"""Minutes without activity, and what the sweep does then."""
 TypeName = tuple[str, str]
 """The module and the name of a type."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointerSection:
-    """`checkpointer`, its shape checked."""
+    """The validated section `checkpointer`."""
 
     thread_ttl: ThreadTtl | None = None
-    """Of new threads that are not given one of their own."""
+    """The time to live of new threads that are created without one."""
     sweep_interval: float = 60.0
-    """Seconds between two looks for expired threads."""
+    """Seconds between two searches for expired threads."""
     sweep_limit: int | None = None
-    """Threads that one look deletes or prunes at most; None leaves it to the sweeper."""
+    """How many threads one search deletes or prunes at most; None leaves it to the sweeper."""
     allowed_types: frozenset[TypeName] = frozenset()
-    """Types that checkpoints may bring back besides the project's own."""
+    """Types that may be loaded from checkpoints besides the project's own."""
 
 
 def checkpointer_section(project: ProjectConfig) -> CheckpointerSection:
-    """Raises ConfigError naming the key and what is wrong with it."""
+    """Validate the section. Raises ConfigError with the key and the reason."""
     section = project.raw.get("checkpointer")
     if section is None:
         return CheckpointerSection()

@@ -1,4 +1,4 @@
-"""Reading langgraph.json into one frozen object. Nothing here imports user code."""
+"""Reads langgraph.json into one frozen object. Imports no user code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 DEFAULT_PATH = Path("langgraph.json")
 
 GRAPHS_VARIABLE = "LANGSERVE_GRAPHS"
-# Each holds a section as JSON, which takes the place of the one in the file.
+# Each variable holds a section as JSON, which replaces the section of the file.
 SECTION_VARIABLES = {
     "auth": "LANGGRAPH_AUTH",
     "checkpointer": "LANGGRAPH_CHECKPOINTER",
@@ -54,7 +54,7 @@ KNOWN_KEYS = frozenset(
     }
 )
 
-# What the objects inside of sections may hold. A key that is missing here would be ignored in silence.
+# The keys of the objects within sections. Other keys lead to a warning.
 KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
     "checkpointer": frozenset({"backend", "path", "serde", "ttl"}),
     "checkpointer.serde": frozenset({"allowed_json_modules", "allowed_msgpack_modules", "pickle_fallback"}),
@@ -102,7 +102,7 @@ KNOWN_INSIDE: Mapping[str, frozenset[str]] = {
     ),
 }
 
-# Understood elsewhere, without effect here. Whoever relies on one should hear of it.
+# Keys that LangGraph's own server knows and that have no effect here. A warning says so.
 WITHOUT_EFFECT = {
     "checkpointer.serde.allowed_json_modules": "types are allowed by checkpointer.serde.allowed_msgpack_modules",
     "checkpointer.serde.pickle_fallback": "checkpoints are not pickled",
@@ -112,11 +112,11 @@ WITHOUT_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class GraphTarget:
-    """Where one graph lives: exactly one of `file` and `module` is set."""
+    """Where the code of one graph is. Exactly one of `file` and `module` is set."""
 
     graph_id: str
     spec: str
-    """The target as it was written, for messages."""
+    """The target as written in langgraph.json, for messages."""
     file: Path | None
     module: str | None
     attribute: str
@@ -124,17 +124,17 @@ class GraphTarget:
 
     @property
     def key(self) -> str:
-        """The place in langgraph.json, as messages name it."""
+        """The key in langgraph.json, for messages."""
         return f"graphs.{self.graph_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectConfig:
-    """A langgraph.json whose shape is known to be right; what it names has not been looked at yet."""
+    """The content of a langgraph.json with a valid shape. The files and modules that it names are not read yet."""
 
     path: Path
     directory: Path
-    """Absolute. Every relative path of the file starts here."""
+    """The absolute path of the directory that relative paths in the file refer to."""
     graphs: dict[str, GraphTarget]
     dependencies: tuple[str, ...]
     env: dict[str, str]
@@ -142,22 +142,22 @@ class ProjectConfig:
     """The whole document, for the sections that other modules read."""
     warnings: tuple[str, ...]
     source: str
-    """What messages call the file: its path as given, or LANGSERVE_GRAPHS."""
+    """The name of the file in messages: its path as given, or LANGSERVE_GRAPHS."""
     overridden: Mapping[str, str] = field(default_factory=dict)
-    """The sections that come from the environment, and the variable of each."""
+    """The sections that come from environment variables, with the variable of each."""
 
     def error(self, key: str, cause: str) -> ConfigError:
         return _error(self.overridden.get(key.partition(".")[0], self.source), key, cause)
 
 
 def load_config(path: Path = DEFAULT_PATH, environ: Mapping[str, str] | None = None) -> ProjectConfig:
-    """Read and check the shape of `path`.
+    """Read `path` and validate its shape.
 
-    When `path` is the default langgraph.json and does not exist, the graphs come from LANGSERVE_GRAPHS in
-    `environ` and their paths are relative to the current directory. A file named explicitly must exist. The variables
-    of SECTION_VARIABLES come before the sections of the file, each as a whole.
+    If `path` is the default langgraph.json and does not exist, the graphs come from LANGSERVE_GRAPHS in `environ`, with
+    paths relative to the current directory. Any other file must exist. Each variable of SECTION_VARIABLES replaces a
+    whole section of the file.
 
-    Raises ConfigError naming the file or variable, the key and the cause.
+    Raises ConfigError with the file or variable, the key and the cause.
     """
     source = str(path)
     if path == DEFAULT_PATH and not path.exists() and (environ or {}).get(GRAPHS_VARIABLE):
@@ -204,7 +204,7 @@ def missing_file(path: Path) -> ConfigError:
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or nothing when no candidate is near."""
+    """`; did you mean 'x'?`, or an empty string if no candidate is similar."""
     near = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(candidate) for candidate in near)}?" if near else ""
 
@@ -214,7 +214,7 @@ def _error(source: str, key: str, cause: str) -> ConfigError:
 
 
 def _kind(value: object) -> str:
-    """What a JSON value is called in JSON."""
+    """The JSON type of a value, for messages."""
     match value:
         case None:
             return "null"
@@ -277,7 +277,7 @@ def _at(document: Mapping[str, Any], place: str) -> Any:
 
 
 def _refuse_encryption(source: str, section: object) -> None:
-    """What somebody believes to be encrypted must not be stored as it is."""
+    """Refuse a project that asks for encryption: its data must not be stored unencrypted without notice."""
     if section:
         raise _error(source, "encryption", "not supported: state is stored as it is, so remove the section to go on")
 
@@ -328,7 +328,7 @@ def _graph(source: str, graph_id: str, value: object, directory: Path, warnings:
 
 
 def text_problem(text: str) -> str | None:
-    """Why Postgres cannot store a text, if it cannot."""
+    """Why Postgres cannot store a text; None if it can."""
     if "\0" in text:
         return "must not contain NUL characters, which cannot be stored"
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -369,7 +369,7 @@ def _env(source: str, value: object, directory: Path) -> dict[str, str]:
             parsed = dotenv_values(file, encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise _error(source, "env", f"the file {value!r} is not UTF-8 text") from None
-        # A bare `NAME` line says that the variable exists elsewhere; there is nothing to set.
+        # A line with only a `NAME` sets nothing: the variable is expected in the environment.
         return {name: text for name, text in parsed.items() if text is not None}
     if not isinstance(value, dict):
         raise _error(source, "env", f"must be the path of a file or an object of strings, not {_kind(value)}")

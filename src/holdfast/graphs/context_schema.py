@@ -1,4 +1,4 @@
-"""The context that a graph is given, and its schema."""
+"""Builds the context of a run from its config and the context schema of its graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.graphs.client_config import client_options
 def graph_context(
     schema: type[Any] | None, kwargs: Mapping[str, Any], configurable: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The context of a run whose config has this `configurable`; None when there is nothing to give.
+    """The context of a run whose config has this `configurable`; None if it has no options.
 
-    `context` and `config.configurable` are two names of the same options, so either fills the other. `configurable` is
-    complete: it has the options that the run was given under both names, and over them what the server knows, such as
-    the `user_id` of an authenticated user. A graph with a schema gets the values that the schema has a field for, and
+    `context` and `config.configurable` are two names of the same options, so each fills the other. `configurable` is
+    complete: it has the options of the run from both, and over them the values that the server sets, such as the
+    `user_id` of an authenticated user. A graph with a schema gets the values for which the schema has a field. It
     always gets a context, so that the schema's defaults apply.
     """
     if schema is not None and (names := _field_names(schema)) is not None:
@@ -30,15 +30,15 @@ def graph_context(
 
 
 def known_values(schema: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the schema has a field for."""
+    """The options for which the schema has a field."""
     names = _field_names(schema)
     return {name: value for name, value in options.items() if names is None or name in names}
 
 
 def _field_names(schema: type[Any]) -> list[str] | None:
-    """The names of the values that a context of this schema can have; None if it can have any, as a dict can."""
+    """The names of the values in a context of this schema; None if any name is allowed, as in a dict."""
     is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
-    place = "model_fields" if is_model else "__pydantic_fields__"  # The latter is that of a dataclass of pydantic's.
+    place = "model_fields" if is_model else "__pydantic_fields__"  # Of a pydantic dataclass.
     fields: Mapping[str, FieldInfo] | None = getattr(schema, place, None)
     if fields is not None:
         return [name for key, field in fields.items() if field.init is not False for name in (key, *_aliases(field))]
@@ -48,7 +48,7 @@ def _field_names(schema: type[Any]) -> list[str] | None:
 
 
 def _aliases(field: FieldInfo) -> list[str]:
-    """The other names by which pydantic takes the value of a field. Of a path into a value it is the first part."""
+    """The aliases under which pydantic reads the value of a field. For an AliasPath this is its first part."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     first = [choice.path[0] if isinstance(choice, AliasPath) else choice for choice in choices]

@@ -1,4 +1,4 @@
-"""The `dependencies` of langgraph.json: directories that go on sys.path, packages that must be installed."""
+"""The `dependencies` of langgraph.json: directories for sys.path, and packages that must be installed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def is_local(dependency: str) -> bool:
 
 
 def import_directories(config: ProjectConfig) -> list[Path]:
-    """The directories user code is imported from, in order: the project, then each local dependency.
+    """The directories from which user code is imported, in order: the project, then each local dependency.
 
-    Raises ConfigError for a dependency that is not there. Nothing is installed: a package that is missing, or
-    has the wrong version, is an error too.
+    Raises ConfigError if a directory does not exist, or if a package is not installed in a version that is allowed.
+    Installs nothing.
     """
     directories = [config.directory.resolve()]
     for index, dependency in enumerate(config.dependencies):
@@ -36,7 +36,7 @@ def _local(config: ProjectConfig, key: str, dependency: str) -> list[Path]:
         raise config.error(key, f"the directory {dependency!r} does not exist in {config.directory}")
     directory = directory.resolve()
     found = [directory]
-    # A project in the src layout is importable only once installed, unless src itself is searched.
+    # A project in the src layout that is not installed can be imported only from its directory src.
     src = directory / "src"
     if src.is_dir() and not (src / "__init__.py").exists():
         found.append(src)

@@ -1,8 +1,8 @@
-"""Keep `sys.exit()` in graph code from ending the process.
+"""Keeps `sys.exit()` in graph code from ending the process.
 
-asyncio raises SystemExit and KeyboardInterrupt of any task out of the event loop. A node that calls `sys.exit()`, as
-argparse and click do for their callers, would end the process and with it the runs and requests of others. In the tasks
-that graph code starts they become an ordinary exception, and the run or the request fails with it.
+If a task raises SystemExit or KeyboardInterrupt, asyncio raises it out of the event loop. A node that calls
+`sys.exit()`, as argparse and click do, would end the process with all its other runs and requests. In tasks that graph
+code has started, these exceptions become an ordinary exception, which fails only the run or the request.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _graph_code: ContextVar[bool] = ContextVar("graph_code", default=False)
 
 
 def enter_graph_code() -> Token[bool]:
-    """From here on, this task and all that it starts may execute code of a graph. `leave_graph_code` ends it."""
+    """Mark this task, and all tasks that it starts, as executing graph code, until `leave_graph_code`."""
     return _graph_code.set(True)
 
 
 def leave_graph_code(entered: Token[bool]) -> None:
-    """In the same task."""
+    """End the mark. Must be called in the same task."""
     _graph_code.reset(entered)
 
 
 class GraphExited(Exception):
-    """The code of a graph called `sys.exit()`, or raised something else that is no ordinary exception."""
+    """Graph code called `sys.exit()`, or raised another exception that is not an Exception."""
 
 
 class GraphCode:
-    """For calls of the graph's code in our own task. What it raises and is no ordinary exception becomes GraphExited:
-    also a CancelledError of its own, unless this task is being cancelled."""
+    """A block that calls graph code in a task of Holdfast. An exception that is not an Exception becomes GraphExited:
+    also a CancelledError, unless this task itself is being cancelled."""
 
     def __enter__(self) -> None:
         return None
@@ -49,12 +49,12 @@ class GraphCode:
 
 
 def contain_exits(loop: asyncio.AbstractEventLoop) -> None:
-    """From here on, for all tasks of the loop that are started by graph code."""
+    """Contain exits in all tasks of the loop that graph code starts from now on."""
     loop.set_task_factory(_make_task)
 
 
 def contained(error: BaseException) -> BaseException:
-    """What a run fails with: the error itself, unless it would end the process."""
+    """The error with which a run fails: the error itself, or GraphExited in place of one that would end the process."""
     if not isinstance(error, SystemExit | KeyboardInterrupt):
         return error
     exited = exit_of(error)
@@ -63,7 +63,7 @@ def contained(error: BaseException) -> BaseException:
 
 
 def exit_of(error: BaseException) -> GraphExited:
-    """The ordinary error that stands for one that graph code may not raise."""
+    """A GraphExited that describes an exception that graph code may not raise."""
     return GraphExited(f"The code of the graph raised {type(error).__name__}: {message_of(error)}")
 
 
@@ -80,8 +80,9 @@ def _make_task(
 
 
 class _Contained(Coroutine[Any, Any, Any]):
-    """A coroutine that never raises SystemExit or KeyboardInterrupt. Not one that awaits the other: a task that is
-    cancelled before its first step would leave the other unawaited, which Python reports."""
+    """Wraps a coroutine so that it never raises SystemExit or KeyboardInterrupt. Not an `async def` that awaits the
+    coroutine: if the task were cancelled before its first step, the inner coroutine would never be awaited, and Python
+    would warn of it."""
 
     __slots__ = ("_inner",)
 
@@ -112,5 +113,5 @@ class _Contained(Coroutine[Any, Any, Any]):
         return self._inner.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        # What tools ask of a coroutine: its name, its frame, what it awaits.
+        # Tools read attributes of coroutines: the name, the frame, what it awaits.
         return getattr(self._inner, name)

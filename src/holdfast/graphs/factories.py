@@ -1,4 +1,4 @@
-"""Functions that build a graph for each use: what they ask for, and how their answer is entered and left."""
+"""Factories: functions that build a graph for each use. Which arguments they take, and how their result is entered."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from holdfast.telemetry.exceptions import type_and_place
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-Gift = Literal["config", "runtime", "default"]
-"""What a parameter is given; `default` leaves a positional-only one at its own default."""
+Argument = Literal["config", "runtime", "default"]
+"""What Holdfast passes for a parameter; `default` is the own default of a positional-only parameter."""
 
 _RUNTIMES: tuple[object, ...] = (ServerRuntime, _ServerRuntimeBase, _ExecutionRuntime, _ReadRuntime)
 _UNTYPED: tuple[object, ...] = (inspect.Parameter.empty, Any, object, dict, Mapping)
@@ -41,22 +41,22 @@ _TAKES = "a factory takes nothing, a RunnableConfig, a ServerRuntime, or both"
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """A callable whose parameters are known to be ones Holdfast can give."""
+    """A callable with parameters that Holdfast can pass."""
 
     function: Callable[..., Any]
-    gifts: tuple[tuple[inspect.Parameter, Gift], ...]
+    arguments: tuple[tuple[inspect.Parameter, Argument], ...]
     context_type: type[Any] | None
     """`Ctx` of a parameter annotated ServerRuntime[Ctx]."""
 
     @property
     def wants_runtime(self) -> bool:
-        return any(gift == "runtime" for _, gift in self.gifts)
+        return any(argument == "runtime" for _, argument in self.arguments)
 
     def call(self, config: RunnableConfig, runtime: object) -> Any:
         positional: list[object] = []
         named: dict[str, object] = {}
-        for parameter, gift in self.gifts:
-            value = {"config": config, "runtime": runtime, "default": parameter.default}[gift]
+        for parameter, argument in self.arguments:
+            value = {"config": config, "runtime": runtime, "default": parameter.default}[argument]
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
                 positional.append(value)
             else:
@@ -66,10 +66,10 @@ class Factory:
     def runtime(
         self, *, access_context: AccessContext, user: BaseUser | None, store: BaseStore, context: object
     ) -> object:
-        """The ServerRuntime for one call; `context` is seen only by `threads.create_run`.
+        """The ServerRuntime for one call. It has the `context` only for `threads.create_run`.
 
-        A mapping becomes the dataclass or pydantic model of ServerRuntime[Ctx], as it does for nodes: of the values
-        that the model has a field for, with its defaults for the rest.
+        A mapping becomes the dataclass or pydantic model of ServerRuntime[Ctx], as it does for nodes: from the values
+        for which the model has a field, and its defaults for the others.
         """
         if access_context != "threads.create_run":
             read: _ReadRuntime[Any] = _ReadRuntime(access_context=access_context, user=user, store=store)
@@ -80,24 +80,24 @@ class Factory:
 
 
 def inspect_factory(function: Callable[..., Any]) -> Factory:
-    """Decide what each parameter is given. Raises ValueError with the reason when one cannot be served."""
+    """Decide what to pass for each parameter. Raises ValueError if a parameter is of no known kind."""
     if inspect.isasyncgenfunction(function):
         raise ValueError("it is an async generator; decorate it with contextlib.asynccontextmanager")
     if inspect.isgeneratorfunction(function):
         raise ValueError("it is a generator; decorate it with contextlib.contextmanager")
 
-    gifts: list[tuple[inspect.Parameter, Gift]] = []
+    arguments: list[tuple[inspect.Parameter, Argument]] = []
     context_type: type[Any] | None = None
     has_config = False
     for parameter in _parameters(function):
-        gift = _gift(parameter, has_config)
-        if gift is not None:
-            gifts.append((parameter, gift))
-        if gift == "config":
+        argument = _argument_for(parameter, has_config)
+        if argument is not None:
+            arguments.append((parameter, argument))
+        if argument == "config":
             has_config = True
-        elif gift == "runtime":
+        elif argument == "runtime":
             context_type = context_type or _context_type(parameter.annotation)
-    return Factory(function, tuple(gifts), context_type)
+    return Factory(function, tuple(arguments), context_type)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -105,7 +105,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         try:
             signature = inspect.signature(function, eval_str=True)
         except Exception:
-            # Usually a name imported only for type checkers: go by the annotations' text.
+            # Usually an annotation names something that is imported only for type checkers. Use the annotations' text.
             signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise ValueError(f"its parameters cannot be inspected; {_TAKES}") from None
@@ -113,7 +113,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter for parameter in signature.parameters.values() if parameter.kind not in variadic]
 
 
-def _gift(parameter: inspect.Parameter, has_config: bool) -> Gift | None:
+def _argument_for(parameter: inspect.Parameter, has_config: bool) -> Argument | None:
     annotation = parameter.annotation
     if _mentions(annotation, "ServerRuntime", _RUNTIMES):
         return "runtime"
@@ -162,20 +162,20 @@ def _context_type(annotation: object) -> type[Any] | None:
 
 
 @contextlib.asynccontextmanager
-async def entered(answer: object) -> AsyncIterator[object]:
-    """Await a coroutine, enter a context manager, sync or async, and yield what it leads to.
+async def resolved(result: object) -> AsyncIterator[object]:
+    """Await the result of a factory, enter it if it is a context manager, and yield the graph.
 
-    What the body raises always comes out again: a factory may exchange it for an error of its own (as a task
-    group does whose child failed), but it can neither swallow it nor exchange a RunSignal.
+    An exception of the body is always raised: the factory may replace it by one of its own (as a task group does), but
+    it can neither suppress it nor replace a RunSignal.
     """
-    if inspect.isawaitable(answer):
-        answer = await answer
-    if isinstance(answer, AbstractAsyncContextManager):
-        manager = answer
-    elif isinstance(answer, AbstractContextManager):
-        manager = _AsAsync(answer)
+    if inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AbstractAsyncContextManager):
+        manager = result
+    elif isinstance(result, AbstractContextManager):
+        manager = _AsAsync(result)
     else:
-        yield answer
+        yield result
         return
 
     value = await manager.__aenter__()

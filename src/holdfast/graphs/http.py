@@ -1,4 +1,4 @@
-"""The section `http` of langgraph.json, and the app it names."""
+"""The section `http` of langgraph.json, and the app that it names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.settings.web import usable_origins, usable_prefix
 
 SWITCHES = ("assistants", "threads", "runs", "store", "meta", "mcp", "a2a", "ui", "webhooks", "event_streaming")
 MiddlewareOrder = Literal["middleware_first", "auth_first"]
-# What clients read of answers from another origin: they cannot page, resume or report without.
-EXPOSED = (
+# Response headers that scripts of other origins may read: clients need them to page, resume and report errors.
+EXPOSED_HEADERS = (
     "x-pagination-total",
     "x-pagination-next",
     "content-location",
@@ -36,7 +36,7 @@ AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HeaderPatterns:
-    """Names of headers, in lower case; `*` stands for any characters."""
+    """Names of headers in lower case. `*` stands for any characters."""
 
     includes: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
@@ -49,41 +49,40 @@ class HeaderPatterns:
 
 
 @dataclass(frozen=True, slots=True)
-class Cors:
-    """What pages of other origins may do."""
+class CorsSection:
+    """The validated section `http.cors`: which requests scripts of other origins may send."""
 
     allow_origins: tuple[str, ...] | None = None
-    """None: no origin is named, and `api/cors.py` decides by whether the server asks for a login."""
+    """None: langgraph.json does not say. Then `api/cors.py` decides by whether the server requires authentication."""
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool | None = None
-    """None: langgraph.json does not say. See `credentials`."""
+    """None: langgraph.json does not say; see `credentials`."""
     allow_origin_regex: str | None = None
-    expose_headers: tuple[str, ...] = EXPOSED
+    expose_headers: tuple[str, ...] = EXPOSED_HEADERS
     max_age: int = 600
 
     @property
-    def names_some(self) -> bool:
-        """Whether an origin is named; `*` names none."""
+    def names_origins(self) -> bool:
+        """Whether certain origins are allowed, not only `*`."""
         return self.allow_origin_regex is not None or any(origin != "*" for origin in self.allow_origins or ())
 
     @property
     def credentials(self) -> bool:
-        """Whether pages of named origins may send credentials. Unless langgraph.json says so: when every origin that
-        may call is named."""
+        """Whether pages of named origins may send credentials. By default, if only named origins are allowed."""
         if self.allow_credentials is not None:
             return self.allow_credentials
-        return self.names_some and "*" not in (self.allow_origins or ())
+        return self.names_origins and "*" not in (self.allow_origins or ())
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSection:
-    """`http`, its shape checked. Nothing is loaded yet."""
+    """The validated section `http`. The app is not loaded yet."""
 
     app: str | None = None
     disabled: frozenset[str] = frozenset()
     """Names of SWITCHES, and `crons`."""
-    cors: Cors = Cors()
+    cors: CorsSection = CorsSection()
     mount_prefix: str = ""
     configurable_headers: HeaderPatterns = HeaderPatterns()
     logging_headers: HeaderPatterns | None = None
@@ -93,7 +92,7 @@ class HttpSection:
     middleware_order: MiddlewareOrder = "middleware_first"
 
     def under(self, settings: Settings) -> HttpSection:
-        """The same with what the environment says instead: MOUNT_PREFIX, CORS_ALLOW_ORIGINS, and two more switches."""
+        """A copy with the settings that have precedence: MOUNT_PREFIX, CORS_ALLOW_ORIGINS, and two more switches."""
         switches = {"event_streaming": settings.event_streaming, "crons": settings.crons}
         off = {switch for switch, on in switches.items() if not on}
         section = replace(self, disabled=self.disabled | off)
@@ -106,7 +105,7 @@ class HttpSection:
 
 
 def http_section(project: ProjectConfig) -> HttpSection:
-    """Raises ConfigError naming the key and what is wrong with it."""
+    """Validate the section. Raises ConfigError with the key and the reason."""
     section = _object(project, "http", project.raw.get("http"))
     order = section.get("middleware_order") or "middleware_first"
     if order not in ("middleware_first", "auth_first"):
@@ -131,7 +130,7 @@ def http_section(project: ProjectConfig) -> HttpSection:
 
 
 def load_app(project: ProjectConfig) -> AsgiApp | None:
-    """The app that `http.app` names; None when it names none. Raises ConfigError when it cannot be used."""
+    """The app of `http.app`, or None if there is none. Raises ConfigError if it cannot be used."""
     spec = http_section(project).app
     if spec is None:
         return None
@@ -153,13 +152,12 @@ def check_app(project: ProjectConfig) -> None:
 
 
 async def _check_middleware(project: ProjectConfig, app: Starlette) -> None:
-    """A coroutine, because middleware may ask for the running event loop when it is built."""
+    """A coroutine, because building middleware may need a running event loop."""
     build_middleware(project, app)
 
 
 def build_middleware(project: ProjectConfig, app: Starlette) -> ASGIApp:
-    """The middleware of the app that `http.app` names, around its router. Raises ConfigError when it cannot be
-    built."""
+    """The app of `http.app` with its middleware around its router. Raises ConfigError if it cannot be built."""
     try:
         return app.build_middleware_stack()
     except (Exception, SystemExit) as error:
@@ -168,7 +166,8 @@ def build_middleware(project: ProjectConfig, app: Starlette) -> ASGIApp:
 
 
 def _is_asgi(candidate: object) -> bool:
-    """Whether it can be awaited with a scope, a receive and a send. A function that makes an app cannot."""
+    """Whether a value is an ASGI app: a coroutine function of scope, receive and send. A function that returns an app
+    is none."""
     if inspect.isclass(candidate) or not callable(candidate):
         return False
     called = candidate if inspect.isroutine(candidate) else type(candidate).__call__
@@ -181,7 +180,7 @@ def _is_asgi(candidate: object) -> bool:
     return True
 
 
-def _cors(project: ProjectConfig, given: object) -> Cors:
+def _cors(project: ProjectConfig, given: object) -> CorsSection:
     cors = _object(project, "http.cors", given)
     regex = cors.get("allow_origin_regex")
     if regex is not None:
@@ -202,16 +201,16 @@ def _cors(project: ProjectConfig, given: object) -> Cors:
     if max_age is not None and (not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0):
         raise project.error("http.cors.max_age", f"must be seconds, a whole number from 0 on, not {max_age!r}")
     more = _names(project, "http.cors.expose_headers", cors.get("expose_headers"), default=())
-    read = Cors(
+    read = CorsSection(
         allow_origins=origins,
         allow_methods=_names(project, "http.cors.allow_methods", cors.get("allow_methods"), default=("*",)),
         allow_headers=_names(project, "http.cors.allow_headers", cors.get("allow_headers"), default=("*",)),
         allow_credentials=_flag(project, "http.cors.allow_credentials", cors, default=None),
         allow_origin_regex=regex,
-        expose_headers=tuple(dict.fromkeys([*EXPOSED, *(name.lower() for name in more)])),
+        expose_headers=tuple(dict.fromkeys([*EXPOSED_HEADERS, *(name.lower() for name in more)])),
         max_age=600 if max_age is None else max_age,
     )
-    if read.allow_credentials and not read.names_some:
+    if read.allow_credentials and not read.names_origins:
         raise project.error(
             "http.cors.allow_credentials",
             "is true, but no origin is named, and credentials are for named origins only: name them in "
@@ -258,7 +257,7 @@ def _flag(project: ProjectConfig, key: str, section: Mapping[str, Any], *, defau
 
 
 def _names(project: ProjectConfig, key: str, value: object, *, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that go into a header of every answer, where anything else would break it."""
+    """Names for a response header, in which other characters would be invalid."""
     names = _strings(project, key, value, default=default)
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):

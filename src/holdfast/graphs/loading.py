@@ -1,4 +1,4 @@
-"""Import user code, with the variables of the project in os.environ and its directories in sys.path."""
+"""Imports user code, with the project's variables in os.environ and its directories in sys.path."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from holdfast.telemetry.exceptions import message_of
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a target named: `value` is whatever the variable holds, of any type."""
+class LoadedTarget:
+    """A target and its value, which may be of any type."""
 
     target: GraphTarget
     module: ModuleType
@@ -31,10 +31,10 @@ class Loaded:
 
 
 def prepare_environment(config: ProjectConfig) -> None:
-    """Set the variables of `env` and make local dependencies importable. Calling it again changes nothing.
+    """Set the variables of `env` and make local dependencies importable. Idempotent.
 
-    Variables that are already set win, so that an operator can override the file. Directories go to the front
-    of sys.path, where Python puts a script's own directory.
+    Variables that are already set keep their values, so that an operator can override the file. Directories go to the
+    front of sys.path, where Python puts a script's own directory.
 
     Raises ConfigError for a dependency that is missing or has the wrong version.
     """
@@ -44,20 +44,21 @@ def prepare_environment(config: ProjectConfig) -> None:
     _prepend(directories)
 
 
-def load_targets(config: ProjectConfig) -> dict[str, Loaded]:
-    """Import every target, each file once. `prepare_environment` comes first.
+def load_targets(config: ProjectConfig) -> dict[str, LoadedTarget]:
+    """Import every target, each file once. Call `prepare_environment` first.
 
-    Raises ConfigError naming the graph and, when user code failed, the line that did.
+    Raises ConfigError with the graph and, if user code failed, its line.
     """
-    # Files may have been written since Python last listed their directory.
+    # Python caches the listing of directories, and files may have been written since.
     importlib.invalidate_caches()
     return {graph_id: _load(config, target) for graph_id, target in config.graphs.items()}
 
 
 def load_object(config: ProjectConfig, key: str, spec: str) -> object:
-    """Import what another section of langgraph.json names: "./file.py:name" or "package.module:name", at `key`.
+    """Import an object that another section of langgraph.json names, at `key`: "./file.py:name" or
+    "package.module:name".
 
-    Raises ConfigError naming the key and, when user code failed, the line that did.
+    Raises ConfigError with the key and, if user code failed, its line.
     """
     location, separator, attribute = spec.rpartition(":")
     if not separator or not location or not attribute.isidentifier():
@@ -69,7 +70,7 @@ def load_object(config: ProjectConfig, key: str, spec: str) -> object:
 
 
 class _NamedTarget(GraphTarget):
-    """A target outside of `graphs`: its id is the key itself."""
+    """A target in another section than `graphs`. Its id is the key in langgraph.json."""
 
     __slots__ = ()
 
@@ -82,7 +83,7 @@ def _prepend(directories: list[str]) -> None:
     sys.path[:0] = [directory for directory in directories if directory not in sys.path]
 
 
-def _load(config: ProjectConfig, target: GraphTarget) -> Loaded:
+def _load(config: ProjectConfig, target: GraphTarget) -> LoadedTarget:
     if target.file is not None and not target.file.is_file():
         raise config.error(target.key, f"{target.spec}: the file {target.file} does not exist")
     try:
@@ -91,7 +92,7 @@ def _load(config: ProjectConfig, target: GraphTarget) -> Loaded:
         else:
             assert target.module is not None
             module = importlib.import_module(target.module)
-    # SystemExit too: a script without a __main__ guard must not end the server without a word.
+    # SystemExit, too: a script without a __main__ guard must not end the server without a message.
     except (Exception, SystemExit) as error:
         raise _import_error(config, target, error) from error
     try:
@@ -106,32 +107,32 @@ def _load(config: ProjectConfig, target: GraphTarget) -> Loaded:
     # A module may compute its variables in __getattr__.
     except (Exception, SystemExit) as error:
         raise _import_error(config, target, error) from error
-    return Loaded(target, module, value)
+    return LoadedTarget(target, module, value)
 
 
 def _import_file(config: ProjectConfig, file: Path) -> ModuleType:
-    """Import `file` under the name Python itself would give it, or else under a name of our own.
+    """Import `file` under the name that Python would give it, or else under a name that Holdfast makes.
 
-    The name ends up in checkpoints, beside every value of a class the module defines. So it must be the same
-    on every machine (never made from an absolute path, if that can be helped), and the same that other user
-    code imports the module by, lest there be two copies of each class.
+    Checkpoints store this name with every value of a class of the module. So it must be the same on every machine, not
+    made from an absolute path unless the file is outside the project. It must also be the name by which other user code
+    imports the module, or there would be two copies of each class.
     """
     root, parts = _package_of(file)
     top = file
     if file.parent != root:
         top = root / parts[0] / "__init__.py"
         _prepend([str(root)])
-    if _finds(parts[0], top):
+    if _is_importable_as(parts[0], top):
         return importlib.import_module(".".join(parts))
 
-    own_name = _own_name(config, top)
-    if own_name not in sys.modules:
-        _execute(own_name, top)
-    return importlib.import_module(".".join([own_name, *parts[1:]]))
+    generated_name = _generated_name(config, top)
+    if generated_name not in sys.modules:
+        _execute(generated_name, top)
+    return importlib.import_module(".".join([generated_name, *parts[1:]]))
 
 
 def _package_of(file: Path) -> tuple[Path, list[str]]:
-    """The directory imports start from, and the dotted name of `file` below it."""
+    """The directory from which `file` is imported, and the parts of its dotted name."""
     parts = [] if file.stem == "__init__" else [file.stem]
     directory = file.parent
     while (directory / "__init__.py").exists() and directory.parent != directory:
@@ -140,8 +141,8 @@ def _package_of(file: Path) -> tuple[Path, list[str]]:
     return directory, parts
 
 
-def _finds(name: str, file: Path) -> bool:
-    """Whether `import name` gives this very file, not an installed or built-in module of the same name."""
+def _is_importable_as(name: str, file: Path) -> bool:
+    """Whether `import name` imports this file, and not an installed or built-in module of the same name."""
     if not name.isidentifier():
         return False
     try:
@@ -151,19 +152,19 @@ def _finds(name: str, file: Path) -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file
 
 
-def _own_name(config: ProjectConfig, file: Path) -> str:
+def _generated_name(config: ProjectConfig, file: Path) -> str:
     try:
         place = file.relative_to(config.directory.resolve()).as_posix()
     except ValueError:
         place = file.as_posix()
-    name = _mangled(place)
+    name = _name_from_path(place)
     taken = sys.modules.get(name)
     if taken is not None and taken.__file__ != str(file):
-        return _mangled(file.as_posix())
+        return _name_from_path(file.as_posix())
     return name
 
 
-def _mangled(place: str) -> str:
+def _name_from_path(place: str) -> str:
     words = re.sub(r"\W+", "_", place.removesuffix(".py").removesuffix("/__init__"))
     digest = hashlib.sha256(place.encode()).hexdigest()[:8]
     return f"graph_module_{words.strip('_')}_{digest}"
@@ -177,7 +178,7 @@ def _execute(name: str, file: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: dataclasses and get_type_hints look their module up while it is still executing.
+    # Before the module is executed: dataclasses and get_type_hints look their module up meanwhile.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -199,10 +200,10 @@ def _import_error(config: ProjectConfig, target: GraphTarget, error: BaseExcepti
 
 
 def summary_of(error: BaseException) -> str:
-    """The kind of an exception of the project's code and what it says, in one line."""
+    """The type and the message of an exception of the project's code, on one line."""
     message = error.msg if isinstance(error, SyntaxError) else message_of(error)
     summary = " ".join(f"{type(error).__name__}: {message}".split()) if message else type(error).__name__
-    # Some libraries put pages into their messages; the first lines carry the cause.
+    # Messages of some libraries are pages long. The cause is in the first lines.
     return summary if len(summary) <= 500 else summary[:500] + "…"
 
 
@@ -211,7 +212,7 @@ def _names_part_of(missing: str | None, module: str | None) -> bool:
 
 
 def _place(error: BaseException) -> str | None:
-    """`file:line` of the user's code that failed; None when the failure is not in any."""
+    """`file:line` where user code failed; None if the traceback has no such line."""
     if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename).is_file():
         return f"{error.filename}:{error.lineno}"
     frames = [
@@ -223,8 +224,8 @@ def _place(error: BaseException) -> str | None:
     own = [
         frame for frame in frames if not any(Path(frame.filename).is_relative_to(directory) for directory in installed)
     ]
-    # The user's own deepest line says more than the depths of a library; a library's is better than none.
-    # The standard library's importlib is on the way to every import and says nothing.
+    # Prefer the innermost line of the user's code to one of a library, and a library's line to none. Skip importlib,
+    # which is in the traceback of every import.
     for frame in reversed(own or frames):
         if Path(frame.filename).parent.name != "importlib":
             return f"{frame.filename}:{frame.lineno}"
@@ -232,7 +233,7 @@ def _place(error: BaseException) -> str | None:
 
 
 def installed_directories() -> list[Path]:
-    """Where Python and packages are installed: what lies there is not the user's code."""
+    """The directories of Python and of installed packages. Code in them is not the user's."""
     paths = sysconfig.get_paths()
     found = {
         paths["stdlib"],

@@ -1,4 +1,4 @@
-"""The section `store` of langgraph.json, and the embeddings it names."""
+"""The section `store` of langgraph.json, and the embeddings that it names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from langgraph.store.base import TTLConfig, ensure_embeddings
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.loading import load_object, summary_of
 
-# What pgvector can hold.
-MOST_DIMENSIONS = 16_000
-# A century. Longer than that is for ever, which is what no `ttl` means.
+# The limit of pgvector.
+MAX_DIMENSIONS = 16_000
+# A century.
 MAX_TTL_MINUTES = 100 * 366 * 24 * 60.0
-DEFAULT_SWEEP = 5.0
+DEFAULT_SWEEP_INTERVAL_MINUTES = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSection:
-    """`store.index`, its shape checked."""
+    """The validated section `store.index`."""
 
     dims: int
     embed: str
@@ -31,16 +31,16 @@ class IndexSection:
 
 @dataclass(frozen=True, slots=True)
 class StoreSection:
-    """`store`, its shape checked. Nothing is loaded yet."""
+    """The validated section `store`. The embeddings are not loaded yet."""
 
     index: IndexSection | None
     ttl: TTLConfig
     sweep_interval: float
-    """Seconds between two looks for expired items."""
+    """Seconds between two searches for expired items."""
 
 
 def store_section(project: ProjectConfig) -> StoreSection:
-    """Raises ConfigError naming the key and what is wrong with it."""
+    """Validate the section. Raises ConfigError with the key and the reason."""
     section = _object(project, "store", project.raw.get("store"))
     if section.get("path") is not None:
         raise project.error("store.path", "a store of one's own cannot be used; items are kept in Postgres")
@@ -54,25 +54,25 @@ def store_section(project: ProjectConfig) -> StoreSection:
         ttl={
             "refresh_on_read": True if refresh is None else refresh,
             "default_ttl": _minutes(project, "store.ttl.default_ttl", ttl.get("default_ttl")),
-            # When the sweeper comes by is nobody's business: an item is gone when its time is over.
+            # An item is invisible once it has expired, also before the sweep deletes it.
             "omit_expired": True,
         },
-        sweep_interval=60 * (DEFAULT_SWEEP if sweep is None else sweep),
+        sweep_interval=60 * (DEFAULT_SWEEP_INTERVAL_MINUTES if sweep is None else sweep),
     )
 
 
 def load_embeddings(project: ProjectConfig, embed: str) -> Embeddings:
-    """What `store.index.embed` names: a function or an Embeddings object in a file ("./file.py:name") or module
-    ("package.module:name"), or a model that LangChain knows ("provider:model").
+    """The embeddings that `store.index.embed` names: a function or an Embeddings object in a file ("./file.py:name") or
+    module ("package.module:name"), or a model that LangChain knows ("provider:model").
 
-    Raises ConfigError when it cannot be loaded.
+    Raises ConfigError if they cannot be loaded.
     """
     key = "store.index.embed"
-    # A provider's name has no period; that of a file always has one, and that of a module in a package.
+    # The name of a provider has no period. The name of a file has one, and so has that of a module in a package.
     if "." not in embed.partition(":")[0]:
         try:
             return ensure_embeddings(embed)
-        # A provider's package may fail in any way, for want of a key above all.
+        # A provider's package may raise any exception, most often because its API key is missing.
         except (Exception, SystemExit) as error:
             raise project.error(key, f"{embed!r} cannot be loaded: {summary_of(error)}") from error
     loaded = load_object(project, key, embed)
@@ -90,8 +90,8 @@ def _index(project: ProjectConfig, given: object) -> IndexSection | None:
         return None
     index = _object(project, "store.index", given)
     dims, embed, fields = index.get("dims"), index.get("embed"), index.get("fields") or ["$"]
-    if not isinstance(dims, int) or isinstance(dims, bool) or not 1 <= dims <= MOST_DIMENSIONS:
-        raise project.error("store.index.dims", f"must be a number from 1 to {MOST_DIMENSIONS}, not {dims!r}")
+    if not isinstance(dims, int) or isinstance(dims, bool) or not 1 <= dims <= MAX_DIMENSIONS:
+        raise project.error("store.index.dims", f"must be a number from 1 to {MAX_DIMENSIONS}, not {dims!r}")
     if not isinstance(embed, str) or not embed:
         raise project.error("store.index.embed", f'must be "provider:model" or "./file.py:function", not {embed!r}')
     fields = [fields] if isinstance(fields, str) else fields

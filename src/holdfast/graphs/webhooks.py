@@ -1,4 +1,4 @@
-"""The section `webhooks` of langgraph.json: where webhooks may lead, and what is sent with them."""
+"""The section `webhooks` of langgraph.json: which URLs webhooks may have, and what is sent to them."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any
 from holdfast.graphs.config import ProjectConfig
 from holdfast.graphs.http import http_section
 
-DEFAULT_PREFIX = "LG_WEBHOOK_"
-LONGEST_URL = 2048
+DEFAULT_ENV_PREFIX = "LG_WEBHOOK_"
+MAX_URL_CHARACTERS = 2048
 TEMPLATE = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
-# Said by the sender itself, and in part by the signature.
-RESERVED = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
+# Headers that the sender sets itself.
+RESERVED_HEADERS = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
 class WebhooksSection:
-    """`webhooks`, its shape checked and its templates filled in."""
+    """The validated section `webhooks`, with its templates filled in."""
 
     disabled: bool = False
-    """By `http.disable_webhooks`."""
+    """Set by `http.disable_webhooks`."""
     require_https: bool = False
     allowed_domains: tuple[str, ...] | None = None
-    """In lower case; `*.example.com` is all that is below. None: any. Never None when there are `headers`."""
+    """In lower case. `*.example.com` allows all subdomains. None allows any. Never None if there are `headers`."""
     allowed_ports: tuple[int, ...] | None = None
-    max_url_length: int = LONGEST_URL
+    max_url_length: int = MAX_URL_CHARACTERS
     headers: Mapping[str, str] = field(default_factory=dict)
     allowed_fields: frozenset[str] | None = None
-    """Of the payload. None: all."""
+    """The fields of the payload that are sent. None: all."""
     allow_relative: bool = False
-    """Whether a URL may be a path, which is a route of the project's own app. By `url.disable_loopback`."""
+    """Whether a URL may be a path, which is a route of the project's own app. Set by `url.disable_loopback`."""
     has_app: bool = False
     """Whether the project has an app of its own."""
 
     @property
     def own_routes(self) -> bool:
-        """Whether the project's own routes can be called."""
+        """Whether webhooks may call routes of the project's own app."""
         return self.allow_relative and self.has_app
 
 
 def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None = None) -> WebhooksSection:
-    """Raises ConfigError naming the key and what is wrong with it. The variables that headers name come from `environ`
-    (None: the process's), or from `env` of the project."""
+    """Validate the section. Raises ConfigError with the key and the reason. The variables in headers are read from
+    `environ` (by default that of the process), or else from `env` of the project."""
     http = http_section(project)
     disabled, has_app = "webhooks" in http.disabled, http.app is not None
     if project.raw.get("webhooks") is None:
@@ -64,7 +64,7 @@ def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None =
         require_https=_flag(project, "webhooks.url.require_https", url.get("require_https"), default=True),
         allowed_domains=_domains(project, url.get("allowed_domains")),
         allowed_ports=_ports(project, url.get("allowed_ports")),
-        max_url_length=_length(project, url.get("max_url_length")),
+        max_url_length=_max_url_length(project, url.get("max_url_length")),
         headers=_headers(project, section, {**project.env, **(os.environ if environ is None else environ)}),
         allowed_fields=None if fields is None else frozenset(fields),
         allow_relative=not _flag(project, "webhooks.url.disable_loopback", url.get("disable_loopback"), default=True),
@@ -73,7 +73,7 @@ def webhooks_section(project: ProjectConfig, environ: Mapping[str, str] | None =
 
 
 def _headers(project: ProjectConfig, section: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    prefix = section.get("env_prefix", DEFAULT_PREFIX)
+    prefix = section.get("env_prefix", DEFAULT_ENV_PREFIX)
     if not isinstance(prefix, str) or not prefix:
         raise project.error("webhooks.env_prefix", f"must be the beginning of a variable's name, not {prefix!r}")
     filled = {}
@@ -81,21 +81,21 @@ def _headers(project: ProjectConfig, section: Mapping[str, Any], environ: Mappin
         key = f"webhooks.headers.{name}"
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
             raise project.error(key, "not a usable name of a header")
-        if name.lower() in RESERVED or name.lower().startswith("webhook-"):
+        if name.lower() in RESERVED_HEADERS or name.lower().startswith("webhook-"):
             raise project.error(key, "this header is set by Holdfast; leave it out")
         if not isinstance(value, str):
             raise project.error(key, "must be a string")
-        filled[name.lower()] = _filled(project, key, value, prefix, environ)
+        filled[name.lower()] = _fill_template(project, key, value, prefix, environ)
     return filled
 
 
-def _filled(project: ProjectConfig, key: str, value: str, prefix: str, environ: Mapping[str, str]) -> str:
+def _fill_template(project: ProjectConfig, key: str, value: str, prefix: str, environ: Mapping[str, str]) -> str:
     def fill(found: re.Match[str]) -> str:
         source, _, variable = found[1].partition(".")
         if source != "env" or not re.fullmatch(r"\w+", variable):
             raise project.error(key, f"{found[0]} is no template; there is only ${{{{ env.NAME }}}}")
         if not variable.startswith(prefix):
-            # Whoever may write headers could otherwise have any secret of the process sent to himself.
+            # Without the prefix, the author of the headers could send any secret of the process to a server of his own.
             raise project.error(key, f"{variable} does not begin with {prefix}, as webhooks.env_prefix demands")
         if variable not in environ:
             raise project.error(key, f"the environment variable {variable} is not set")
@@ -124,9 +124,9 @@ def _ports(project: ProjectConfig, value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _length(project: ProjectConfig, value: object) -> int:
+def _max_url_length(project: ProjectConfig, value: object) -> int:
     if value is None:
-        return LONGEST_URL
+        return MAX_URL_CHARACTERS
     if type(value) is not int or not 0 < value <= 65536:
         raise project.error("webhooks.url.max_url_length", f"must be a whole number from 1 to 65536, not {value!r}")
     return value
@@ -134,7 +134,7 @@ def _length(project: ProjectConfig, value: object) -> int:
 
 def _object(project: ProjectConfig, key: str, value: object) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, dict):
-        # Not the value: what stands there may be meant as a header, and that may be a secret.
+        # Do not repeat the value: it may contain a header with a secret.
         raise project.error(key, "must be a JSON object")
     return value or {}
 

@@ -1,1 +1,1 @@
-"""What graph code imports from `holdfast`: spawn, gather, ask, budget_left, record_usage."""
+"""The functions that graph code imports from `holdfast`: spawn, gather, ask, budget_left, record_usage."""

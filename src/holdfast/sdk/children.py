@@ -1,7 +1,8 @@
-"""Children of a run, from its own code: `spawn` them and `gather` what they come to.
+"""Lets graph code `spawn` children of its run and `gather` their results.
 
-A node that waits for its children stops there, as at an `interrupt()`, and its run gives the slot back. When they have
-ended the node runs again from its start; what it spawns is found by its key, so that it comes back to the same place.
+A node that waits for children stops there, as at an `interrupt()`, and the run returns its slot to the worker. When
+the children have ended, the node runs again from its start. `spawn` then finds the same children by their keys, so the
+node reaches the same `gather`, which returns.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from holdfast.telemetry.exceptions import replace_surrogates
 
 T = TypeVar("T")
 
-LONGEST_KEY = 500
-# As for a run that a request creates: a year.
-LONGEST_DELAY_SECONDS = 31_536_000.0
-# What a run hands down to its children as it is: whose they are, and what came with the request.
-INHERITED = ("user", "forwarded")
-# Where the trace of a run goes, in its options.
+MAX_KEY_CHARACTERS = 500
+# A year, as for a run that a request creates.
+MAX_DELAY_SECONDS = 31_536_000.0
+# Kwargs that a child inherits unchanged: the user, and the forwarded headers of the request.
+INHERITED_KWARGS = ("user", "forwarded")
+# The options that say where the trace of a run goes.
 TRACE_OPTIONS = ("__langsmith_project__", "__langsmith_example_id__")
 
 
 class WaitsForChildren(GraphDrained):
-    """Stops the node that waits, and lets those beside it come to their end. The executor makes a wait of it.
+    """Stops the node that waits, and lets the nodes beside it end. The executor then ends the attempt as a wait.
 
-    One of LangGraph's own kind for "to be continued": it is no failure of a node, and nothing a client is asked.
+    A subclass of GraphDrained, LangGraph's exception for a graph that stops to continue later: it counts neither as a
+    failure of the node nor as an interrupt.
     """
 
     def __init__(self, awaited: dict[str, bool]) -> None:
@@ -51,7 +53,7 @@ class WaitsForChildren(GraphDrained):
 
 @dataclass(frozen=True)
 class Child:
-    """A child of the current run. Its key is enough to `gather` it."""
+    """A child of the current run. `gather` also accepts its key alone."""
 
     key: str
     run_id: UUID
@@ -72,17 +74,17 @@ async def spawn(
 ) -> Child:
     """Start a run of another assistant (or of this one) as a child of the current run, on a thread of its own.
 
-    There is one child for each `key` of a run, whatever is retried, taken over or done at the same time: asking again
-    returns the one there is. So a key names a piece of work, and is the same each time the node runs: `"summary"`, or
-    `f"page {number}"` in a loop; not a random id. When this returns, the child is committed.
+    A run has one child for each `key`, also after a retry or take-over and under concurrency: a second call with the
+    same key returns the existing child. So a key names a piece of work and is the same each time the node runs:
+    `"summary"`, or `f"page {number}"` in a loop; not a random id. When this returns, the child is committed.
 
-    Raises ChildRefused when the key stands for another assistant or input, for a priority beyond 100 or -100, for a
-    delay of more than a year, and past HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
+    Raises ChildRefused if the key belongs to a child with another assistant or input, for a priority beyond 100 or
+    -100, for a delay of more than a year, and beyond HOLDFAST_MAX_CHILD_DEPTH and HOLDFAST_MAX_CHILDREN.
     """
     run = current_run("holdfast.spawn()")
     if priority is not None and not (_is(Integral, priority) and -MAX_PRIORITY <= priority <= MAX_PRIORITY):
         raise ChildRefused(f"priority: {priority!r:.100} is not a number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
-    if not (_is(Real, after_seconds) and after_seconds <= LONGEST_DELAY_SECONDS):
+    if not (_is(Real, after_seconds) and after_seconds <= MAX_DELAY_SECONDS):
         raise ChildRefused(f"after_seconds: {after_seconds!r:.100} is not a number of seconds up to a year.")
     request = ChildRequest(
         assistant=str(assistant),
@@ -96,38 +98,39 @@ async def spawn(
 
 
 async def gather(*children: Child | str | Awaitable[Child], return_exceptions: bool = False) -> list[Any]:
-    """The last values of children's threads, in the order given: children, their keys, or calls of `spawn`.
+    """Return the last values of the children's threads, in the given order. Takes children, their keys, or calls of
+    `spawn`.
 
-    While one of them is unfinished, or waits for somebody's answer, this does not return: the run gives its slot back,
-    and when they have ended the node runs again from its start. A child that did not end in success raises
-    ChildFailed, as soon as it is known; with `return_exceptions` it is returned in its place, when all have ended.
+    While a child is unfinished, or waits at an interrupt, this does not return: the run returns its slot to the worker,
+    and when the children have ended the node runs again from its start. If a child did not succeed, raises ChildFailed
+    as soon as that is known. With `return_exceptions`, waits for all and returns ChildFailed in its place.
     """
     return await _gather(current_run("holdfast.gather()"), children, return_exceptions)
 
 
 def spawn_sync(assistant: str | UUID, input: Any = None, *, key: str, **options: Any) -> Child:
-    """`spawn` for nodes and tools that are plain functions, which run in a thread."""
-    run = _from_a_thread("holdfast.spawn_sync()", "holdfast.spawn()")
+    """`spawn` for nodes and tools that are synchronous functions, which run in a thread."""
+    run = _run_of_thread("holdfast.spawn_sync()", "holdfast.spawn()")
     return _wait_for(run, spawn(assistant, input, key=key, **options))
 
 
 def gather_sync(*children: Child | str, return_exceptions: bool = False) -> list[Any]:
-    """`gather` for nodes and tools that are plain functions, which run in a thread."""
-    run = _from_a_thread("holdfast.gather_sync()", "holdfast.gather()")
+    """`gather` for nodes and tools that are synchronous functions, which run in a thread."""
+    run = _run_of_thread("holdfast.gather_sync()", "holdfast.gather()")
     return _wait_for(run, _gather(run, children, return_exceptions))
 
 
 def inherited_kwargs(parent: Mapping[str, Any]) -> dict[str, Any]:
-    """What a child's run has from its parent's."""
-    inherited = {name: parent[name] for name in INHERITED if parent.get(name) is not None}
+    """The kwargs that a child's run inherits from its parent's."""
+    inherited = {name: parent[name] for name in INHERITED_KWARGS if parent.get(name) is not None}
     left = budget_left()
     if "max_seconds" in left:
-        # The other limits are those of the pot that the family draws on (`engine/budget.py`). A copy of them would look
-        # smaller than the pot whenever the parent has used something that is not committed yet.
+        # Only the time limit is inherited as a copy. The other limits are enforced by the shared budget of the family
+        # (`engine/budget.py`); a copy would be smaller whenever the parent has usage that is not committed yet.
         inherited["budget"] = {"max_seconds": left["max_seconds"]}
     tree = get_current_run_tree()
     if tree is not None:
-        # Below the step that spawned it, and not beside its parent.
+        # The trace of the child goes below the step that has spawned it, not beside its parent.
         inherited["forwarded"] = {**inherited.get("forwarded", {}), **tree.to_headers()}
     return inherited
 
@@ -171,15 +174,15 @@ async def _gather(
                 raise failures[key]
     if any(row["status"] is None for row in known.values()):
         for key in known:
-            # Of two that wait for the same child, one may be content with a failure elsewhere.
+            # Two nodes may wait for the same child. Its failure wakes the run at once unless both return exceptions.
             run.awaited[key] = run.awaited.get(key, False) or not return_exceptions
         raise WaitsForChildren(run.awaited)
     return [failures.get(key) or known[key]["values"] for key in keys]
 
 
 async def _stop_without_budget(run: CurrentRun) -> None:
-    """Stop the run if its children have used up its budget. They may have ended in success all the same: what a call
-    uses is known when it is over."""
+    """Stop the run if its children have used up its budget. They may nevertheless have succeeded, because the usage of
+    a call is known only when it has ended."""
     meter = METER.get()
     if meter is None or not meter.has_shared_budget:
         return
@@ -200,16 +203,21 @@ async def _key_of(child: Child | str | Awaitable[Child]) -> str:
 
 
 def _checked(key: str) -> str:
-    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key or key != replace_surrogates(key):
+    if (
+        not isinstance(key, str)
+        or not 1 <= len(key) <= MAX_KEY_CHARACTERS
+        or "\0" in key
+        or key != replace_surrogates(key)
+    ):
         raise ChildRefused(
-            f"The key of a child is a text of 1 to {LONGEST_KEY} characters, without NUL characters and lone "
+            f"The key of a child is a text of 1 to {MAX_KEY_CHARACTERS} characters, without NUL characters and lone "
             f"surrogates, not {key!r:.100}."
         )
     return key
 
 
 def _is(kind: type, given: Any) -> bool:
-    """Whether graph code has kept to the annotation."""
+    """isinstance(), for values whose type graph code may have got wrong despite the annotation."""
     return isinstance(given, kind)
 
 
@@ -220,10 +228,10 @@ def _kwargs(
     context: Mapping[str, Any] | None,
     durability: str,
 ) -> dict[str, Any]:
-    """The kwargs of a child's run, as a request without anything special would have them."""
+    """The kwargs of a child's run: as of a request with default options."""
     standing: Mapping[str, Any] = (parent.get("config") or {}).get("configurable") or {}
     trace = {name: standing[name] for name in TRACE_OPTIONS if name in standing}
-    # Its metadata becomes that of the run, in a column that holds less than JSON can say.
+    # The config's metadata becomes the metadata of the run, a jsonb column, which cannot hold all JSON.
     own_config: dict[str, Any] = storable(dict(config or {}))
     if trace:
         own_config["configurable"] = {**trace, **(own_config.get("configurable") or {})}
@@ -246,7 +254,7 @@ def _kwargs(
     }
 
 
-def _from_a_thread(asked_by: str, instead: str) -> CurrentRun:
+def _run_of_thread(asked_by: str, instead: str) -> CurrentRun:
     run = current_run(asked_by)
     try:
         asyncio.get_running_loop()
@@ -256,5 +264,5 @@ def _from_a_thread(asked_by: str, instead: str) -> CurrentRun:
 
 
 def _wait_for(run: CurrentRun, work: Coroutine[Any, Any, T]) -> T:
-    """Have the worker's loop do it, in the context of this thread."""
+    """Run a coroutine on the worker's event loop, and wait for it in this thread."""
     return asyncio.run_coroutine_threadsafe(work, run.loop).result()

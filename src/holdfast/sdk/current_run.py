@@ -1,7 +1,7 @@
-"""The run whose code is being executed.
+"""The run whose graph code is being executed, in a context variable.
 
-A context variable, set by the executor for the task that runs the graph. LangGraph copies it into the tasks and threads
-of the nodes, so that code below them finds it, however deep.
+The executor sets it for the task that runs the graph. LangGraph copies the context into the tasks and threads of nodes,
+so code at any depth below them can read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.signals import Signals
 
 @dataclass(frozen=True, kw_only=True)
 class CurrentRun:
-    """One attempt at a run, as far as its own code may use it."""
+    """One attempt of a run, as far as the functions for graph code need it."""
 
     run_id: UUID
     thread_id: UUID
@@ -30,10 +30,10 @@ class CurrentRun:
     kwargs: dict[str, Any]
     database: Database
     catalog: GraphCatalog
-    # None: nobody is told of anything, and everybody finds it by looking.
+    # None: no hints are sent, and other processes notice new runs by polling.
     signals: Signals | None
     loop: asyncio.AbstractEventLoop
-    # Ends the attempt. What is raised into the run's code may be caught there, or come back in a group.
+    # Ends the attempt. Raising the signal is not enough: graph code may catch it, or wrap it in an exception group.
     stop: Callable[[RunSignal], None]
     # The children that code of this attempt waits for, by their keys; see `engine.outcome.Waiting`.
     awaited: dict[str, bool] = field(default_factory=dict)
@@ -43,13 +43,13 @@ _current: ContextVar[CurrentRun | None] = ContextVar("current_run", default=None
 
 
 def enter_run(run: CurrentRun) -> None:
-    """From here on, in this task and in all that it starts, this is the current run."""
+    """Make this the current run of this task and of all tasks that it starts."""
     _current.set(run)
     enter_graph_code()
 
 
 def current_run(asked_by: str) -> CurrentRun:
-    """The run whose code calls. Raises NotInRun elsewhere."""
+    """The current run. Raises NotInRun outside of a run, with the name of the function that was called."""
     run = _current.get()
     if run is None:
         raise NotInRun(

@@ -1,7 +1,7 @@
-"""`holdfast.ask`: stop and ask somebody.
+"""`holdfast.ask`: stop at an interrupt and return the answer.
 
-It is LangGraph's `interrupt()` with a value that says what an answer is like and what happens when none comes. A plain
-`interrupt({...})` with the same keys says the same.
+It is LangGraph's `interrupt()` with a value that describes the form of an answer and what happens without one. A plain
+`interrupt({...})` with the same keys has the same effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.errors import InvalidRequest
 
 
 class _Missing(Enum):
-    """None is a default like any other."""
+    """Marks a missing `default`, because None is a valid one."""
 
     MISSING = "missing"
 
@@ -36,18 +36,18 @@ def ask(
     escalate: bool | Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
-    """Pause the run until somebody answers, and return the answer. The run ends and holds no worker meanwhile; when it
-    is resumed the node starts again from its top, as with `interrupt()`.
+    """Interrupt the run until it is resumed with an answer, and return the answer. Meanwhile the run has ended and uses
+    no worker. When it is resumed the node runs again from its start, as with `interrupt()`.
 
-    - `question`: what is asked, any JSON; `more` goes along with it as it is.
-    - `fields`: a form. Each field is a dict with a `name`, and if wanted a `type` (text by default), `label`, `options`
-      and `required` (True by default). The answer is a dict with these names. Or `schema`: a JSON schema of the answer.
-      An answer that does not fit is refused when it is given.
-    - `deadline`: seconds, a timedelta or a moment. Then `default` is the answer, or the question is escalated:
-      `escalate=True` marks it in the inbox, `{"to": name, "webhook": URL}` also calls somebody, and with another
-      `{"deadline": seconds}` the `default` is the answer after that.
+    - `question`: any JSON. The fields in `more` are shown with it.
+    - `fields`: a form. Each field is a dict with a `name`, and optionally a `type` (text by default), `label`,
+      `options` and `required` (True by default). The answer is a dict with these names. Or `schema`: a JSON schema of
+      the answer. An answer that does not match is refused when it is sent.
+    - `deadline`: seconds, a timedelta or a datetime. After it `default` is the answer, or the interrupt is escalated:
+      `escalate=True` marks it in the inbox, and `{"to": name, "webhook": URL}` also calls the URL. With a second
+      deadline in it, `{"deadline": seconds}`, the `default` is the answer after that.
 
-    Raises ValueError for what makes no sense, at the first call.
+    Raises ValueError for arguments that contradict each other, before the run stops.
     """
     value: dict[str, Any] = {**more, "question": question}
     if fields is not None and schema is not None:

@@ -1,6 +1,6 @@
-"""What graph code can say and ask about the run's usage.
+"""Lets graph code record usage and read what is left of the run's budget.
 
-Outside of a Holdfast worker nothing is counted and there is no budget, so a graph that uses these runs anywhere.
+Outside of a Holdfast worker these functions do nothing, so a graph that uses them runs anywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.errors import BudgetExceeded
 
 
 class Meter(Protocol):
-    """What counts for the attempt at hand."""
+    """Counts the usage of one attempt."""
 
     def record(self, reference: str, provider: str | None, usage: Mapping[str, Any], cost: Decimal | None) -> None: ...
     def left(self) -> dict[str, Any]: ...
@@ -28,7 +28,7 @@ class Meter(Protocol):
 
 
 METER: ContextVar[Meter | None] = ContextVar("holdfast_meter", default=None)
-"""Set by the worker for the task that runs a graph; it goes wherever the graph's tasks and threads go."""
+"""Set by the worker for the task that runs a graph. The graph's tasks and threads inherit it."""
 
 
 def record_usage(
@@ -41,11 +41,11 @@ def record_usage(
     provider: str | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """Count a call of a model that was made without LangChain, which is counted by itself.
+    """Count a model call that was made without LangChain. Calls through LangChain are counted automatically.
 
-    `input_tokens` include those that were `cached_tokens`, and `output_tokens` those for reasoning. Without `cost_usd`
-    the price list decides, and so it does for a `cost_usd` that is no amount of money. Names that cannot be stored are
-    changed so that they can. At the end of its budget the run is stopped.
+    `input_tokens` include the `cached_tokens`, and `output_tokens` the `reasoning_tokens`. Without a valid `cost_usd`
+    the cost comes from the price list. Characters of names that cannot be stored are replaced. The run is stopped when
+    its budget is used up.
     """
     meter = METER.get()
     if meter is not None:
@@ -59,16 +59,15 @@ def record_usage(
 
 
 def budget_left() -> dict[str, Any]:
-    """What is left of the run's budget: those of `max_cost_usd`, `max_tokens`, `max_seconds`, `max_steps` that it has.
-
-    For graphs that take a cheaper way when there is little left. Empty without a budget.
+    """What is left of the run's budget, for each of `max_cost_usd`, `max_tokens`, `max_seconds` and `max_steps` that it
+    has. Empty without a budget. Graphs use it to choose a cheaper model when little is left.
     """
     meter = METER.get()
     return {} if meter is None else dict(meter.left())
 
 
 def _decimal(given: Any) -> Decimal:
-    """The number, or NaN for what is none. Raises nothing."""
+    """The value as a Decimal, or NaN if it is not a number. Never raises."""
     try:
         return Decimal(str(given))
     except Exception:

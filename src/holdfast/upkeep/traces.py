@@ -18,7 +18,7 @@ from holdfast.db.outages import is_outage
 from holdfast.telemetry import tracing
 from holdfast.telemetry.exceptions import describe
 from holdfast.webhooks.deliveries import Delivery
-from holdfast.webhooks.sender import Answer, WebhookSender
+from holdfast.webhooks.sender import CallResult, WebhookSender
 
 if TYPE_CHECKING:
     from holdfast.telemetry.recorder import DeliverySpan, Recorder
@@ -35,7 +35,7 @@ MOST_BYTES = 1_000_000
 TIMEOUT_SECONDS = 2.0
 
 
-async def send_traced(sender: WebhookSender, delivery: Delivery) -> Answer:
+async def send_traced(sender: WebhookSender, delivery: Delivery) -> CallResult:
     """Send a delivery; within a span of the run's trace, which the request carries on to whoever receives it."""
     if tracing.recorder is None:
         return await sender.send(delivery)

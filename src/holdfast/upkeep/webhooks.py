@@ -38,7 +38,7 @@ from holdfast.webhooks.deliveries import (
     next_due,
 )
 from holdfast.webhooks.name_lookups import lookups_begun
-from holdfast.webhooks.sender import Answer, CallOwnRoute, WebhookSender, unreadable
+from holdfast.webhooks.sender import CallOwnRoute, CallResult, WebhookSender, unreadable
 from holdfast.webhooks.slots import WebhookSlots
 
 log = structlog.get_logger(__name__)
@@ -240,7 +240,7 @@ class Webhooks:
         else:
             log.info("webhook.postponed", **told)
 
-    async def _send(self, delivery: Delivery) -> Answer:
+    async def _send(self, delivery: Delivery) -> CallResult:
         if delivery.unreadable is not None:
             return unreadable(delivery.unreadable)
         try:
@@ -248,9 +248,9 @@ class Webhooks:
         except Exception:
             about = {"delivery_id": str(delivery.delivery_id), "run_id": str(delivery.run_id)}
             log.exception("webhook.crashed", **about)
-            return Answer(None, "It could not be sent, for a reason that is in the server's log.")
+            return CallResult(None, "It could not be sent, for a reason that is in the server's log.")
 
-    async def _note(self, delivery: Delivery, answer: Answer) -> str | None:
+    async def _note(self, delivery: Delivery, answer: CallResult) -> str | None:
         settings = self._settings
         async with asyncio.timeout(NOTING), self._noting, self._database.connection() as connection:
             if answer.error is None and answer.status is not None:

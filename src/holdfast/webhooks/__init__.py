@@ -1,1 +1,1 @@
-"""Webhooks: which addresses are allowed, the stored deliveries, signing and sending one."""
+"""Webhooks: which URLs are allowed, the outbox of deliveries, and signing and sending a delivery."""

@@ -1,7 +1,8 @@
-"""Deliveries of webhooks: the outbox as its senders work through it, and as clients read it.
+"""The outbox: deliveries of webhooks, as senders claim and mark them and as clients list them.
 
-A delivery is sent at least once. Whoever sends one has claimed it for a while; if nothing is heard of him by then, it
-is sent again. So a receiver may get one twice, with the same id, and two deliveries in any order.
+A delivery is sent at least once. A process claims it with a lease before it sends it. If the result is not recorded
+within the lease, the delivery is sent again. So a receiver may get a delivery twice, with the same id, and two
+deliveries in any order.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ COLUMNS = (
     "AS next_attempt_at, last_status, last_error, created_at, delivered_at"
 )
 
-# Which deliveries a process sends: all, those to other servers, or those to the project's own routes. The condition is
-# that of an index, and of `is_relative`.
+# Which deliveries a process sends: all, those to other servers, or those to the project's own routes. The conditions
+# must equal those of the partial indexes, and agree with `is_relative`.
 UrlKind = Literal["any", "absolute", "relative"]
 _OF_KIND: Mapping[UrlKind, str] = {
     "any": "",
@@ -44,11 +45,13 @@ WHERE state = 'pending' AND delivery_id <> ALL(%(aside)s){kind} ORDER BY next_at
 """
 NEXT_DUE: Mapping[UrlKind, str] = {kind: _NEXT_DUE.format(kind=condition) for kind, condition in _OF_KIND.items()}
 
-# Whom a delivery leads to: the host and port of its URL, or the project itself. The expression is that of an index.
+# The receiver of a delivery: host and port of its URL, or `/` for the project itself. The expression must equal that of
+# the index.
 RECEIVER = "CASE WHEN starts_with(url, '/') THEN '/' ELSE '@' || left(split_part(url, '/', 3), 300) END COLLATE \"C\""
 
-# The receivers after one, in the order of the index, and of each the deliveries that are due longest. It jumps from
-# receiver to receiver: a long queue for one of them is not read. One without any that is due has a row, too.
+# The receivers after a given one, in the order of the index, and for each the deliveries that have been due longest. A
+# loose index scan: it skips from receiver to receiver and does not read a long queue of one of them. A receiver without
+# due deliveries has one row with NULLs.
 _RECEIVERS = f"""
 WITH RECURSIVE walk AS (
     SELECT * FROM (
@@ -78,8 +81,8 @@ FIND_DUE: Mapping[UrlKind, str] = {
     "relative": _RECEIVERS.format(kind="AND place.receiver = '/'"),
 }
 
-# While it is being sent it is not due; when the lease is over it is again. What a client or a graph has written is
-# decoded row by row, not by the driver: one that cannot be decoded must not hide the others.
+# A claimed delivery is not due until its lease ends. JSON of clients and graphs is returned as text and decoded row by
+# row, not by the driver, so that a row that cannot be decoded does not fail the others.
 CLAIM = f"""
 UPDATE webhook_delivery SET attempts = attempts + 1, sending = true,
                             next_attempt_at = now() + make_interval(secs => %(lease)s)
@@ -100,14 +103,15 @@ RETURNING delivery_id, run_id, tenant_id, url, run::text AS run, "values"::text 
                    ARRAY[]::bytea[]) AS salts
 """
 
-# Even if the lease was over and somebody else is sending it again: the receiver has it.
+# Also if the lease has ended and another process is sending it again, because the receiver has it.
 MARK_DELIVERED = """
 UPDATE webhook_delivery SET state = 'delivered', sending = false, last_status = %(status)s, last_error = NULL,
                             delivered_at = now(), settled_at = now()
 WHERE delivery_id = %(delivery_id)s AND state = 'pending'
 """
 
-# The last try is when the time is up. A try whose lease was over has nothing to say any more.
+# An attempt at or after the end of the retry period is the last. An attempt whose lease has ended, so that another one
+# was counted, changes nothing.
 MARK_FAILED = """
 UPDATE webhook_delivery SET
     sending = false, last_status = %(status)s, last_error = %(error)s,
@@ -121,7 +125,7 @@ WHERE webhook_delivery.delivery_id = verdict.delivery_id AND state = 'pending' A
 RETURNING state
 """
 
-# One that is being sent at this moment is left alone.
+# Leaves a delivery unchanged that is being sent at the moment.
 REDELIVER = f"""
 UPDATE webhook_delivery SET state = 'pending', attempts = 0, sending = false, next_attempt_at = now(),
                             retry_since = now(), delivered_at = NULL, settled_at = NULL
@@ -141,7 +145,7 @@ ORDER BY created_at DESC, delivery_id DESC LIMIT %(limit)s OFFSET %(offset)s
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A place in the order of tenants and receivers."""
+    """A position in the order of tenants and receivers."""
 
     tenant_id: str
     receiver: str
@@ -152,7 +156,7 @@ FIRST_TURN = Turn("", "")
 
 @dataclass(frozen=True, slots=True)
 class DueDelivery:
-    """A delivery that may be claimed, and whom it is of and for."""
+    """A delivery that may be claimed, with its tenant and receiver."""
 
     delivery_id: UUID
     run_id: UUID
@@ -162,7 +166,7 @@ class DueDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A claimed delivery. `attempts` counts this try."""
+    """A claimed delivery. `attempts` includes this attempt."""
 
     delivery_id: UUID
     run_id: UUID
@@ -173,16 +177,16 @@ class Delivery:
     # Bytes of `run` and `values`.
     size: int = 0
     tenant_id: str = ""
-    """Empty: no tenant's."""
+    """Empty if it belongs to no tenant."""
     salts: Sequence[bytes] = ()
-    """What the tenant's signing secrets are computed from."""
+    """The salts from which the tenant's signing secrets are computed."""
     receiver: str = ""
-    """Host and port of the URL, as `RECEIVER` gives it."""
+    """The value of the expression `RECEIVER`."""
     unreadable: str | None = None
-    """Why `run` and `values` cannot be decoded, if they cannot."""
+    """Why `run` and `values` cannot be decoded; None if they can."""
 
     def payload(self, sent_at: datetime, allowed: frozenset[str] | None) -> bytes:
-        """What the receiver gets: the run as clients see it, and how it ended."""
+        """The body of the request: the run as the API returns it, its times and its last values."""
         run = dict(self.run)
         started_at, finished_at = _utc(run.pop("started_at")), _utc(run.pop("finished_at"))
         run |= {"created_at": _utc(run["created_at"]), "updated_at": _utc(run["updated_at"])}
@@ -195,20 +199,20 @@ class Delivery:
         }
         if payload["error"] is None:
             del payload["error"]
-        told = {key: value for key, value in payload.items() if allowed is None or key in allowed}
-        return to_json(told, MAX_RESPONSE_DEPTH)
+        shown = {key: value for key, value in payload.items() if allowed is None or key in allowed}
+        return to_json(shown, MAX_RESPONSE_DEPTH)
 
 
 def _utc(stamp: str | None) -> datetime | None:
-    """A time as Postgres writes it in JSON."""
+    """Parse a time that Postgres has written to JSON."""
     return None if stamp is None else datetime.fromisoformat(stamp).astimezone(UTC)
 
 
 async def next_due(
     connection: AsyncConnection[DictRow], kind: UrlKind = "any", aside: Sequence[UUID] = ()
 ) -> float | None:
-    """Seconds until a delivery is due, not above zero if one is; None when nothing is pending. `aside`: the deliveries
-    to pass over."""
+    """Seconds until the next delivery is due, zero or less if one is; None if none is pending. `aside`: the deliveries
+    to leave out."""
     row = await (await connection.execute(NEXT_DUE[kind].encode(), {"aside": list(aside)})).fetchone()
     return None if row is None else float(row["seconds"])
 
@@ -222,8 +226,8 @@ async def find_due(
     each: int,
     aside: Sequence[UUID] = (),
 ) -> tuple[list[DueDelivery], Turn]:
-    """Due deliveries of the next `receivers` after a place in the order of tenants and receivers, up to `each` of one.
-    Returns them, and where to go on: at the beginning, when there are no more. `aside`: the deliveries to pass over."""
+    """Due deliveries of the next `receivers` receivers after a position, up to `each` for each of them. Also returns
+    the position to continue from, which is the first after the last receiver. `aside`: the deliveries to leave out."""
     place = {"tenant_id": after.tenant_id, "receiver": after.receiver}
     asked = {**place, "receivers": receivers, "each": each, "aside": list(aside)}
     rows = await (await connection.execute(FIND_DUE[kind].encode(), asked)).fetchall()
@@ -235,8 +239,8 @@ async def find_due(
 async def claim_deliveries(
     connection: AsyncConnection[DictRow], delivery_ids: Sequence[UUID], lease: float, max_bytes: int
 ) -> list[Delivery]:
-    """Take those that are still due, the first first: not more than `max_bytes` of them, but one at least. Nobody else
-    gets them for `lease` seconds."""
+    """Claim those of the deliveries that are still due, in the given order: up to `max_bytes` of them, but at least
+    one. No other process gets them for `lease` seconds."""
     asked = {"delivery_ids": list(delivery_ids), "lease": lease, "max_bytes": max_bytes}
     cursor = await connection.execute(CLAIM, asked)
     return [_decoded(row) for row in await cursor.fetchall()]
@@ -264,7 +268,7 @@ async def mark_failed(
     pause: float,
     retry_for: float,
 ) -> DeliveryState | None:
-    """Note a try that failed. Returns what becomes of the delivery, None if that is not for this try to say."""
+    """Record a failed attempt. Returns the new state of the delivery, or None if a later attempt was counted."""
     parameters = {
         "delivery_id": delivery.delivery_id,
         "attempts": delivery.attempts,
@@ -281,7 +285,7 @@ async def mark_failed(
 async def get_delivery(
     connection: AsyncConnection[DictRow], delivery_id: UUID, visible: Visibility = EVERYTHING
 ) -> DictRow:
-    """A delivery about a run of a thread that is visible, or NotFound."""
+    """A delivery about a run of a visible thread. Raises NotFound."""
     condition, parameters = _of_visible_run(visible)
     statement = f"{GET} AND {condition}"
     row = await (await connection.execute(statement.encode(), {**parameters, "delivery_id": delivery_id})).fetchone()
@@ -291,7 +295,7 @@ async def get_delivery(
 
 
 async def redeliver(connection: AsyncConnection[DictRow], delivery_id: UUID) -> DictRow:
-    """Have a delivery sent again from now on, with a day's retries. Returns it as it is then."""
+    """Make a delivery due now, with a new period of retries. Returns its row."""
     row = await (await connection.execute(REDELIVER, {"delivery_id": delivery_id})).fetchone()
     return await get_delivery(connection, delivery_id) if row is None else row
 
@@ -310,8 +314,9 @@ async def list_deliveries(
 
 
 def _of_visible_run(visible: Visibility) -> tuple[str, dict[str, Any]]:
-    """A delivery knows its tenant, and outlives the thread; what else may be asked for is the thread's. A thread that
-    is younger than the delivery is another one, with the id of a thread that was deleted."""
+    """The condition for visible deliveries. The tenant is a column of the delivery, which outlives its thread. A filter
+    applies to the metadata of the thread. A thread that is younger than the delivery is not its thread, but a new one
+    with the id of a deleted thread."""
     if not visible.filter:
         return visible.tenant_condition("webhook_delivery.tenant_id")
     condition, parameters = visible.condition("thread.metadata")

@@ -1,8 +1,8 @@
-"""Resolves the hosts of webhooks in threads of their own.
+"""Resolves the host names of webhooks in threads of their own.
 
-The owner of a name decides how long its lookup takes, and a lookup cannot be cancelled. The event loop has few threads
-for lookups, two with uvloop: a few webhooks to names whose server does not answer would keep the process from
-connecting to its own database.
+The DNS server of a name decides how long its lookup takes, and a lookup cannot be cancelled. The event loop has few
+threads for lookups, two with uvloop. With these, a few webhooks to names whose DNS server does not answer would keep
+the process from connecting to its own database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-# Lookups at once, as many as webhooks are sent at once. One whose caller gave up counts until it ends.
+# Concurrent lookups, as many as webhooks are sent at once. A lookup whose caller gave up counts until it ends.
 MAX_LOOKUPS = 100
 
 _begun: ContextVar[set[asyncio.Future[None]] | None] = ContextVar("lookups of this task", default=None)
@@ -23,7 +23,7 @@ _begun: ContextVar[set[asyncio.Future[None]] | None] = ContextVar("lookups of th
 
 @contextmanager
 def lookups_begun() -> Iterator[set[asyncio.Future[None]]]:
-    """The lookups that this task begins meanwhile and that have not ended yet."""
+    """The lookups that this task begins within the block and that have not ended yet."""
     begun: set[asyncio.Future[None]] = set()
     token = _begun.set(begun)
     try:
@@ -37,7 +37,7 @@ class NameLookups:
         self._free = asyncio.Semaphore(limit)
 
     async def getaddrinfo(self, host: str, port: int) -> list[Any]:
-        """As `socket.getaddrinfo` answers, for TCP. Raises what that raises."""
+        """`socket.getaddrinfo` for TCP, with its results and exceptions."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[Any]] = loop.create_future()
         ended: asyncio.Future[None] = loop.create_future()
@@ -66,7 +66,7 @@ class NameLookups:
 
         await self._free.acquire()
         try:
-            # A daemon, so that a process that stops does not wait for it.
+            # A daemon thread, so that the process does not wait for it when it stops.
             threading.Thread(target=look_up, name=f"lookup {host}", daemon=True).start()
         except RuntimeError as error:
             self._free.release()

@@ -1,4 +1,4 @@
-"""The salts that tenants' signing secrets are computed from: reading and replacing them."""
+"""Reads and replaces the salts from which the signing secrets of tenants are computed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from psycopg.rows import DictRow
 
 from holdfast.errors import NotFound
 
-# As long as the digest that it goes into.
+# As long as the digest for which it is an input.
 SALT_BYTES = 32
 
 READ = "SELECT webhook_salts FROM tenant WHERE tenant_id = %(tenant_id)s"
 
-# The one before stays, so that deliveries are signed with both until receivers have the new secret.
+# Keeps the previous salt, so that deliveries are signed with both secrets until receivers have the new one.
 ROTATE = """
 UPDATE tenant SET webhook_salts = ARRAY[%(salt)s::bytea, webhook_salts[1]] WHERE tenant_id = %(tenant_id)s
 RETURNING webhook_salts
@@ -32,13 +32,13 @@ async def read_salts(connection: AsyncConnection[DictRow], tenant_id: str) -> li
 
 
 async def rotate_salt(connection: AsyncConnection[DictRow], tenant_id: str) -> list[bytes]:
-    """Give a tenant a new secret; the one that was newest until now goes on signing. Raises NotFound."""
+    """Give a tenant a new secret. Deliveries are signed with it and with the previous one. Raises NotFound."""
     asked = {"tenant_id": tenant_id, "salt": secrets.token_bytes(SALT_BYTES)}
     return _found(await (await connection.execute(ROTATE, asked)).fetchone(), tenant_id)
 
 
 async def retire_salt(connection: AsyncConnection[DictRow], tenant_id: str) -> list[bytes]:
-    """Have a tenant's deliveries signed with its newest secret only. Raises NotFound."""
+    """Sign a tenant's deliveries with its newest secret only. Raises NotFound."""
     return _found(await (await connection.execute(RETIRE, {"tenant_id": tenant_id})).fetchone(), tenant_id)
 
 

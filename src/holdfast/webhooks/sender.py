@@ -1,4 +1,4 @@
-"""One call of a webhook: checked, signed, and made to the very address that was checked."""
+"""Sends one webhook: checks its URL, signs it, and connects to the address that was checked."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from holdfast.settings.signing_secrets import secrets_of_tenant
 from holdfast.telemetry.tracing import outgoing_headers
 from holdfast.webhooks.deliveries import Delivery
 from holdfast.webhooks.name_lookups import NameLookups
-from holdfast.webhooks.urls import Address, RefusedUrl, Target, UrlPolicy, is_relative
+from holdfast.webhooks.urls import Address, RefusedUrl, UrlPolicy, WebhookTarget, is_relative
 
 # Posts headers and a body to a path of the project's own app, and returns the status of the answer.
 CallOwnRoute = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
 
 MAX_REDIRECTS = 3
-# Those that keep method and body. After the others a client is expected to come back with GET, which is no delivery.
-REDIRECTS = frozenset({307, 308})
+# Redirects that keep method and body. The others ask the client to send GET, which would not deliver anything.
+FOLLOWED_REDIRECTS = frozenset({307, 308})
 GONE = 410
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a call: `error` None is a success. `final`: it makes no sense to try again.
+class CallResult:
+    """The result of a call. It succeeded if `error` is None. `final`: a retry would be useless.
 
-    `error` is shown to callers, so it holds no address that a name was resolved to and nothing that the receiver sent.
-    `cause` may hold these. It is for the operator's log and traces.
+    `error` is shown to clients, so it contains no resolved address and nothing that the receiver has sent. `cause` may
+    contain these; it is for the operator's log and traces.
     """
 
     status: int | None
@@ -48,22 +48,22 @@ class Answer:
     cause: str | None = None
 
 
-def unreadable(cause: str) -> Answer:
-    """What comes of a delivery that cannot be made into a message. To try again would end the same."""
-    return Answer(None, "What is to be sent cannot be read.", final=True, cause=cause)
+def unreadable(cause: str) -> CallResult:
+    """The result for a delivery whose message cannot be built. A retry would fail in the same way."""
+    return CallResult(None, "What is to be sent cannot be read.", final=True, cause=cause)
 
 
 class Unreadable(Exception):
-    """What is stored of the run has another shape than this version writes. Its text is the type of the error."""
+    """The stored run has another shape than this version writes. The message is the type of the error."""
 
 
 class UnresolvedHost(httpcore.ConnectError):
-    """The name of the host has no address."""
+    """The host name cannot be resolved."""
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects only where the policy allows. The name is resolved here, once: whoever answers for it cannot say one
-    thing to the check and another to the connection."""
+    """Connects only to addresses that the policy allows. Resolves the name once and connects to the checked address, so
+    that a DNS server cannot return one address for the check and another for the connection."""
 
     def __init__(self, policy: UrlPolicy) -> None:
         self._policy = policy
@@ -80,7 +80,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         addresses = await self._resolve(host, port)
         for address in addresses:
-            # One that is not public among others is refused, too: it is no accident.
+            # Refuse the host if any of its addresses is not public: a mixture is probably an attack.
             try:
                 self._policy.check_address(address)
             except RefusedUrl:
@@ -102,8 +102,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         return list(dict.fromkeys(ipaddress.ip_address(place[0]) for *_, place in found))
 
 
-def _in_words(error: Exception) -> str:
-    """What went wrong, without what the exception says: that names addresses, or repeats what the receiver sent."""
+def _error_text(error: Exception) -> str:
+    """The kind of error, without the exception's message, which may contain addresses or what the receiver has sent."""
     if isinstance(error, UnresolvedHost):
         return "The host's name cannot be resolved."
     # httpcore raises its own exceptions `from None`.
@@ -119,7 +119,7 @@ def _in_words(error: Exception) -> str:
 
 
 class WebhookSender:
-    """Sends deliveries; what comes of it is the caller's to note."""
+    """Sends deliveries. The caller records the results."""
 
     def __init__(
         self, settings: Settings, section: WebhooksSection, call_own_route: CallOwnRoute | None = None
@@ -133,19 +133,19 @@ class WebhookSender:
 
     @cached_property
     def _pool(self) -> httpcore.AsyncConnectionPool:
-        # No connection is kept: an address is checked when it is connected to. No proxy either: it would resolve names
-        # by itself.
+        # Connections are not reused, because addresses are checked when a connection is made. No proxy is used, because
+        # it would resolve names itself.
         return httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(),
-            # As many as there are calls. With httpcore's limit of ten, ten receivers that do not answer would hold up
-            # all other calls until these time out, too.
+            # No limit. With httpcore's limit of ten, ten receivers that do not answer would delay all other calls until
+            # those time out, too.
             max_connections=None,
             max_keepalive_connections=0,
             network_backend=CheckedNetwork(self._policy),
         )
 
-    async def send(self, delivery: Delivery) -> Answer:
-        """Never raises for what the receiver, the network or the URL are to blame for."""
+    async def send(self, delivery: Delivery) -> CallResult:
+        """Send a delivery. Errors of the receiver, the network or the URL are returned, not raised."""
         status: int | None = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -153,21 +153,25 @@ class WebhookSender:
         except Unreadable as error:
             return unreadable(str(error))
         except RefusedUrl as error:
-            return Answer(None, f"The URL is refused: {error}", final=True, cause=error.cause)
+            return CallResult(None, f"The URL is refused: {error}", final=True, cause=error.cause)
         except (TimeoutError, httpcore.TimeoutException):
-            return Answer(None, f"No answer within {self._timeout:g} seconds.")
+            return CallResult(None, f"No answer within {self._timeout:g} seconds.")
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError) as error:
-            return Answer(None, _in_words(error), cause=f"{type(error).__name__}: {error}"[:500].replace("\0", ""))
+            return CallResult(
+                None, _error_text(error), cause=f"{type(error).__name__}: {error}"[:500].replace("\0", "")
+            )
         if 200 <= status < 300:
-            return Answer(status)
+            return CallResult(status)
         if 300 <= status < 400 and is_relative(delivery.url):
-            return Answer(status, f"It redirects with {status}, which is not followed for routes of the project.")
+            return CallResult(status, f"It redirects with {status}, which is not followed for routes of the project.")
         if 300 <= status < 400:
-            return Answer(status, f"It redirects with {status}: {MAX_REDIRECTS} redirects by 307 or 308 are followed.")
-        return Answer(status, f"The answer was {status}.", final=status == GONE)
+            return CallResult(
+                status, f"It redirects with {status}: {MAX_REDIRECTS} redirects by 307 or 308 are followed."
+            )
+        return CallResult(status, f"The answer was {status}.", final=status == GONE)
 
     async def _post(self, delivery: Delivery) -> int:
-        # Checked again: it may have been stored under other rules.
+        # Checked again, because the rules may have changed since it was stored.
         if self._call_own_route is not None and is_relative(delivery.url):
             self._policy.check_relative(delivery.url)
             headers, body = self._message(delivery)
@@ -175,17 +179,17 @@ class WebhookSender:
         first = target = self._policy.check(delivery.url)
         headers, body = self._message(delivery)
         for _ in range(MAX_REDIRECTS):
-            # What is configured for the receiver, perhaps a token, is not for whom it points at.
+            # Configured headers, which may contain a token, are not sent to another origin after a redirect.
             own = self._section.headers if target.origin == first.origin else {}
             status, location = await self._call(target, {**own, **headers}, body)
-            if status not in REDIRECTS or location is None:
+            if status not in FOLLOWED_REDIRECTS or location is None:
                 return status
             target = self._redirected(target, location)
         own = self._section.headers if target.origin == first.origin else {}
         return (await self._call(target, {**own, **headers}, body))[0]
 
     def _message(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
-        """The headers, without those that are configured, and the body."""
+        """The headers (without the configured ones) and the body."""
         sent_at = datetime.now(UTC)
         try:
             body = delivery.payload(sent_at, self._section.allowed_fields)
@@ -199,15 +203,16 @@ class WebhookSender:
         }
         return headers, body
 
-    def _redirected(self, target: Target, location: str) -> Target:
+    def _redirected(self, target: WebhookTarget, location: str) -> WebhookTarget:
         try:
             return self._policy.check(urljoin(target.url, location))
         except ValueError as error:
-            # The receiver chose the place. It may be one that only the receiver knows.
+            # Do not show the URL to clients: the receiver chose it, and it may be secret.
             raise RefusedUrl("it redirects to a URL that may not be called.", f"{location}: {error}"[:500]) from None
 
     def _signature(self, delivery: Delivery, sent_at: datetime, body: bytes) -> dict[str, str]:
-        """The headers of Standard Webhooks: signed with each secret, so that one of them can be replaced."""
+        """The headers of Standard Webhooks, with a signature by each secret, so that secrets can be replaced one by
+        one."""
         message_id = str(delivery.delivery_id)
         headers = {"webhook-id": message_id, "webhook-timestamp": str(int(sent_at.timestamp()))}
         secrets = self._secrets
@@ -218,17 +223,17 @@ class WebhookSender:
             headers["webhook-signature"] = " ".join(signed)
         return headers
 
-    async def _call(self, target: Target, headers: dict[str, str], body: bytes) -> tuple[int, str | None]:
+    async def _call(self, target: WebhookTarget, headers: dict[str, str], body: bytes) -> tuple[int, str | None]:
         given = [(name.encode(), value.encode()) for name, value in headers.items()]
         limits = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
         async with self._pool.stream(
             "POST",
-            # Of its parts: parsed once more, it could turn out to name another host than the one that was checked.
+            # Built from the checked parts. A second parser could find another host in the URL than the one checked.
             httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
             headers=[(b"host", urlsplit(target.url).netloc.encode()), *given],
             content=body,
             extensions={"timeout": limits},
         ) as response:
-            # Nobody reads what else it says, so it cannot be too much.
+            # The body of the response is not read, so its size does not matter.
             location = next((value for name, value in response.headers if name.lower() == b"location"), None)
             return response.status, None if location is None else location.decode("latin-1")

@@ -1,8 +1,8 @@
-"""Where a webhook may lead.
+"""Decides which URLs a webhook may have.
 
-Whoever may create a run names a URL that the server will call from where it stands, behind its firewall. So addresses
-that are not public are refused: when the run is created as far as the URL itself tells, and again when it is called,
-when the name has been resolved; the connection then goes to the address that was checked.
+A client that may create runs names a URL, which the server calls from within its own network. So addresses that are not
+public are refused: when the run is created, as far as the URL itself shows the address, and again when the webhook is
+sent, after the name has been resolved. The connection then goes to the address that was checked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from holdfast.settings import Settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# IPv4 networks that are no public unicast addresses. Written out, and not asked of `ipaddress`: what that calls global
-# differs between versions of Python.
+# IPv4 networks without public unicast addresses. Not `is_global` of `ipaddress`, which differs between versions of
+# Python.
 SPECIAL_IPV4 = tuple(
     ipaddress.IPv4Network(network)
     for network in (
@@ -41,7 +41,7 @@ SPECIAL_IPV4 = tuple(
         "240.0.0.0/4",  # reserved, and broadcast
     )
 )
-# Global unicast is all that IANA has given out of IPv6. Everything outside of it is refused: loopback, IPv4-compatible,
+# IANA has assigned public IPv6 addresses only from this network. All others are refused: loopback, IPv4-compatible,
 # site-local, unique local, link-local, multicast, and what may be defined later.
 GLOBAL_UNICAST_IPV6 = ipaddress.IPv6Network("2000::/3")
 SPECIAL_IPV6 = tuple(
@@ -55,15 +55,15 @@ SPECIAL_IPV6 = tuple(
 )
 # IPv6 addresses that stand for the IPv4 address in their last four bytes: mapped ones, and those of NAT64.
 EMBEDDED_IPV4 = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
-# Control characters, the space, and the backslash, which some parsers take for a slash.
+# Control characters, the space, and the backslash, which some parsers treat as a slash.
 SPECIAL_CHARACTERS = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 class RefusedUrl(ValueError):
-    """The policy does not allow to call this.
+    """The policy does not allow this URL.
 
-    The message is a sentence for the caller who named the URL. `cause` is for the operator's log: it may hold addresses
-    that the caller must not learn.
+    The message is a sentence for the client that sent the URL. `cause` is for the operator's log; it may contain
+    addresses that the client must not see.
     """
 
     def __init__(self, message: str, cause: str | None = None) -> None:
@@ -72,15 +72,15 @@ class RefusedUrl(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A URL that may be called, if its host's address may."""
+class WebhookTarget:
+    """A URL that may be called if the address of its host is allowed."""
 
     url: str
     scheme: str
     host: str
     port: int
     path: str
-    """With the query."""
+    """Path and query."""
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -97,14 +97,14 @@ class UrlPolicy:
         return cls(section, settings.webhook_allow_private)
 
     def admit(self, url: str) -> None:
-        """Check a URL that a caller names, as far as the URL itself tells. Raises RefusedUrl."""
+        """Check the URL of a request, absolute or relative, without resolving its host. Raises RefusedUrl."""
         if is_relative(url):
             self.check_relative(url)
         else:
             self.check(url)
 
     def check_relative(self, url: str) -> None:
-        """A path of the project's own app. Raises RefusedUrl."""
+        """Check a path of the project's own app. Raises RefusedUrl."""
         self._check_any(url)
         if not self.section.allow_relative:
             raise RefusedUrl(
@@ -116,8 +116,8 @@ class UrlPolicy:
         if url.startswith("//") or "#" in url or not url.isascii() or SPECIAL_CHARACTERS.search(url):
             raise RefusedUrl("a path must begin with one slash, with special characters percent-encoded.")
 
-    def check(self, url: str) -> Target:
-        """An absolute URL, as far as the URL itself tells. Raises RefusedUrl."""
+    def check(self, url: str) -> WebhookTarget:
+        """Check an absolute URL without resolving its host. Raises RefusedUrl."""
         self._check_any(url)
         section = self.section
         parts, port = _split(url)
@@ -126,15 +126,17 @@ class UrlPolicy:
             raise RefusedUrl("only https URLs are allowed here (webhooks.url.require_https).")
         if section.allowed_ports is not None and port not in section.allowed_ports:
             raise RefusedUrl(f"port {port} is not among those allowed here (webhooks.url.allowed_ports).")
-        if section.allowed_domains is not None and not any(_below(host, one) for one in section.allowed_domains):
+        if section.allowed_domains is not None and not any(
+            _matches_domain(host, one) for one in section.allowed_domains
+        ):
             raise RefusedUrl(f"{host} is not among the domains allowed here (webhooks.url.allowed_domains).")
         if not self.allow_private and (host == "localhost" or host.endswith(".localhost")):
             raise RefusedUrl(f"{host} is this machine, which only WEBHOOK_ALLOW_PRIVATE allows.")
-        literal = _literal(host)
+        literal = _literal_address(host)
         if literal is not None:
             self.check_address(literal)
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        return Target(url, parts.scheme, host, port, path)
+        return WebhookTarget(url, parts.scheme, host, port, path)
 
     def _check_any(self, url: str) -> None:
         if self.section.disabled:
@@ -144,13 +146,13 @@ class UrlPolicy:
             raise RefusedUrl(f"the URL is longer than {longest} characters (webhooks.url.max_url_length).")
 
     def check_address(self, address: Address) -> None:
-        """Raises RefusedUrl for an address that is not public."""
+        """Raise RefusedUrl for an address that is not public."""
         if not self.allow_private and not is_public(address):
             raise RefusedUrl(f"{address} is not a public address; only WEBHOOK_ALLOW_PRIVATE allows others.")
 
 
 def is_relative(url: str) -> bool:
-    """Whether a webhook leads to the project's own app. The outbox decides it the same way."""
+    """Whether a webhook calls the project's own app. The SQL of the outbox decides it in the same way."""
     return url.startswith("/")
 
 
@@ -185,12 +187,12 @@ def _split(url: str) -> tuple[SplitResult, int]:
     return parts, port or (443 if parts.scheme == "https" else 80)
 
 
-def _below(host: str, domain: str) -> bool:
+def _matches_domain(host: str, domain: str) -> bool:
     return host.endswith(domain[1:]) if domain.startswith("*.") else host == domain
 
 
-def _literal(host: str) -> Address | None:
-    """The address that a host is written as, in all the ways that resolvers understand: 127.1, 0x7f000001, …"""
+def _literal_address(host: str) -> Address | None:
+    """The address if the host is a literal address, in any notation that resolvers accept: 127.1, 0x7f000001, …"""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
