@@ -70,7 +70,7 @@ async def test_refused_run_delays_no_other(settings: Settings, database: Databas
 async def test_refused_run_is_claimed_again_later(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.claiming.refused_runs.LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.claiming.refused_runs.MAX_SKIP_SECONDS", 0.1)
     run_id = (await post_run(database, "graph", input=GO)).run["run_id"]
     await refuse_changes(database, run_id)
     with capture_logs() as logs:

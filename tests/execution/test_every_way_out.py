@@ -297,7 +297,7 @@ async def test_attempt_whose_end_is_refused_counts_as_a_crash(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, max_crashes: int
 ) -> None:
     """As crashes, so that the run ends as a poison run."""
-    monkeypatch.setattr("holdfast.upkeep.reaper.RELEASE_INTERVAL", 0.1)
+    monkeypatch.setattr("holdfast.upkeep.reaper.RELEASE_INTERVAL_SECONDS", 0.1)
     await refuse(database, REFUSE_ENDS)
     calls: list[str] = []
     limits = {"max_crashes": max_crashes, "max_retries": 0}
@@ -314,7 +314,7 @@ async def test_run_whose_outcomes_are_all_refused_is_not_executed_again(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end as a poison run is refused, too: the run waits, and the worker executes others."""
-    monkeypatch.setattr("holdfast.upkeep.reaper.RELEASE_INTERVAL", 0.1)
+    monkeypatch.setattr("holdfast.upkeep.reaper.RELEASE_INTERVAL_SECONDS", 0.1)
     await refuse(database, REFUSE_OUTCOMES)
     calls: list[str] = []
     limits = {"max_crashes": 1, "max_retries": 0, "jobs": 1}

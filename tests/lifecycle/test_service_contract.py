@@ -16,6 +16,7 @@ from holdfast.api.connection_limits import ConnectionLimits
 from holdfast.api.main import WebProcess
 from holdfast.api.own_routes import OwnRoutes, OwnWebhooks
 from holdfast.api.unsent_bytes import UnsentBytes
+from holdfast.auth.known_keys import KnownKeys
 from holdfast.claiming.claim_loop import ClaimLoop
 from holdfast.db.connect import Database
 from holdfast.engine.group_commit import GroupCommitter

@@ -334,7 +334,7 @@ async def test_threads_of_blocking_code_use_the_store(settings: Settings) -> Non
 
 
 async def test_expired_items_are_swept(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "MOST", 2)
+    monkeypatch.setattr(items, "MAX_BATCH_ROWS", 2)
     async with opened(settings) as store:
         for n in range(5):
             await store.aput(("a",), str(n), {"text": "sea"}, ttl=1)

@@ -23,7 +23,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.signals.postgres import PostgresSignals
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.leader import Upkeep
-from holdfast.upkeep.sweeper import FAILURES, Sweeper
+from holdfast.upkeep.sweeper import MAX_FAILURES_IN_A_ROW, Sweeper
 from tests.engine.scene import create, declare_lost, online_worker
 from tests.support.records import query
 from tests.support.smoke import EXAMPLES
@@ -401,7 +401,8 @@ def test_each_sweep_has_a_case(database_url: str) -> None:
 
 REFUSED_KEYS = f"""
 INSERT INTO idempotency_key (scope, key, fingerprint, kind, status, headers, body, created_at)
-SELECT 'bad', n::text, '', 'whole', 200, '{{}}', '', now() - interval '99 days' FROM generate_series(0, {FAILURES}) n
+SELECT 'bad', n::text, '', 'whole', 200, '{{}}', '', now() - interval '99 days'
+FROM generate_series(0, {MAX_FAILURES_IN_A_ROW}) n
 RETURNING 1
 """
 

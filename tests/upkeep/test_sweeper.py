@@ -22,7 +22,7 @@ from holdfast.graphs.checkpointer import CheckpointerSection
 from holdfast.settings import Settings, load_settings
 from holdfast.streams.log import read_after
 from holdfast.telemetry.metrics import Metrics
-from holdfast.upkeep.batch_size import Portion
+from holdfast.upkeep.batch_size import BatchSize
 from holdfast.upkeep.sweeper import Sweeper
 from holdfast.upkeep.sweeps import SWEEP_EXPIRED, SWEEP_RESTING
 from tests.support.ageing import age_thread
@@ -449,7 +449,7 @@ async def test_everything_has_its_turn_however_much_there_is_of_one_thing(databa
 
 
 def test_a_portion_is_what_can_be_done_in_a_moment() -> None:
-    portion = Portion(first=50, most=100)
+    portion = BatchSize(first=50, most=100)
     assert portion.took(50, 0.001)
     assert portion.size == 100
     assert portion.took(100, 0.001)

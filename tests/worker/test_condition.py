@@ -341,7 +341,7 @@ async def test_worker_is_replaced_for_its_journal_only_while_its_lease_is_renewe
         now += 0.5
         if outage == "of the journal alone" or now > began + 0.95 * settings.lease:
             heartbeat.deadline = now + settings.lease
-        condition._look_at_journal()
+        condition._check_journal()
         found = condition.problem()
         assert found is not None
         reasons.add((found.reason, found.lasting))
@@ -387,7 +387,7 @@ async def test_worker_that_takes_long_to_resign_is_not_replaced(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its journal has ended by then, as it should."""
-    monkeypatch.setattr("holdfast.worker.condition.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.worker.condition.CHECK_SECONDS", 0.01)
     resign, problem = Heartbeat._stop, Condition.problem
     looks = 0
 

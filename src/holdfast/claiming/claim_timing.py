@@ -70,7 +70,7 @@ class ClaimTiming:
         try:
             ready, taken = parse_work_hint(payload)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            # From a process of another version. Claiming is right whatever it means.
+            # From a process of another version. A claim is right for any meaning.
             self._ask_schedule()
             self._wake()
             return

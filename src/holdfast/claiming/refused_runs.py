@@ -12,16 +12,16 @@ from holdfast.engine.careful_claim import RunByRunLook
 from holdfast.engine.claim import Look, take_all
 from holdfast.telemetry.metrics import Metrics
 
-# Seconds that a run is passed over at most. Not longer: should the database have refused every run for a while, they
-# are all claimed soon after.
-LONGEST_PAUSE_SECONDS = 300.0
+# Seconds that a run is skipped at most. If the database has refused every run for a while, they are all claimed soon
+# after that.
+MAX_SKIP_SECONDS = 300.0
 
 
 class RefusedRuns:
-    """Decides how the next claim takes runs, after what came of the last one."""
+    """Decides how the next claim takes runs: all at once, or one by one after a claim that the database refused."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._aside = RowsSetAside("claim", "run_id", metrics, max_delay=LONGEST_PAUSE_SECONDS)
+        self._aside = RowsSetAside("claim", "run_id", metrics, max_delay=MAX_SKIP_SECONDS)
         self._careful: RunByRunLook | None = None
 
     @property
@@ -34,7 +34,7 @@ class RefusedRuns:
         return self._careful or take_all
 
     def ids(self) -> list[UUID]:
-        """The runs to pass over now."""
+        """The runs to skip now."""
         return self._aside.ids()
 
     def claimed(self) -> None:

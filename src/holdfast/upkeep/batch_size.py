@@ -1,7 +1,6 @@
-"""How much a sweep takes at a time: as much as it gets done in a moment, whatever that is today.
+"""How many rows a sweep takes at a time: as many as take about a quarter of a second.
 
-A thread may hold ten rows or a million, so a fixed number of threads would hold their locks for a moment or for
-minutes.
+A thread may have ten rows or a million. A fixed number of threads would hold their locks for a moment or for minutes.
 """
 
 from __future__ import annotations
@@ -14,55 +13,56 @@ from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.time_limit import time_limit
 
-# Seconds that one portion should take.
-MOMENT = 0.25
-FIRST = 50
-MOST = 500
-# How many times DATABASE_TIMEOUT a portion may take. Less than a statement of the pool: that closes the connection.
+# Seconds that one batch should take.
+TARGET_SECONDS = 0.25
+FIRST_BATCH_ROWS = 50
+MAX_BATCH_ROWS = 500
+# How many times DATABASE_TIMEOUT a batch may take. The timeout of the pool's statements is longer: it closes the
+# connection.
 LIMIT_TIMES = 2.5
 
 
-class Portion:
-    """`size` is what to take next. It shrinks when the last took too long, and grows while there is more."""
+class BatchSize:
+    """`size` is how many rows to take next. It shrinks when a batch took too long, and grows while there are more."""
 
-    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
+    def __init__(self, first: int = FIRST_BATCH_ROWS, most: int = MAX_BATCH_ROWS) -> None:
         self.size = min(first, most)
         self._most = most
 
     def took(self, count: int, seconds: float) -> bool:
-        """The last portion had `count`. Returns whether there may be more."""
+        """The last batch had `count` rows. Returns whether there may be more."""
         more = count >= self.size
-        if seconds > MOMENT:
+        if seconds > TARGET_SECONDS:
             self.size = max(1, self.size // 2)
-        elif more and seconds < MOMENT / 2:
+        elif more and seconds < TARGET_SECONDS / 2:
             self.size = min(self._most, self.size * 2)
         return more
 
     def failed(self) -> None:
-        """The last portion failed, or took too long. The next is a single one, so that only what cannot be removed
+        """The last batch failed, or took too long. The next has one row, so that only a row that cannot be removed
         fails again."""
         self.size = 1
 
     def succeeded(self) -> None:
-        """Take twice as much next, however long the last portion took."""
+        """Take twice as many next, independent of how long the last batch took."""
         self.size = min(self._most, self.size * 2)
 
 
 async def take(
-    database: Database, statement: str, parameters: Mapping[str, Any], portion: Portion, seconds: float | None
+    database: Database, statement: str, parameters: Mapping[str, Any], batch_size: BatchSize, seconds: float | None
 ) -> tuple[int, bool]:
     """Execute a statement that takes up to %(batch)s rows. Returns how many it took, and whether there may be more.
 
-    `seconds`: how long it may take; None: any time. Raises TooSlow when they are over.
+    `seconds`: how long it may take; None: no limit. Raises TooSlow when it takes longer.
     """
     started = time.monotonic()
     try:
         async with time_limit(database, seconds), database.connection() as connection:
-            cursor = await connection.execute(statement.encode(), {"batch": portion.size, **parameters})
+            cursor = await connection.execute(statement.encode(), {"batch": batch_size.size, **parameters})
             row = await cursor.fetchone() if cursor.description is not None else None
     except Exception as error:
         if not is_outage(error):
-            portion.failed()
+            batch_size.failed()
         raise
     taken = cursor.rowcount if row is None else int(row["count"])
-    return taken, portion.took(taken, time.monotonic() - started)
+    return taken, batch_size.took(taken, time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""The duty that puts runs aside which nobody can execute: they become dead letters."""
+"""The duty that makes dead letters of runs whose graph no worker has."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ LOOK_INTERVAL = 5.0
 LONGEST_PAUSE_SECONDS = 15.0
 # The same while the database is away: what is due is done soon after it is back.
 OUTAGE_PAUSE_SECONDS = 1.0
-# The database is away, busy or slow, or somebody has locked what the duty needs. Everything else is a defect, and
+# The database is away, busy or slow, or a row that the duty needs is locked. Every other error is a defect, and is
 # logged with its traceback.
-FORESEEN = (psycopg.OperationalError, psycopg.InterfaceError, OSError)
+EXPECTED_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError, OSError)
 
 
 class Duty:
@@ -60,7 +60,7 @@ class Duty:
             except Exception as error:
                 if self._lost():
                     raise
-                if not isinstance(error, FORESEEN) and not self._backoff.failing:
+                if not isinstance(error, EXPECTED_ERRORS) and not self._backoff.failing:
                     log.exception("upkeep.duty_crashed", duty=self.name)
                 # A timeout may be the duty's own, of work that is too slow or waits for a lock.
                 away = is_outage(error) and not isinstance(error, TimeoutError)

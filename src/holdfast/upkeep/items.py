@@ -1,4 +1,4 @@
-"""The duty that removes expired items of the store. Nobody sees them any more: this is about space."""
+"""The duty that removes expired items of the store. Reads skip them already: this frees their space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import structlog
 
 from holdfast.db.connect import Database
 from holdfast.telemetry.metrics import Metrics
-from holdfast.upkeep.batch_size import LIMIT_TIMES, MOST, Portion
+from holdfast.upkeep.batch_size import LIMIT_TIMES, MAX_BATCH_ROWS, BatchSize
 from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import Sweep, oldest
 
@@ -29,15 +29,17 @@ EXPIRED_ITEMS = Sweep("store items", SWEEP_ITEMS, COUNT_ITEMS, lambda _: 0.0, OL
 
 
 class ItemSweeper:
-    """Once an interval, or at once again while there is more."""
+    """Removes a batch each interval, and the next at once while there are more."""
 
     def __init__(self, database: Database, metrics: Metrics, interval: float) -> None:
         self._interval = interval
         self._seconds = LIMIT_TIMES * database.settings.database_timeout
-        self._sweeping = Sweeping(database, metrics, EXPIRED_ITEMS, Portion(first=MOST, most=MOST))
+        self._sweeping = Sweeping(
+            database, metrics, EXPIRED_ITEMS, BatchSize(first=MAX_BATCH_ROWS, most=MAX_BATCH_ROWS)
+        )
 
     async def run(self) -> float:
-        """Remove a portion. Returns the seconds until the next."""
+        """Remove a batch. Returns the seconds until the next."""
         swept, more = await self._sweeping.take(self._seconds)
         if swept:
             log.debug("upkeep.items_swept", items=swept)

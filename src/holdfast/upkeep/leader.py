@@ -31,7 +31,7 @@ from holdfast.upkeep.children import ChildKeeper
 from holdfast.upkeep.crons import CronFirer
 from holdfast.upkeep.dead_letters import Letters
 from holdfast.upkeep.deadlines import Deadlines
-from holdfast.upkeep.duty import FORESEEN, Duty
+from holdfast.upkeep.duty import EXPECTED_ERRORS, Duty
 from holdfast.upkeep.items import ItemSweeper
 from holdfast.upkeep.reaper import Reaper
 from holdfast.upkeep.sweeper import Sweeper
@@ -48,7 +48,7 @@ SELECT pg_try_advisory_lock(hashtextextended('holdfast upkeep ' || %(schema)s, 0
             THEN least(1.0, 0.1 * (SELECT count(*) + 1 FROM worker WHERE status IN ('online', 'draining'))) END AS rush
 """
 
-# Seconds that take-over waits for a lock before it goes on with the runs that nobody has locked.
+# Seconds that take-over waits for a lock before it continues with the runs that are not locked.
 LOCK_TIMEOUT_SECONDS = 2.0
 # The part of DATABASE_TIMEOUT that it is at most: less than an answer may take, or the session would be given up.
 LOCK_TIMEOUT_SHARE = 0.2
@@ -109,8 +109,8 @@ class Upkeep(TaskService):
         while True:
             try:
                 if self._settings.session_url is None:
-                    # Behind PgBouncer nobody can hold a lock for long. Every process does the duties, seldom; they
-                    # are idempotent.
+                    # Behind PgBouncer no process can hold an advisory lock. Each process does the duties, less often;
+                    # they are idempotent.
                     await self._do_duties(None)
                 else:
                     async with await self._database.session("upkeep") as session:
@@ -118,7 +118,7 @@ class Upkeep(TaskService):
                         log.info("upkeep.leading")
                         await self._do_duties(session)
             except Exception as error:
-                if not isinstance(error, FORESEEN) and not backoff.failing:
+                if not isinstance(error, EXPECTED_ERRORS) and not backoff.failing:
                     log.exception("upkeep.duty_crashed", duty="leadership")
                 await backoff.failed(error)
 

@@ -20,8 +20,8 @@ from holdfast.streams.hints import check_log_hint, ended_runs_hints
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.traces import trace_lost
 
-# Seconds between two looks for runs that nobody holds.
-RELEASE_INTERVAL = 10.0
+# Seconds between two searches for runs whose worker is gone.
+RELEASE_INTERVAL_SECONDS = 10.0
 
 # The part of REAPER_INTERVAL_SECONDS between two looks while runs are being executed. By default 0.1 seconds: a dead
 # worker's runs wait half of that on average. With nothing to take over, looking so often would be waste.
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 class Reaper:
+    """Declares workers lost whose session or lease has ended, and releases their runs."""
+
     def __init__(self, database: Database, signals: Signals, metrics: Metrics) -> None:
         self._database = database
         self._signals = signals
@@ -52,7 +54,7 @@ class Reaper:
 
     def distrust_leases(self) -> None:
         """All leases may have expired although the workers are well. From the next look that succeeds, give each worker
-        the time of a renewal, and of connecting anew, before a lease that has expired counts."""
+        time to reconnect and renew before an expired lease counts."""
         self._disturbed = True
 
     async def run(self, database: Database) -> float | None:
@@ -87,7 +89,7 @@ class Reaper:
             # Now and then without a reason, too: a worker may have claimed in the moment it was declared lost. Soon if
             # a run was set aside: it took its time, and others may not have been reached.
             soon = gone or self._aside.ids() != passed_over
-            self._release_due = time.monotonic() + (settings.reaper_interval if soon else RELEASE_INTERVAL)
+            self._release_due = time.monotonic() + (settings.reaper_interval if soon else RELEASE_INTERVAL_SECONDS)
         if failure is not None:
             raise failure
         pauses = [worker["grace_left"] for worker in watched.missing if not worker["lost"]]
@@ -98,8 +100,8 @@ class Reaper:
 
     async def _watch(self, connection: AsyncConnection[DictRow], began: float) -> Watched:
         """Look for lost workers. After an outage all leases have expired at once, and the workers do not know yet that
-        it is over. After a laptop or a virtual machine was asleep, or somebody has set the server's clock, their
-        heartbeats do not know it yet. `began`: when the look did, which had to wait for a connection."""
+        it is over. After a laptop or a virtual machine was asleep, or the server's clock was set, their heartbeats
+        do not know it yet. `began`: when the look did, which had to wait for a connection."""
         grace, heartbeat = self._settings.session_grace, self._settings.heartbeat
         longest = UNDISTURBED_SHARE * self._settings.lease
         if time.monotonic() - began > longest:

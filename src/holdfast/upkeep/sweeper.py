@@ -1,4 +1,4 @@
-"""The duty that removes what has outlived its use, in small portions."""
+"""The duty that removes rows whose time to live is over, in small batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.lifecycle.backoff import Backoff
 from holdfast.resources.history import MAX_CHECKPOINTS_PER_TRANSACTION, count_old, prune_next
 from holdfast.resources.pruning import keep_latest
 from holdfast.telemetry.metrics import Metrics
-from holdfast.upkeep.batch_size import LIMIT_TIMES, MOMENT, Portion
+from holdfast.upkeep.batch_size import LIMIT_TIMES, TARGET_SECONDS, BatchSize
 from holdfast.upkeep.items import EXPIRED_ITEMS
 from holdfast.upkeep.sweeping import Sweeping
 from holdfast.upkeep.sweeps import (
@@ -37,15 +37,15 @@ from holdfast.upkeep.sweeps import (
 
 log = structlog.get_logger(__name__)
 
-# Seconds that all sweeps may take before they pause, and how long they pause while there is more to do.
-BUDGET = 1.0
-PAUSE = 1.0
+# Seconds that all sweeps may take before they pause, and how long they pause while there are more rows.
+BUDGET_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 # Seconds until a sweep that fails is tried again: longer each time, at most this.
-LONGEST_RETRY = 300.0
-PRUNED_AT_ONCE = 50
-# Seconds between two portions when somebody wants to be done with all of them, and how many of them may fail in a row.
-BREATH = 0.01
-FAILURES = 10
+MAX_RETRY_SECONDS = 300.0
+PRUNE_BATCH_THREADS = 50
+# Seconds between two batches when `finish` removes everything, and how many of them may fail in a row.
+FINISH_PAUSE_SECONDS = 0.01
+MAX_FAILURES_IN_A_ROW = 10
 
 CHECKPOINTS = "checkpoints"
 PRUNED_THREADS = "threads' past states"
@@ -65,19 +65,25 @@ class Chore:
 
     def __post_init__(self) -> None:
         about = {"duty": f"sweep of {self.what}"}
-        self.backoff = Backoff("upkeep.duty_failing", "upkeep.duty_recovered", base=2.5, cap=LONGEST_RETRY, about=about)
+        self.backoff = Backoff(
+            "upkeep.duty_failing", "upkeep.duty_recovered", base=2.5, cap=MAX_RETRY_SECONDS, about=about
+        )
 
 
 class Sweeper:
     """Does each sweep once a minute, or every ten, and goes on with those that have more whenever it is called. Threads
     with a time to live of their own have an interval of their own.
 
-    Safe to run in any number of processes, and to be killed at any time: each portion is a transaction, and whatever
-    somebody else holds is passed over.
+    It may run in any number of processes, and may be killed at any time: each batch is a transaction, and skips
+    rows that are locked.
     """
 
     def __init__(
-        self, database: Database, metrics: Metrics, threads: CheckpointerSection | None = None, budget: float = BUDGET
+        self,
+        database: Database,
+        metrics: Metrics,
+        threads: CheckpointerSection | None = None,
+        budget: float = BUDGET_SECONDS,
     ) -> None:
         self._database = database
         self._metrics = metrics
@@ -86,7 +92,9 @@ class Sweeper:
         self._budget = budget
         self._limit = LIMIT_TIMES * database.settings.database_timeout
         self._aside = RowsSetAside("sweeps", "thread_id", metrics)
-        self._checkpoints_at_once = Portion(first=MAX_CHECKPOINTS_PER_TRANSACTION, most=MAX_CHECKPOINTS_PER_TRANSACTION)
+        self._checkpoints_at_once = BatchSize(
+            first=MAX_CHECKPOINTS_PER_TRANSACTION, most=MAX_CHECKPOINTS_PER_TRANSACTION
+        )
         self.removed: Counter[str] = Counter()
         """How many of what are gone."""
         self._chores = [
@@ -111,7 +119,7 @@ class Sweeper:
         if swept := self.removed - before:
             log.debug("upkeep.swept", **{what.replace(" ", "_"): number for what, number in swept.items()})
 
-        return max(PAUSE, min(chore.due for chore in self._chores) - time.monotonic())
+        return max(PAUSE_SECONDS, min(chore.due for chore in self._chores) - time.monotonic())
 
     async def _do(self, chore: Chore) -> None:
         try:
@@ -151,9 +159,9 @@ class Sweeper:
                 more, failures = await chore.portion(None), 0
             except Exception as error:
                 failures += 1
-                if is_outage(error) or failures > FAILURES:
+                if is_outage(error) or failures > MAX_FAILURES_IN_A_ROW:
                     raise
-            await asyncio.sleep(BREATH if more else 0)
+            await asyncio.sleep(FINISH_PAUSE_SECONDS if more else 0)
 
     async def count(self) -> Counter[str]:
         """How much `finish` would remove now."""
@@ -198,7 +206,7 @@ class Sweeper:
     async def _expired_histories(self, seconds: float | None) -> bool:
         """Threads whose history has expired, but not their state."""
         limit = self._threads.sweep_limit
-        given = {"batch": limit or PRUNED_AT_ONCE, "aside": self._aside.ids()}
+        given = {"batch": limit or PRUNE_BATCH_THREADS, "aside": self._aside.ids()}
         async with self._database.connection() as connection:
             cursor = await connection.execute(EXPIRED_HISTORIES.encode(), given)
             due = await cursor.fetchall()
@@ -211,7 +219,7 @@ class Sweeper:
                     raise
                 self._aside.put(row, error)
         # With a limit of their own they are done: it says how much one look may do.
-        return limit is None and len(due) >= PRUNED_AT_ONCE
+        return limit is None and len(due) >= PRUNE_BATCH_THREADS
 
     async def _forget_history(self, thread_id: UUID) -> None:
         try:
@@ -227,7 +235,7 @@ class Sweeper:
         if ttl is None:
             return False
         started, portion = time.monotonic(), self._checkpoints_at_once
-        while time.monotonic() - started < MOMENT:
+        while time.monotonic() - started < TARGET_SECONDS:
             try:
                 pruned = await prune_next(self._database, ttl, self._aside, at_once=portion.size, seconds=seconds)
             except TooSlow:

@@ -9,7 +9,7 @@ from holdfast.db.connect import Database
 from holdfast.db.outages import is_outage
 from holdfast.db.row_by_row import RowsSetAside
 from holdfast.telemetry.metrics import Metrics
-from holdfast.upkeep.batch_size import Portion, take
+from holdfast.upkeep.batch_size import BatchSize, take
 from holdfast.upkeep.sweeps import Sweep
 
 
@@ -21,13 +21,13 @@ class Sweeping:
         database: Database,
         metrics: Metrics,
         sweep: Sweep,
-        portion: Portion | None = None,
+        portion: BatchSize | None = None,
         limit: int | None = None,
     ) -> None:
         """`limit`: how much one look may take."""
         self._database = database
         self._sweep = sweep
-        self._portion = portion or Portion()
+        self._portion = portion or BatchSize()
         self._limit = self._left = limit
         self._aside = RowsSetAside(f"sweep of {sweep.what}", sweep.key, metrics)
 

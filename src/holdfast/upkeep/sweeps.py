@@ -1,8 +1,8 @@
-"""The sweeps: what has outlived its use, how it is found and how it goes. docs/retention.md has the table.
+"""The sweeps: which rows are removed when, and by which statement. docs/retention.md has the table.
 
-Each is one statement, so that it happens or does not, whoever is killed in the middle of it. It takes a few rows by an
-index that holds only what there is to do, passes over those that somebody has locked, and decides by the row that it
-has locked: when that row was changed before the lock was had, it is read again.
+Each sweep is one statement, so that it happens completely or not at all. It finds a few rows by an index that contains
+only rows to remove, skips rows that are locked, and decides by the row that it has locked: a row that was changed
+before it got the lock is read again.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ OLDEST_RESTING = oldest("thread_id", "thread", RESTING, "updated_at")
 SWEEP_RESTING = f"WITH doomed AS ({OLDEST_RESTING}{ERASE_DOOMED}"
 
 # Events of runs that ended long ago, and with them those of runs of the same thread that were undone. The events of a
-# run go all at once: half of them would be a gap that nobody is told of. `last_seq` on the thread keeps the numbering
-# from starting again.
+# run go all at once: half of them would be a gap that no reader could notice. `last_seq` on the thread keeps
+# the numbering from starting again.
 REPLAYABLE = f"finished_at < {OLD} AND first_seq IS NOT NULL"
 
 OLDEST_REPLAYABLE = oldest("run_id", "run", REPLAYABLE, "finished_at", lock="NO KEY UPDATE", also=", thread_id")
@@ -131,8 +131,8 @@ UPDATE thread SET undone_at = CASE WHEN thread_id = ANY(ARRAY(SELECT thread_id F
 WHERE thread_id = ANY(ARRAY(SELECT thread_id FROM undone))
 """
 
-# After its events, which are found by it. Dead letters wait for somebody to decide, and a run that has asked for an
-# answer.
+# After its events, which are found by it. Dead letters wait for a decision, and runs that have interrupted wait for a
+# resume.
 DECIDED = """
 dead_letter IS NULL
 AND NOT EXISTS (SELECT 1 FROM interrupt WHERE interrupt.thread_id = run.thread_id AND interrupt.run_id = run.run_id
@@ -316,7 +316,7 @@ EXPIRED_HISTORIES = oldest(
     "thread_id", "thread", f"{EXPIRED} AND ttl_strategy = 'keep_latest'", "expires_at", lock="NO KEY UPDATE"
 )
 
-# An hour at least, so that a thread at rest is not looked at for ever.
+# An hour at least, so that a thread without changes is not read again and again.
 POSTPONE_PRUNED = f"""
 UPDATE thread SET expires_at = now() + greatest({TIME_TO_LIVE}, interval '1 hour') WHERE thread_id = %(thread_id)s
 """

@@ -1,4 +1,4 @@
-"""What upkeep tells of runs, when traces are on: webhooks, and attempts that nobody else can tell of."""
+"""The spans that the upkeep adds to the traces of runs: webhooks, and attempts of lost workers."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ GIVEN = """
 SELECT CASE WHEN octet_length(kwargs::text) <= %(most)s THEN kwargs::text END AS kwargs FROM run
 WHERE run_id = %(run_id)s
 """
-MOST_BYTES = 1_000_000
+MAX_KWARGS_BYTES = 1_000_000
 # Seconds that tracing lost attempts may take: the next look for lost workers waits for it.
 TIMEOUT_SECONDS = 2.0
 
 
 async def send_traced(sender: WebhookSender, delivery: Delivery) -> CallResult:
-    """Send a delivery; within a span of the run's trace, which the request carries on to whoever receives it."""
+    """Send a delivery within a span of the run's trace. The request carries the trace to the receiver."""
     if tracing.recorder is None:
         return await sender.send(delivery)
     try:
         spans = _delivering(tracing.recorder, delivery)
     except Exception as error:
-        # The run is not as this version writes it. That keeps nobody from being told of it.
+        # The run is not as this version writes it. It is delivered without a trace.
         log.warning("upkeep.not_traced", run_id=str(delivery.run_id), error=describe(error))
         return await sender.send(delivery)
     with spans as span:
@@ -70,7 +70,7 @@ def _delivering(recorder: Recorder, delivery: Delivery) -> AbstractContextManage
 
 
 def _stored_trace(kwargs: object) -> dict[str, Any]:
-    """As `tracing.stored_trace`, whatever a run was given."""
+    """As `tracing.stored_trace`, for kwargs that may not be an object."""
     return tracing.stored_trace(kwargs) if isinstance(kwargs, dict) else {}
 
 
@@ -92,7 +92,7 @@ async def trace_lost(database: Database, released: Iterable[DictRow]) -> None:
 
 async def _trace_lost(recorder: Recorder, database: Database, run: DictRow) -> None:
     async with database.connection() as connection:
-        row = await (await connection.execute(GIVEN, {"run_id": run["run_id"], "most": MOST_BYTES})).fetchone()
+        row = await (await connection.execute(GIVEN, {"run_id": run["run_id"], "most": MAX_KWARGS_BYTES})).fetchone()
     # Decoded here: Postgres cannot look into JSON that holds a NUL character.
     given = json.loads(row["kwargs"]) if row is not None and row["kwargs"] is not None else {}
     config = given.get("config") if isinstance(given, dict) else None

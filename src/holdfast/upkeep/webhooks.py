@@ -22,8 +22,8 @@ from holdfast.lifecycle.backoff import Backoff
 from holdfast.signals import Signals
 from holdfast.telemetry.exceptions import describe
 from holdfast.telemetry.metrics import Metrics
-from holdfast.upkeep.batch_size import Portion
-from holdfast.upkeep.duty import FORESEEN
+from holdfast.upkeep.batch_size import BatchSize
+from holdfast.upkeep.duty import EXPECTED_ERRORS
 from holdfast.upkeep.traces import send_traced
 from holdfast.webhooks.deliveries import (
     FIRST_TURN,
@@ -66,7 +66,7 @@ NOTING = 5.0
 
 
 class Webhooks:
-    """Sends what is due for as long as `run` runs. What is cut off is sent again later, by whoever leads then."""
+    """Sends due deliveries while `run` is awaited. A delivery that is interrupted is sent again by the next leader."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Webhooks:
         self._aside = RowsSetAside("webhooks", "delivery_id", metrics)
         self._turn = FIRST_TURN
         # Deliveries that one claim is for. It adds up their sizes, which takes long for large ones.
-        self._portion = Portion(first=CONCURRENT, most=CONCURRENT)
+        self._batch_size = BatchSize(first=CONCURRENT, most=CONCURRENT)
         # Whether the receivers have been walked through from the first one on since something was claimed. A walk may
         # take several looks.
         self._began_again = False
@@ -108,7 +108,7 @@ class Webhooks:
                     async with asyncio.timeout(self._settings.database_timeout * LOOK_TIMES):
                         pause = await self._look(calls)
                 except Exception as error:
-                    if not isinstance(error, FORESEEN) and not backoff.failing:
+                    if not isinstance(error, EXPECTED_ERRORS) and not backoff.failing:
                         log.exception("webhooks.crashed")
                     await backoff.failed(error)
                     continue
@@ -122,11 +122,11 @@ class Webhooks:
 
     @property
     def _interval(self) -> float:
-        told = self._settings.session_url is not None and not self._signals.degraded
-        return LOOK_INTERVAL if told else self._settings.poll_interval
+        has_hints = self._settings.session_url is not None and not self._signals.degraded
+        return LOOK_INTERVAL if has_hints else self._settings.poll_interval
 
     async def _look(self, calls: asyncio.TaskGroup) -> float:
-        """Start what is due. Returns the seconds until the next look, if nobody tells of something before."""
+        """Start what is due. Returns the seconds until the next look, unless a hint comes before."""
         if self._slots.free <= 0 or self._slots.free_bytes <= 0:
             return self._interval  # The end of a call is a reason to look, too.
         async with self._database.connection() as connection:
@@ -145,7 +145,7 @@ class Webhooks:
         for _ in range(WALKS):
             if self._turn == FIRST_TURN:
                 if self._began_again:
-                    # Somebody else has just locked them, or their receivers have calls enough under way.
+                    # Another process has just locked them, or their receivers have enough calls under way.
                     self._began_again = False
                     return [], BUSY_INTERVAL
                 self._began_again = True
@@ -168,12 +168,12 @@ class Webhooks:
         lease = self._settings.webhook_timeout + NOTING
         # Half of what is left: these may all be for one receiver.
         room = max(1, self._slots.free_bytes // 2)
-        portion = chosen[: self._portion.size]
+        portion = chosen[: self._batch_size.size]
         answered = False
 
         async def claim(rows: Sequence[DictRow]) -> list[Delivery]:
             nonlocal room, answered
-            if room <= 0:  # One by one, each would be claimed whatever its size.
+            if room <= 0:  # One by one, each would be claimed even if it is too large.
                 return []
             async with self._database.connection() as connection:
                 claimed = await claim_deliveries(connection, [row["delivery_id"] for row in rows], lease, room)
@@ -186,10 +186,10 @@ class Webhooks:
         seconds = self._settings.database_timeout
         claimed = await process_rows(self._database, rows, claim, self._aside, seconds=seconds, within=seconds)
         if not answered:
-            self._portion.failed()
-        elif len(claimed) == self._portion.size or not claimed:
+            self._batch_size.failed()
+        elif len(claimed) == self._batch_size.size or not claimed:
             # There was room for all of them, or they are locked. Without room for more, more would only take longer.
-            self._portion.succeeded()
+            self._batch_size.succeeded()
         done = {one.delivery_id for one in claimed}.union(self._aside.ids())
         last = next((one for one in reversed(portion) if one.delivery_id in done), portion[-1])
         if last is not chosen[-1]:
@@ -218,7 +218,7 @@ class Webhooks:
         try:
             state = await self._note(delivery, answer)
         except Exception as error:
-            # Nobody will know what came of it, so it is sent again when the claim is over.
+            # The result is not stored, so the delivery is sent again when the claim has expired.
             log.warning("webhook.not_noted", error=describe(error), **about)
             if not is_outage(error):
                 # And for ever, for its tries are not counted to an end. So it is sent less and less often.
@@ -226,7 +226,7 @@ class Webhooks:
             return
         result = state if state in ("delivered", "failed") else "postponed"
         self._metrics.webhook_deliveries.add(1, result)
-        told = {
+        fields = {
             "attempt": delivery.attempts,
             "status": answer.status,
             "error": answer.error,
@@ -234,11 +234,11 @@ class Webhooks:
             **about,
         }
         if state == "delivered":
-            log.info("webhook.delivered", **told)
+            log.info("webhook.delivered", **fields)
         elif state == "failed":
-            log.warning("webhook.failed", **told)
+            log.warning("webhook.failed", **fields)
         else:
-            log.info("webhook.postponed", **told)
+            log.info("webhook.postponed", **fields)
 
     async def _send(self, delivery: Delivery) -> CallResult:
         if delivery.unreadable is not None:

@@ -1,1 +1,1 @@
-"""A worker process: its parts put together, the heartbeat that keeps its lease, its health, its shutdown."""
+"""A worker process: its parts, its lease and heartbeat, the attempts it executes, its probes and its shutdown."""

@@ -22,21 +22,21 @@ from holdfast.worker.watchdog import LoopWatchdog
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two looks.
-WATCH_SECONDS = 0.5
+# Seconds between two checks.
+CHECK_SECONDS = 0.5
 # Seconds that a plain node may wait for a thread before the worker claims nothing more.
 THREAD_WAIT_SECONDS = 5.0
-# Of DATABASE_TIMEOUT: how long somebody may wait for a connection of the pool before the worker claims nothing more.
+# The part of DATABASE_TIMEOUT that a task may wait for a connection of the pool before the worker claims nothing more.
 POOL_WAIT_SHARE = 0.5
 # Seconds that plain nodes may go on after their run has ended before they count as code that hangs.
 ENDED_CALL_SECONDS = 30.0
-# Of the lease: what must be left of it for the heartbeat to count as connected. A renewal is due when two thirds are.
+# The part of the lease that must be left for the heartbeat to count as connected. It renews when two thirds are left.
 RENEWED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a worker cannot work. `lasting`: the process cannot get over it, and has to be replaced."""
+    """Why a worker cannot work. `lasting`: the process cannot recover and must be replaced."""
 
     reason: str
     lasting: bool = False
@@ -84,15 +84,15 @@ class Condition(TaskService):
 
     @property
     def journal_cut_off(self) -> bool:
-        """Whether the journal has tried to connect for longer than a lease, in vain, while the heartbeat renewed the
-        lease. The worker's runs cannot be written, and nobody else takes them over. Another process may get a session.
+        """Whether the journal has failed to connect for longer than a lease while the heartbeat renewed the lease. The
+        worker's runs cannot be written then, and no other worker takes them over. Another process may get a session.
 
-        Not while Postgres is away for the heartbeat, too: then the lease ends, and the worker waits. Nor while the
-        journal has a session on which the server refuses to write: then it refuses the next process, too."""
+        It is false while the heartbeat cannot reach Postgres either: then the lease ends, and the worker waits. It is
+        also false while the server refuses to write on the journal's session: a new process would be refused, too."""
         since = self._cut_off_since
         return since is not None and time.monotonic() - since > self._settings.lease
 
-    def _look_at_journal(self) -> None:
+    def _check_journal(self) -> None:
         lease_left = self._heartbeat.deadline - time.monotonic()
         renewed = lease_left > RENEWED_SHARE * self._settings.lease
         if not (renewed and self._journal.session.unavailable and self._held()):
@@ -110,7 +110,7 @@ class Condition(TaskService):
         return any(run_id == held for held, _ in self._held())
 
     def problem(self) -> Problem | None:
-        """The worst there is, or None: the worker can work."""
+        """The worst problem, or None: the worker can work."""
         return self._lasting() or self._passing()
 
     def reason(self) -> str | None:
@@ -134,8 +134,8 @@ class Condition(TaskService):
         return None
 
     def _short_of_threads(self, seconds: float = 0.0) -> bool:
-        """Whether nodes whose runs ended so many seconds ago leave fewer threads than the worker has places for runs:
-        each may need one."""
+        """Whether nodes whose runs ended `seconds` ago or earlier leave fewer threads than the worker has slots: each
+        run may need a thread."""
         if self._threads is None:
             return False
         return self._threads.abandoned(self._held(), seconds) > self._threads.places - self._settings.jobs
@@ -156,8 +156,8 @@ class Condition(TaskService):
     async def _run(self) -> None:
         known: Problem | None = None
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            self._look_at_journal()
+            await asyncio.sleep(CHECK_SECONDS)
+            self._check_journal()
             found = self.problem()
             if found == known:
                 continue

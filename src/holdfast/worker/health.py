@@ -1,9 +1,9 @@
-"""A worker's health, over HTTP from a thread of its own: graph code that blocks the event loop cannot silence it.
+"""The probes of a worker, over HTTP from a thread of its own: they are answered while graph code blocks the event loop.
 
-/live    whether the process can still do its work at all. Not whether it is busy: a probe must not kill a worker for
-         what its graphs do, nor because the database is away.
+/live    whether the process can still do its work at all. It does not fail when the worker is busy or the database
+         is away: an orchestrator would kill the process for it.
 /ready   whether it takes runs: its lease is held and it is not draining.
-/metrics what it is doing, for Prometheus; as JSON with ?format=json or `Accept: application/json`.
+/metrics the worker's metrics, for Prometheus; as JSON with ?format=json or `Accept: application/json`.
 """
 
 from __future__ import annotations
@@ -46,33 +46,31 @@ class Verdict:
     reason: str = "ok"
 
 
-class Figures(Protocol):
-    """Metrics, in both forms."""
+class ProbeMetrics(Protocol):
+    """Metrics as Prometheus reads them, and as JSON."""
 
     def text(self) -> bytes: ...
 
     def json(self) -> dict[str, Any]: ...
 
 
-class Patient(Protocol):
-    """What is asked, from another thread than the one that works."""
+class Probed(Protocol):
+    """The process that is probed. Called from the threads of the server."""
 
     def live(self) -> Verdict: ...
 
     def ready(self) -> Verdict: ...
 
-    def metrics(self) -> Figures: ...
+    def metrics(self) -> ProbeMetrics: ...
 
 
 class ProbeServer:
     """Answers probes until it is closed. For a process without an event loop, such as the supervisor."""
 
-    def __init__(
-        self, patient: Patient, host: str = "", port: int = 0, *, listener: socket.socket | None = None
-    ) -> None:
+    def __init__(self, probed: Probed, host: str = "", port: int = 0, *, listener: socket.socket | None = None) -> None:
         """Listens at once, on `listener` if there is one: a bound socket of the supervisor, which then serves probes
         itself. Raises SettingsError when it cannot."""
-        handler = type("Probe", (_Probe,), {"patient": patient})
+        handler = type("Probe", (_Probe,), {"probed": probed})
         self._supervised = listener is not None
         try:
             self._server = _BoundedServer((host, port), handler, listener)
@@ -104,9 +102,9 @@ class HealthServer(Service):
 
     name = "health"
 
-    def __init__(self, patient: Patient, settings: Settings, listener: socket.socket | None) -> None:
+    def __init__(self, probed: Probed, settings: Settings, listener: socket.socket | None) -> None:
         super().__init__()
-        self._patient = patient
+        self._patient = probed
         self._settings = settings
         self._listener = listener
         self._server: ProbeServer | None = None
@@ -195,7 +193,7 @@ class _Head:
 
 
 class _Probe(BaseHTTPRequestHandler):
-    patient: ClassVar[Patient]
+    probed: ClassVar[Probed]
     # A probe that sends nothing does not keep a thread.
     timeout = 5
 
@@ -212,9 +210,9 @@ class _Probe(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         match path:
             case "/live":
-                self._verdict(self.patient.live())
+                self._verdict(self.probed.live())
             case "/ready":
-                self._verdict(self.patient.ready())
+                self._verdict(self.probed.ready())
             case "/metrics":
                 self._metrics(parse_qs(query).get("format", [None])[-1])
             case _:
@@ -226,9 +224,9 @@ class _Probe(BaseHTTPRequestHandler):
         if asked not in (None, "prometheus", "json"):
             self._answer(422, "text/plain", b"format is prometheus or json.\n")
         elif wanted_format(asked, self.headers.get("accept")) == "json":
-            self._answer(200, "application/json", orjson.dumps(self.patient.metrics().json()))
+            self._answer(200, "application/json", orjson.dumps(self.probed.metrics().json()))
         else:
-            self._answer(200, CONTENT_TYPE, self.patient.metrics().text())
+            self._answer(200, CONTENT_TYPE, self.probed.metrics().text())
 
     def _verdict(self, verdict: Verdict) -> None:
         self._answer(200 if verdict.well else 503, "text/plain", f"{verdict.reason}\n".encode())

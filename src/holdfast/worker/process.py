@@ -1,4 +1,4 @@
-"""The process that a worker is: its signals, its logs and traces, and the threads of the nodes it executes."""
+"""The process of a worker: its Unix signals, its logs and traces, and the threads of plain nodes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from holdfast.worker.threads import NodeThreads
 
 log = structlog.get_logger(__name__)
 
-# Seconds that threads which user code blocks, and then its tasks, are waited for once everything is handed back.
-THREAD_PATIENCE = 1.0
-TASK_PATIENCE = 1.0
+# Seconds to wait for threads and tasks of graph code that do not end, once all runs are handed back.
+THREADS_END_TIMEOUT_SECONDS = 1.0
+TASKS_END_TIMEOUT_SECONDS = 1.0
 
 
 async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket | None) -> int:
@@ -44,7 +44,7 @@ async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket
             os._exit(130)
         worker.request_stop_from_signal()
 
-    # Not the event loop's handlers: those wait for the loop, and graph code may be blocking it.
+    # Not the event loop's handlers: they need the loop, which graph code may block.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
@@ -52,28 +52,28 @@ async def _main(settings: Settings, catalog: GraphCatalog, probes: socket.socket
     finally:
         end_tracing()
     code = EXIT_CODE if worker.replaced else 0
-    # The interpreter would wait for either, and the deploy with it. Their runs go on elsewhere already.
-    if busy := await threads.end(THREAD_PATIENCE):
+    # The interpreter would wait for these threads and tasks, and delay the deploy. Their runs are executed elsewhere.
+    if busy := await threads.end(THREADS_END_TIMEOUT_SECONDS):
         log.warning("worker.threads_left", threads=busy)
         os._exit(code)
-    if left := await _end_tasks(TASK_PATIENCE):
+    if left := await _end_tasks(TASKS_END_TIMEOUT_SECONDS):
         log.warning("worker.tasks_left", tasks=left)
         os._exit(code)
     return code
 
 
-async def _end_tasks(patience: float) -> int:
-    """Cancel the tasks that user code has left. Returns how many go on when the patience is over."""
+async def _end_tasks(timeout: float) -> int:
+    """Cancel the tasks that graph code has left. Returns how many have not ended after the timeout."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     if left:
-        _, left = await asyncio.wait(left, timeout=patience)
+        _, left = await asyncio.wait(left, timeout=timeout)
     return len(left)
 
 
 def run_worker(settings: Settings, project: ProjectConfig, *, probes: socket.socket | None = None) -> int:
-    """Run a worker until it is told to stop. The first SIGTERM or SIGINT drains it, the second ends it at once.
+    """Run a worker until it is stopped. The first SIGTERM or SIGINT drains it, the second ends it at once.
 
     `probes`: a bound socket to answer probes on, for the supervisor, instead of HOLDFAST_HEALTH_PORT.
     """

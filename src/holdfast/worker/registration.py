@@ -1,4 +1,4 @@
-"""What a worker tells the others of itself when it registers."""
+"""What a worker writes about itself when it registers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.worker.cores import usable_cores
 
 
 def registration(settings: Settings, graph_ids: Iterable[str]) -> Registration:
-    """All but the worker's id, which each registration has its own of."""
+    """All but the worker's id, which is new for each registration."""
     cores = usable_cores()
     return Registration(
         worker_id=UUID(int=0),

@@ -1,7 +1,7 @@
-"""How a worker whose event loop is blocked leaves: from the watchdog's thread, because nothing else can act.
+"""Ends a worker whose event loop is blocked. The watchdog's thread does this, because the event loop cannot.
 
-Its runs are handed over, and only the one that blocks gets a crash. The supervisor or orchestrator starts another
-process.
+The runs of the worker are handed over, and only the run that blocks counts a crash. The supervisor or orchestrator
+starts another process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HALT_MARGIN_SECONDS = 2.0
 
 
 class Replacement:
-    """Decides when a worker whose event loop is blocked leaves. `worker_id`: the worker's id at present."""
+    """Decides when to end a worker whose event loop is blocked. `worker_id` returns the worker's present id."""
 
     def __init__(
         self, settings: Settings, heartbeat: Heartbeat, condition: Condition, worker_id: Callable[[], UUID | None]

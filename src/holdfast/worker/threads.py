@@ -1,11 +1,11 @@
 """The threads that plain (not async) nodes run in.
 
-Nobody can stop a thread. A run whose node blocks one is cancelled or handed back without it, and a worker that leaves
-does not wait for it: the run goes on elsewhere. But the thread stays occupied, so it is counted: a worker without free
-threads must not claim, and one that cannot get them back is replaced.
+Python cannot stop a thread. A run whose node blocks one is cancelled or handed back all the same, and a worker that
+stops does not wait for the thread. But the thread stays occupied, so it is counted. A worker without free threads must
+not claim, and one that does not get them back is replaced.
 
-A run always gets one thread. It gets further ones, for nodes side by side, only while a thread for each run that the
-worker may hold stays free: a step of a hundred nodes that hang delays no other run.
+A run always gets one thread. It gets more, for parallel nodes, only while one thread for each slot of the worker stays
+free. So a step of a hundred nodes that hang delays no other run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NodeThreads(ThreadPoolExecutor):
         self._running: dict[int, tuple[Attempted | None, float]] = {}
         # How many calls each attempt has in a thread, or waiting for one.
         self._admitted: dict[Attempted, int] = {}
-        # Further calls of attempts for which there is no thread to spare.
+        # Further calls of attempts, which wait until there are enough free threads.
         self._parked: dict[Attempted, deque[_Call]] = {}
         # Of calls whose attempt has ended: when that was noticed.
         self._ended_since: dict[int, float] = {}
@@ -99,7 +99,7 @@ class NodeThreads(ThreadPoolExecutor):
         return future
 
     def _may_begin(self, attempted: Attempted) -> bool:
-        """Whether another call of an attempt may have a thread, or the next one that is free."""
+        """Whether another call of an attempt may have a thread, or wait for the next free one."""
         if attempted not in self._admitted:
             return True
         return self.places - len(self._running) - len(self._waiting) > self._jobs
@@ -133,7 +133,7 @@ class NodeThreads(ThreadPoolExecutor):
                 # The executor was shut down, because the worker ends.
                 call.future.cancel()
         if calls:
-            # Behind those of other attempts, so that each has its turn.
+            # Behind those of other attempts, so that all attempts take turns.
             self._parked[attempted] = calls
 
     def longest_wait(self) -> float:
@@ -157,10 +157,10 @@ class NodeThreads(ThreadPoolExecutor):
                 count += now - self._ended_since.setdefault(number, now) >= seconds
         return count
 
-    async def end(self, patience: float) -> int:
-        """Let idle threads end. Returns how many are still busy when the patience is over."""
+    async def end(self, timeout: float) -> int:
+        """Let idle threads end. Returns how many are still busy after the timeout."""
         self.shutdown(wait=False, cancel_futures=True)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while busy := sum(thread.name.startswith(PREFIX) for thread in threading.enumerate()):
             if time.monotonic() > deadline:
                 return busy

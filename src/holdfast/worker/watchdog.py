@@ -71,8 +71,8 @@ class LoopWatchdog(ThreadService):
     ) -> None:
         super().__init__()
         self.blocked_total = 0
-        # Seconds that the loop has been blocked, as far as this thread has seen it. A process that was stopped as a
-        # whole was not blocked all that time.
+        # Seconds that this thread has seen the loop blocked. The time in which the whole process was stopped does not
+        # count.
         self.blocked_for = 0.0
         self._still_blocked = still_blocked
         self._threshold = threshold
@@ -81,12 +81,12 @@ class LoopWatchdog(ThreadService):
         self._answered = threading.Event()
         self._end = threading.Event()
         self._over = 0.0
-        # When the loop was asked what it has not answered yet, once that is too long ago.
+        # When the callback was scheduled that the loop has not called in time. None: the loop is not blocked.
         self._blocked_since: float | None = None
 
     @property
     def blocked_seconds_total(self) -> float:
-        """For how long the loop has been blocked in all, with what blocks it now."""
+        """For how long the loop has been blocked in all, the present block included."""
         since = self._blocked_since
         return self._over + (0.0 if since is None else time.monotonic() - since)
 
@@ -128,7 +128,7 @@ class LoopWatchdog(ThreadService):
             log.info("loop.unblocked", seconds=round(time.monotonic() - asked, 1), **about)
 
     def _look(self) -> dict[str, Any]:
-        """What blocks: the line, and the run it belongs to. The loop goes on meanwhile, or does not."""
+        """The line that blocks, and the run it belongs to. The loop may continue while this looks."""
         try:
             about: dict[str, Any] = dict(self._current_run())
             place = blocking_place(sys._current_frames().get(self._loop_thread))
