@@ -99,7 +99,9 @@ async def _no_upkeep(database: Database) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["interrupt", "rollback"])
-async def test_a_run_that_takes_the_thread_cancels_them(settings: Settings, database: Database, strategy: str) -> None:
+async def test_run_that_replaces_the_parent_cancels_its_children(
+    settings: Settings, database: Database, strategy: str
+) -> None:
     three = Three()
     async with answering(settings, three.catalog) as client, running_worker(settings, three.catalog, upkeep=False):
         await _no_upkeep(database)

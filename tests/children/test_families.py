@@ -230,7 +230,7 @@ async def test_a_childs_failure_is_an_exception_in_the_parent(settings: Settings
     assert (failure.status, failure.error) == ("error", {"error": "ValueError", "message": "no good"})
 
 
-async def test_one_failure_does_not_wait_for_the_others(settings: Settings, database: Database) -> None:
+async def test_gather_raises_one_failure_before_the_others_end(settings: Settings, database: Database) -> None:
     gate = Gate()
 
     async def some(state: Words) -> dict[str, Any]:
@@ -383,7 +383,7 @@ async def test_children_are_as_deep_and_as_many_as_the_settings_say(settings: Se
     ],
     ids=["other input", "other assistant", "empty key", "key with a NUL", "no such assistant"],
 )
-async def test_what_cannot_be_spawned(settings: Settings, database: Database, second: Any, says: str) -> None:
+async def test_spawn_refuses_invalid_children(settings: Settings, database: Database, second: Any, says: str) -> None:
     async def spread(state: Words) -> dict[str, Any]:
         await holdfast.spawn("child", word("a"), key="a")
         graph, given, key = second
@@ -398,7 +398,7 @@ async def test_what_cannot_be_spawned(settings: Settings, database: Database, se
     assert len(await children_of(database, run["run_id"])) == 1
 
 
-async def test_what_nobody_spawned_cannot_be_gathered(settings: Settings, database: Database) -> None:
+async def test_gather_refuses_unknown_keys(settings: Settings, database: Database) -> None:
     async def collect(state: Words) -> dict[str, Any]:
         await holdfast.gather("a")
         return {}
@@ -409,7 +409,7 @@ async def test_what_nobody_spawned_cannot_be_gathered(settings: Settings, databa
     assert "no child 'a'" in run["error"]["message"]
 
 
-async def test_what_a_child_inherits(settings: Settings, database: Database) -> None:
+async def test_child_inherits_user_and_trace(settings: Settings, database: Database) -> None:
     given: dict[str, Any] = {
         "user": {"identity": "ann", "permissions": ["x"]},
         "forwarded": {"langsmith-trace": "t", "baggage": "b", "x-team": "red"},

@@ -123,7 +123,7 @@ async def _open_when_waiting(database: Database, run_id: Any, gate: Gate) -> Non
     gate.opened.set()
 
 
-async def test_what_is_not_there_has_no_children(settings: Settings) -> None:
+async def test_children_of_unknown_run_are_not_found(settings: Settings) -> None:
     async with answering(settings, catalog_of(parent=fan("a"), child=child())) as client:
         run = await post(client)
         assert await json_of(client.get(f"{path_of(run)}/children")) == []
@@ -146,7 +146,7 @@ def _with_auth(graphs: GraphCatalog, project: ProjectConfig) -> ProjectConfig:
     return replace(graphs.project, raw=project.raw, directory=project.directory, path=project.path)
 
 
-async def test_whoever_sees_the_parent_sees_the_child_and_nobody_else(guarded: str, database: Database) -> None:
+async def test_child_is_visible_only_to_callers_who_see_its_parent(guarded: str, database: Database) -> None:
     def client_of(token: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=guarded, headers={"authorization": f"Bearer {token}"}, timeout=30)
 

@@ -203,7 +203,7 @@ async def test_a_child_that_pauses_has_not_ended(family: Family) -> None:
     assert await is_ready(family.database, family.run_id)
 
 
-async def test_what_is_not_awaited_does_not_wake(family: Family) -> None:
+async def test_child_that_is_not_awaited_does_not_wake_its_parent(family: Family) -> None:
     first, second = await family.child("a"), await family.child("b")
     await family.child("c")
     await family.wait(a=False, c=False)
@@ -221,7 +221,7 @@ async def test_a_failure_is_enough_where_that_was_asked_for(family: Family) -> N
     assert await is_ready(family.database, family.run_id)
 
 
-async def test_the_workers_are_told_of_whoever_is_woken(family: Family) -> None:
+async def test_end_of_a_child_returns_the_parents_it_wakes(family: Family) -> None:
     first, second = await family.child("a"), await family.child("b")
     assert await family.write(first, SUCCESS) == []
     assert await family.wait(a=False, b=False) == []
@@ -231,7 +231,7 @@ async def test_the_workers_are_told_of_whoever_is_woken(family: Family) -> None:
     assert await family.wait(a=False, b=False) == [family.run_id]
 
 
-async def test_what_an_earlier_wait_was_for_is_forgotten(family: Family) -> None:
+async def test_child_of_an_earlier_wait_does_not_wake_its_parent(family: Family) -> None:
     first, second = await family.child("a"), await family.child("b")
     await family.child("c")
     await family.wait(a=True, c=True)
@@ -265,7 +265,7 @@ async def test_a_wait_that_comes_while_the_child_ends(family: Family) -> None:
 
 
 @pytest.mark.parametrize("version", ["this", "older"])
-async def test_the_last_two_end_together(family: Family, version: str) -> None:
+async def test_parent_wakes_if_its_last_two_children_end_together(family: Family, version: str) -> None:
     first, second = await family.child("a"), await family.child("b")
     if version == "older":
         # A worker that knows nothing of parents.
@@ -344,7 +344,7 @@ async def test_a_wait_ends_with_the_time_of_the_run(family: Family, overdue: boo
     ],
     ids=["taken over", "not running", "cancelled"],
 )
-async def test_whoever_lost_the_parent_creates_nothing(family: Family, change: str, signal: type[Exception]) -> None:
+async def test_worker_with_stale_fence_spawns_no_child(family: Family, change: str, signal: type[Exception]) -> None:
     catalog = catalog_of(child=child())
     await query(family.database, f"UPDATE run SET {change} WHERE run_id = %s RETURNING 1", family.run_id)
     request = ChildRequest(assistant="child", key="a", kwargs={"input": None, "config": {}, "context": None})

@@ -198,7 +198,7 @@ async def test_an_interrupt_is_shown_once_as_a_question(server: Server) -> None:
     assert done.stdout.count("holdfast interrupts answer ") == 2
 
 
-async def test_what_the_server_refuses_is_said_in_its_words(server: Server) -> None:
+async def test_command_prints_the_servers_error(server: Server) -> None:
     done = await server.command("run", "nonesuch", "--input", "{}")
     assert done.returncode == ExitCode.FAILURE
     assert "Assistant 'nonesuch' is neither a UUID nor one of: echo, " in done.stderr

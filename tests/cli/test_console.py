@@ -17,7 +17,7 @@ HIDING = "name\x1b[2K\x1b]0;title\x07\x9b31m\r"
 
 
 @pytest.mark.parametrize("how", ["str", "text", "table"])
-def test_a_terminal_does_not_obey_what_is_printed(how: str) -> None:
+def test_console_replaces_control_characters(how: str) -> None:
     table = Table.grid()
     table.add_row(HIDING)
     content: Any = {"str": HIDING, "text": Text(HIDING, style="red"), "table": table}[how]

@@ -58,7 +58,7 @@ def works(url: str) -> bool:
         return False
 
 
-def test_it_is_a_durable_private_server(postgres: EmbeddedPostgres) -> None:
+def test_embedded_postgres_is_durable_and_private(postgres: EmbeddedPostgres) -> None:
     url = postgres.start()
     assert query(url, "SELECT current_database()") == "holdfast"
     assert query(url, "SHOW fsync") == "on"

@@ -26,7 +26,7 @@ def test_everything_for_programs() -> None:
     assert printed[0]["fields"] == dict(CATALOGUE["run.created"].fields)
 
 
-def test_one_with_its_fields_and_several_by_their_beginning() -> None:
+def test_events_command_finds_events_by_name_and_by_prefix() -> None:
     one = events("worker.lost").stdout
     assert "warning" in one
     assert "worker_pid" in one

@@ -81,7 +81,7 @@ def test_local_dependencies_count(watching: Watching) -> None:
 
 
 @pytest.mark.parametrize("name", ["langgraph.json", "dev.env"])
-def test_what_defines_the_project_restarts_the_web_process_too(watching: Watching, name: str) -> None:
+def test_change_of_project_files_restarts_the_web_process_too(watching: Watching, name: str) -> None:
     file = watching.directory / name
     file.write_text(file.read_text() + "\n")
     assert watching.next() == f"project.changed {name}"

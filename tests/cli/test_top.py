@@ -187,7 +187,7 @@ def seen(answers: dict[str, Any]) -> Screen:
     return screen
 
 
-async def test_one_frame(fleet: Fleet) -> None:
+async def test_top_prints_one_frame(fleet: Fleet) -> None:
     shown = await frame(fleet)
     for part in (
         *("7 ready", "2 scheduled", "3 behind others", "1/10 running", "1 online"),
@@ -246,7 +246,7 @@ def test_graphs_without_a_worker_leave_room_for_workers_and_runs() -> None:
     assert str(RUN["run_id"]) in told
 
 
-async def test_one_frame_as_json(fleet: Fleet) -> None:
+async def test_top_prints_one_frame_as_json(fleet: Fleet) -> None:
     told = json.loads(await frame(fleet, "--json"))
     assert (told["queue"]["ready"], told["queue"]["scheduled"], told["queue"]["waiting"]) == (7, 2, 3)
     assert told["queue"]["unserved"] == {"gone": 4}
@@ -257,7 +257,7 @@ async def test_one_frame_as_json(fleet: Fleet) -> None:
 
 
 @pytest.mark.servers
-def test_one_frame_of_a_server_that_is_not_there() -> None:
+def test_top_once_fails_if_server_is_unreachable() -> None:
     done = command("http://127.0.0.1:9", "--once")
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "cannot be reached" in done.stderr
@@ -352,7 +352,7 @@ def terminal(url: str) -> Iterator[Terminal]:
         opened.kill()
 
 
-async def test_it_outlives_the_server_and_ends_with_q(settings: Settings, database: Database) -> None:
+async def test_top_survives_the_server_and_ends_with_q(settings: Settings, database: Database) -> None:
     with terminal(f"http://127.0.0.1:{settings.port}") as opened:
         async with answering(settings, catalog_of()) as client:
             await Fleet.filled(str(client.base_url), database)
@@ -367,7 +367,7 @@ async def test_it_outlives_the_server_and_ends_with_q(settings: Settings, databa
             assert await asyncio.to_thread(opened.close) == ExitCode.OK
 
 
-async def test_it_ends_with_ctrl_c(fleet: Fleet) -> None:
+async def test_top_ends_with_ctrl_c(fleet: Fleet) -> None:
     with terminal(fleet.url) as opened:
         await asyncio.to_thread(opened.expect, "7 ready")
         opened.process.send_signal(signal.SIGINT)

@@ -49,7 +49,7 @@ async def test_a_server_that_is_not_there(installation: Installation) -> None:
     assert "DATABASE_URL" in finding.fix
 
 
-async def test_a_database_that_is_not_utf8(installation: Installation, execute: Execute) -> None:
+async def test_doctor_fails_a_database_that_is_not_utf8(installation: Installation, execute: Execute) -> None:
     name = f"ascii_{uuid4().hex[:12]}"
     execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'")
     try:
@@ -291,7 +291,7 @@ async def test_migrations_of_a_newer_version(installation: Installation, execute
         (3600.0, Verdict.FAIL, "behind"),
     ],
 )
-async def test_the_clocks(installation: Installation, off: float, verdict: Verdict, says: str) -> None:
+async def test_doctor_compares_the_clocks(installation: Installation, off: float, verdict: Verdict, says: str) -> None:
     wrong = replace(installation, clock=lambda: time.time() + off)
     finding = await check_clock(wrong)
     assert finding.verdict is verdict, finding

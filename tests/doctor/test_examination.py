@@ -28,7 +28,7 @@ async def examined(installation: Installation, *checks: Check) -> dict[str, Find
     return {finding.check: finding async for finding in examine(installation, checks or CHECKS)}
 
 
-async def test_a_healthy_installation(installation: Installation) -> None:
+async def test_doctor_passes_a_healthy_installation(installation: Installation) -> None:
     findings = await examined(replace(installation, config=EXAMPLES))
     assert list(findings) == [check.name for check in CHECKS]
     told = {name: str(found.verdict) for name, found in findings.items() if found.verdict is not Verdict.PASS}
@@ -53,7 +53,7 @@ async def test_without_a_database_the_others_are_made(
     }
 
 
-async def test_no_database_yet(installation: Installation) -> None:
+async def test_doctor_skips_checks_while_there_is_no_database(installation: Installation) -> None:
     findings = await examined(replace(installation, absent="there is none"))
     assert findings["database"].verdict is Verdict.WARN
     assert findings["rights"].verdict is Verdict.SKIP
@@ -72,7 +72,7 @@ async def forbidden(_: Installation) -> Finding:
     raise psycopg.errors.InsufficientPrivilege("permission denied for table run")
 
 
-async def test_no_check_can_end_it(installation: Installation) -> None:
+async def test_doctor_continues_after_checks_that_hang_or_raise(installation: Installation) -> None:
     checks = (Check("never", never, timeout_seconds=0.05), Check("broken", broken), Check("forbidden", forbidden))
     findings = await examined(installation, *checks, Check("last", lambda _: never_mind()))
     assert [str(found.verdict) for found in findings.values()] == ["fail", "fail", "skip", "pass"]
@@ -96,7 +96,7 @@ async def test_a_table_that_somebody_has_locked(installation: Installation, data
     assert findings["clock"].verdict is Verdict.PASS
 
 
-async def test_a_server_that_falls_silent(installation: Installation, database_url: str) -> None:
+async def test_doctor_gives_up_on_a_server_that_stops_answering(installation: Installation, database_url: str) -> None:
     """In the middle of an answer: nobody closes the connection, and nothing more comes."""
     async with PostgresProxy(database_url) as proxy:
         settings = installation.settings.model_copy(update={"database_url": proxy.url})
@@ -109,7 +109,7 @@ async def test_a_server_that_falls_silent(installation: Installation, database_u
     assert findings["connections"].found == findings["stuck runs"].found == "no answer within 4 seconds"
 
 
-async def test_a_role_that_may_nothing(as_role: Installation) -> None:
+async def test_doctor_skips_checks_that_the_role_may_not_make(as_role: Installation) -> None:
     findings = await examined(as_role)
     assert findings["rights"].verdict is Verdict.FAIL
     for name in ("leases", "stuck runs", "poison runs"):
@@ -117,7 +117,7 @@ async def test_a_role_that_may_nothing(as_role: Installation) -> None:
         assert findings[name].fix == "See rights."
 
 
-async def test_it_changes_nothing(installation: Installation) -> None:
+async def test_doctor_changes_nothing(installation: Installation) -> None:
     async with installation.reading() as connection:
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             await connection.execute("DELETE FROM run")

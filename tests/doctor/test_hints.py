@@ -30,7 +30,7 @@ async def test_a_round_trip_over_postgres(installation: Installation) -> None:
     assert (await check_redis(installation)).verdict is Verdict.PASS
 
 
-async def test_nobody_can_listen_behind_pgbouncer(installation: Installation) -> None:
+async def test_doctor_warns_of_pgbouncer_without_direct_connection(installation: Installation) -> None:
     behind = replace(installation, settings=installation.settings.model_copy(update={"pgbouncer": True}))
     finding = await check_signals(behind)
     assert finding.verdict is Verdict.WARN
@@ -70,7 +70,7 @@ async def test_a_redis_that_evicts_is_an_error(installation: Installation, redis
     assert "noeviction" in finding.fix
 
 
-async def test_a_user_who_may_not_ask(installation: Installation, redis: RedisServer) -> None:
+async def test_doctor_skips_redis_for_a_user_without_info(installation: Installation, redis: RedisServer) -> None:
     redis.command("ACL", "SETUSER", "shy", "on", ">secret", "+publish", "+subscribe", "resetchannels", "&{holdfast:*")
     shy = over(installation, redis.url.replace("redis://", "redis://shy:secret@"))
     assert (await check_signals(shy)).verdict is Verdict.PASS

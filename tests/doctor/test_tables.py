@@ -15,7 +15,7 @@ from tests.support.waiting import until
 Execute = Callable[[str], None]
 
 
-async def test_a_table_of_dead_rows(installation: Installation, execute: Execute) -> None:
+async def test_doctor_reports_a_table_of_dead_rows(installation: Installation, execute: Execute) -> None:
     assert (await check_tables(installation)).verdict is Verdict.PASS
     execute("ALTER TABLE event SET (autovacuum_enabled = off)")
     execute(

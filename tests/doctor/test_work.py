@@ -29,7 +29,9 @@ async def claimed(database: Database) -> tuple[UUID, UUID]:
     return worker_id, run.run_id
 
 
-async def test_no_worker_at_all(installation: Installation, database: Database, execute: Execute) -> None:
+async def test_doctor_reports_that_no_worker_is_online(
+    installation: Installation, database: Database, execute: Execute
+) -> None:
     unstarted = await check_workers(installation)
     assert unstarted.verdict is Verdict.WARN
     assert "no worker is online, and no web process" in unstarted.found
@@ -93,7 +95,7 @@ async def test_processes_of_another_schema_are_not_counted(installation: Install
             assert "1 worker and 2 web processes may open" in (await check_connections(other)).found
 
 
-async def test_all_is_well(installation: Installation, database: Database) -> None:
+async def test_doctor_passes_healthy_workers_and_runs(installation: Installation, database: Database) -> None:
     for check in (check_stuck_runs, check_poison_runs, check_leases):
         finding = await check(installation)
         assert finding.verdict is Verdict.PASS, finding
@@ -194,7 +196,7 @@ async def test_a_lease_that_has_expired(installation: Installation, database: Da
         assert (await check_leases(installation)).verdict is Verdict.FAIL, "but does not"
 
 
-async def test_nobody_leads(installation: Installation, database: Database) -> None:
+async def test_doctor_fails_without_a_leader(installation: Installation, database: Database) -> None:
     await online_worker(database)
     finding = await check_leases(installation)
     assert finding.verdict is Verdict.FAIL

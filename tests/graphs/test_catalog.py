@@ -145,7 +145,7 @@ class TestTargets:
             ("target = min", "its parameters cannot be inspected"),
         ],
     )
-    def test_what_is_no_graph_fails_at_start(self, project: Project, definition: str, cause: str) -> None:
+    def test_target_that_is_no_graph_fails_at_start(self, project: Project, definition: str, cause: str) -> None:
         project.module(definition)
         message = project.failure(graphs={"a": "./agent.py:target"})
         assert message.startswith("graphs.a: ")

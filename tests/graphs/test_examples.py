@@ -42,7 +42,7 @@ def examples() -> Examples:
     return Examples()
 
 
-def test_they_load_without_a_warning(examples: Examples) -> None:
+def test_examples_load_without_a_warning(examples: Examples) -> None:
     assert examples.config.warnings == ()
     assert examples.catalog.graph_ids == ("echo", "steps", "ask", "chat", "parent")
     assert all(target.description for target in examples.config.graphs.values())

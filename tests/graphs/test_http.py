@@ -164,7 +164,7 @@ def test_unknown_keys_are_warnings(project: Project) -> None:
     )
 
 
-def test_what_has_no_effect_is_said(project: Project) -> None:
+def test_config_warns_of_keys_without_effect(project: Project) -> None:
     serde = {"pickle_fallback": True}
     config = project.configure(graphs=GRAPHS, ui={"a": "./a.tsx"}, webhooks={}, checkpointer={"serde": serde})
     assert config.warnings == (
@@ -173,7 +173,7 @@ def test_what_has_no_effect_is_said(project: Project) -> None:
     )
 
 
-def test_what_would_be_stored_in_the_clear_is_refused(project: Project) -> None:
+def test_config_refuses_encryption_section(project: Project) -> None:
     assert "encryption: not supported" in project.failure(graphs=GRAPHS, encryption={"path": "./e.py:e"})
 
 
@@ -265,7 +265,7 @@ class TestTheApp:
             ("./webapp.py", "must look like"),
         ],
     )
-    def test_that_cannot_be_used(self, spec: str, cause: str) -> None:
+    def test_app_that_cannot_be_used_is_refused(self, spec: str, cause: str) -> None:
         with pytest.raises(ConfigError) as caught:
             load_app(http_project.project({"app": spec}))
         assert "http.app: " in str(caught.value)
@@ -284,7 +284,7 @@ class TestTheCheckpointer:
     def test_nothing_is_needed(self, project: Project) -> None:
         assert checkpointer_section(project.configure(graphs=GRAPHS)) == CheckpointerSection()
 
-    def test_a_time_to_live(self, project: Project) -> None:
+    def test_checkpointer_section_reads_the_time_to_live(self, project: Project) -> None:
         ttl = {"strategy": "keep_latest", "default_ttl": 90, "sweep_interval_minutes": 0.5, "sweep_limit": 7}
         section = checkpointer_section(project.configure(graphs=GRAPHS, checkpointer={"ttl": ttl}))
         assert section == CheckpointerSection((90.0, "keep_latest"), 30.0, 7)

@@ -47,7 +47,7 @@ class TestDependencies:
         loaded = load(project, graphs={"a": "./agent.py:price"}, dependencies=[".", "./libs"])
         assert loaded["a"].value == 3
 
-    def test_the_project_itself_needs_no_mention(self, project: Project) -> None:
+    def test_project_directory_is_importable_without_a_dependency(self, project: Project) -> None:
         project.write("shop_stock/__init__.py", "")
         project.write("shop_stock/count.py", "count = 4")
         assert load(project, graphs={"a": "shop_stock.count:count"})["a"].value == 4
@@ -74,7 +74,7 @@ class TestDependencies:
             ("not a requirement!", "'not a requirement!' is neither a directory"),
         ],
     )
-    def test_what_is_missing_is_named(self, project: Project, dependency: str, cause: str) -> None:
+    def test_missing_dependency_is_named(self, project: Project, dependency: str, cause: str) -> None:
         message = project.failure(graphs={"a": "a.py:g"}, dependencies=[".", dependency])
         assert message.startswith("dependencies[1]: ")
         assert cause in message
@@ -88,7 +88,7 @@ class TestDependencies:
 
 
 class TestFiles:
-    def test_one_file_is_imported_once(self, project: Project) -> None:
+    def test_file_of_two_graphs_is_imported_once(self, project: Project) -> None:
         project.write("parts/agent.py", "one = object()\nboth = [one]")
         loaded = load(project, graphs={"a": "./parts/agent.py:one", "b": "parts/../parts/agent.py:both"})
         assert loaded["b"].value == [loaded["a"].value]
@@ -238,7 +238,7 @@ class TestFailures:
         assert first == f"graphs.agent: importing {target} failed at {file}:{line}"
         assert second.startswith(f"  {summary}")
 
-    def test_the_line_is_the_deepest_of_the_users_own(self, project: Project) -> None:
+    def test_import_error_shows_the_innermost_line_of_user_code(self, project: Project) -> None:
         project.write("agent.py", "import shop_depths\n")
         file = project.write("shop_depths.py", "import re\n\nre.compile('(')\n")
         message = project.failure(graphs={"agent": "./agent.py:graph"})

@@ -45,7 +45,7 @@ def test_own_routes_can_be_called_when_the_project_says_so(
     assert webhooks_section(configured(project, {"url": url}, http=http or {}), {}).own_routes is allowed
 
 
-def test_it_can_be_switched_off(project: Project) -> None:
+def test_webhooks_can_be_disabled(project: Project) -> None:
     assert webhooks_section(configured(project, None, http={"disable_webhooks": True}), {}).disabled
 
 
@@ -113,7 +113,7 @@ def test_variables_of_the_project_count_and_the_prefix_can_be_another(project: P
         ({"headers": {"x-a": "${{ secrets.A }}"}}, "webhooks.headers.x-a", "is no template"),
     ],
 )
-def test_what_is_wrong_is_said(project: Project, section: Any, key: str, cause: str) -> None:
+def test_webhooks_section_reports_invalid_values(project: Project, section: Any, key: str, cause: str) -> None:
     if isinstance(section, dict) and "headers" in section:
         section = {**section, "url": {"allowed_domains": ["example.com"]}}
     with pytest.raises(ConfigError) as caught:

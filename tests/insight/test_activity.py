@@ -26,7 +26,7 @@ async def test_runs_that_ended_within_the_minute_are_counted_however_they_ended(
     assert figures["created"] == 5
 
 
-async def test_it_reads_the_runs_of_the_minute_and_no_others(database: Database) -> None:
+async def test_activity_statements_use_indexes(database: Database) -> None:
     async with database.transaction() as connection:
         await connection.execute("SET LOCAL enable_seqscan = off")
         plans = []

@@ -77,7 +77,7 @@ def spans(told: Timeline, *kinds: str) -> list[tuple[str, float]]:
     ],
     ids=["retry", "takeover", "handover", "both"],
 )
-def test_what_was_between_two_attempts(about: dict[str, int], kind: str) -> None:
+def test_timeline_shows_why_another_attempt_followed(about: dict[str, int], kind: str) -> None:
     run = row(attempt=2, **about)
     marks = [begun(1, 1.1), begun(2, 9, before=4, **about), over(20)]
     told = build_timeline(run, marks, at(19), [step(1, 3), step(2, 12)])

@@ -199,7 +199,7 @@ async def test_a_run_that_asks_nothing_closes_the_question_too(desk: Desk) -> No
     assert await desk.states(asked.thread_id) == {asked.ids[0]: "closed"}
 
 
-async def test_a_copy_waits_too(desk: Desk) -> None:
+async def test_copy_of_a_waiting_thread_waits_too(desk: Desk) -> None:
     asked = await desk.ask()
     copy = (await desk.post(f"/threads/{asked.thread_id}/copy"))["thread_id"]
     assert await desk.states(copy) == {asked.ids[0]: "waiting"}
@@ -235,7 +235,7 @@ async def test_rows_that_are_behind_do_not_lock_anybody_out(desk: Desk) -> None:
     assert question["answered_by"] == run["run_id"]
 
 
-async def test_what_cannot_be_resumed(desk: Desk) -> None:
+async def test_resume_is_refused_without_a_waiting_interrupt(desk: Desk) -> None:
     asked = await desk.ask()
     assert (await desk.post(f"{asked.path}/resume", 422))["detail"].startswith("Give either answer")
     assert "not input" in (await desk.post(f"{asked.path}/resume", 422, answer=1, input={}))["detail"]

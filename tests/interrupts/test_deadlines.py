@@ -28,7 +28,7 @@ async def due_question(desk: Desk, asked: Asked) -> Any:
     return next(one for one in found if str(one["thread_id"]) == asked.thread_id)
 
 
-async def test_the_default_is_the_answer(desk: Desk) -> None:
+async def test_default_is_the_answer_after_the_deadline(desk: Desk) -> None:
     asked = await desk.ask(
         input={"terms": {"deadline": LONG_AGO, "default": "no"}}, config={"configurable": {"colour": "blue"}}
     )
@@ -44,7 +44,7 @@ async def test_the_default_is_the_answer(desk: Desk) -> None:
     assert refused["run_id"] == run_id
 
 
-async def test_an_answer_in_time_leaves_nothing_to_do(idle: Desk) -> None:
+async def test_answer_in_time_cancels_the_deadline(idle: Desk) -> None:
     async with idle.worker():
         asked = await idle.ask(input={"terms": {"deadline": 3600, "default": "no"}})
     due = await due_question(idle, asked)

@@ -74,7 +74,9 @@ async def decided(desk: Desk, asked: Asked, answer: Any, **body: Any) -> Any:
 @pytest.mark.parametrize(
     ("graph", "durability"), [("decision", "async"), ("decision", "exit"), ("nested_decision", "async")]
 )
-async def test_the_second_answer_counts(desk: Desk, graph: str, how: str, by: str, durability: str) -> None:
+async def test_second_answer_counts_after_the_first_has_failed(
+    desk: Desk, graph: str, how: str, by: str, durability: str
+) -> None:
     asked = await desk.ask(graph)
     await fail(desk, asked, graph, how, by, durability=durability)
     assert await desk.states(asked.thread_id) == {asked.ids[0]: "waiting"}
@@ -113,7 +115,7 @@ async def test_a_branch_that_has_used_its_answer_keeps_it(desk: Desk) -> None:
     assert sorted(done) == ["left yes", "right no"]
 
 
-async def test_one_of_two_answers_fails(desk: Desk) -> None:
+async def test_failed_answer_leaves_both_interrupts_waiting(desk: Desk) -> None:
     asked = await desk.ask("decision_pair")
     values = {question["value"]: question["interrupt_id"] for question in await desk.inbox(thread_id=asked.thread_id)}
     run = await desk.answer(asked.thread_id, {values["right"]: "raise"}, assistant_id="decision_pair")

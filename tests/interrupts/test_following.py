@@ -37,7 +37,7 @@ def asks(frame: Frame) -> bool:
     return frame.event == "values" and "__interrupt__" in frame.data
 
 
-async def test_it_goes_on_with_the_answer(desk: Desk) -> None:
+async def test_stream_continues_with_the_resumed_run(desk: Desk) -> None:
     thread_id = await desk.thread()
     seen: list[Frame] = []
     runs: list[str] = []
@@ -64,7 +64,7 @@ async def test_it_goes_on_with_the_answer(desk: Desk) -> None:
     assert await desk.get(f"/threads/{thread_id}/runs/{runs[0]}/join", follow="true") == {"answers": [1, 2]}
 
 
-async def test_it_goes_on_with_an_answer_that_is_streamed_itself(desk: Desk) -> None:
+async def test_stream_continues_with_a_resumed_run_that_is_streamed_itself(desk: Desk) -> None:
     """Whose run is told of before it begins."""
     asked = await desk.ask()
     path = f"/threads/{asked.thread_id}/runs/{asked.run_id}/stream"
@@ -100,7 +100,7 @@ async def test_with_the_sdk(desk: Desk) -> None:
     assert len({part.data["run_id"] for part in seen if part.event == "metadata"}) == 2
 
 
-async def test_it_beats_while_it_waits_and_can_be_left_and_taken_up(desk: Desk) -> None:
+async def test_stream_of_a_waiting_thread_sends_heartbeats_and_can_be_rejoined(desk: Desk) -> None:
     asked = await desk.ask()
     path = f"{asked.path}/stream"
     last = None
@@ -131,7 +131,7 @@ async def test_without_it_the_stream_ends_with_the_run(desk: Desk) -> None:
     assert "__interrupt__" in response.text
 
 
-async def test_it_ends_when_the_thread_goes_on_otherwise(desk: Desk) -> None:
+async def test_stream_ends_when_another_run_continues_the_thread(desk: Desk) -> None:
     asked = await desk.ask("picky")
     waiting = asyncio.create_task(desk.get(f"{asked.path}/join", follow="true"))
     await desk.post(f"/threads/{asked.thread_id}/runs/wait", assistant_id="picky", input={"answer": None})
@@ -157,7 +157,7 @@ async def test_an_answer_that_is_rolled_back_leaves_it_waiting(desk: Desk) -> No
     assert (await waiting)["answer"] == "no"
 
 
-async def test_a_pause_that_outlives_its_events(desk: Desk) -> None:
+async def test_stream_of_a_waiting_run_with_expired_events(desk: Desk) -> None:
     asked = await desk.ask()
     [last] = await desk.rows("SELECT last_seq FROM thread WHERE thread_id = %(id)s", id=asked.thread_id)
     await desk.rows("DELETE FROM event WHERE thread_id = %(id)s RETURNING 1", id=asked.thread_id)

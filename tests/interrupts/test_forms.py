@@ -98,7 +98,7 @@ def test_answers_that_do_not(form: dict[str, Any], answer: Any, named: str) -> N
     ],
     ids=range(16),
 )
-def test_what_makes_no_sense_is_said_at_once(terms: dict[str, Any], problem: str) -> None:
+def test_ask_refuses_contradicting_arguments(terms: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         holdfast.ask("?", **terms)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 FIELDS = [{"name": "verdict", "type": "select", "options": ["approve", "reject"], "label": "What now?"}]
 
 
-async def test_what_it_shows(desk: Desk) -> None:
+async def test_inbox_shows_waiting_interrupts(desk: Desk) -> None:
     terms = {"fields": FIELDS, "deadline": 3600, "default": {"verdict": "reject"}, "amount": 12}
     asked = await desk.ask(input={"terms": terms}, metadata={"team": "ops"})
     [question] = await desk.inbox(thread_id=asked.thread_id)

@@ -115,7 +115,7 @@ async def test_a_run_that_fails_leaves_the_question_to_the_one_who_asked(
         assert second != third
 
 
-async def test_an_end_that_leaves_the_thread_alone_gives_back_what_it_took(
+async def test_refused_resume_leaves_its_interrupts_waiting(
     database: Database, settings: Settings, worker_id: UUID
 ) -> None:
     """A strict resume that names something unknown beside what it answers."""
@@ -129,7 +129,9 @@ async def test_an_end_that_leaves_the_thread_alone_gives_back_what_it_took(
 
 
 @pytest.mark.parametrize("progress", [0, 2])
-async def test_a_poison_run(database: Database, settings: Settings, worker_id: UUID, progress: int) -> None:
+async def test_poison_run_reopens_its_interrupt_unless_it_was_used(
+    database: Database, settings: Settings, worker_id: UUID, progress: int
+) -> None:
     """Before its answer was used, the question waits again; after that the thread has gone on."""
     async with open_journal(settings) as journal:
         scene = Scene(database, journal, worker_id)
@@ -196,7 +198,9 @@ async def test_a_question_closed_by_a_run_that_is_undone_waits_again(
         assert (await scene.rows())[0] == (ID, first, third, True)
 
 
-async def test_what_waited_before_there_were_rows(database: Database, settings: Settings, worker_id: UUID) -> None:
+async def test_migration_adds_rows_for_waiting_interrupts(
+    database: Database, settings: Settings, worker_id: UUID
+) -> None:
     migration = (files(holdfast.db) / "migrations" / "0007_gates.sql").read_text()
     backfill = migration[migration.index("INSERT INTO interrupt") :]
     async with open_journal(settings) as journal:

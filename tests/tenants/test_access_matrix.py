@@ -256,7 +256,7 @@ async def test_owner_sees_what_others_must_not(neighbours: Neighbours) -> None:
     assert item.json()["value"] == {"text": "acme's"}
 
 
-async def test_no_request_reaches_what_is_another_callers(neighbours: Neighbours) -> None:
+async def test_no_request_reaches_resources_of_another_caller(neighbours: Neighbours) -> None:
     """In every place, an id of another caller is answered as an id that nobody has."""
     before = await neighbours.treasure()
     assert before["count"] > 10
@@ -278,7 +278,7 @@ async def test_no_request_reaches_what_is_another_callers(neighbours: Neighbours
     assert len(tried) > 80
 
 
-async def test_no_command_reaches_what_is_another_callers(neighbours: Neighbours) -> None:
+async def test_no_command_reaches_resources_of_another_caller(neighbours: Neighbours) -> None:
     before = await neighbours.treasure()
     theirs, mine = neighbours.theirs.ids, neighbours.mine.ids
     for thread, method, params in (

@@ -36,7 +36,7 @@ async def becomes(client: httpx.AsyncClient, code: int) -> None:
     await until(is_so, f"requests are answered with {code}")
 
 
-async def test_what_is_done_with_the_first_key_is_its_tenants_from_the_first_request_on(server_url: str) -> None:
+async def test_first_key_acts_for_its_tenant_from_its_first_request(server_url: str) -> None:
     async with open_house(server_url, KEY_REFRESH_SECONDS="60") as house:
         client = await house.tenant("first")
         thread = (await client.post("/threads", json={})).json()["thread_id"]
@@ -44,7 +44,7 @@ async def test_what_is_done_with_the_first_key_is_its_tenants_from_the_first_req
         assert row["tenant_id"] == "first"
 
 
-async def test_the_first_key_closes_the_door_and_the_last_one_forgotten_opens_it(house: House) -> None:
+async def test_server_requires_keys_while_it_has_keys(house: House) -> None:
     stranger = await house.client()
     assert await status(stranger) == 200
     key = await house.key("acme")
@@ -101,7 +101,7 @@ async def test_a_key_is_taken_from_either_header(house: House, headers: dict[str
 
 
 @pytest.mark.parametrize("shown", ["hf_", "hf_nobody", "hf_" + "x" * 5000, "Bearer", "hf_\xff"])
-async def test_what_is_no_key_opens_nothing(house: House, shown: str) -> None:
+async def test_invalid_key_is_refused(house: House, shown: str) -> None:
     await becomes(await house.client(**{"x-api-key": await house.key("acme")}), 200)
     for name in ("x-api-key", "authorization"):
         value = shown if name == "x-api-key" else f"Bearer {shown}"

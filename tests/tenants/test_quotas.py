@@ -79,7 +79,7 @@ async def test_a_batch_is_all_or_nothing(house: House) -> None:
     assert (await client.post("/runs/batch", json=[RUN] * 3)).status_code == 200
 
 
-async def test_what_a_refused_run_would_have_cancelled_goes_on(house: House) -> None:
+async def test_refused_run_does_not_cancel_the_run_before_it(house: House) -> None:
     """A strategy that makes room for itself is not over the limit; one that does not leaves everything as it was."""
     await house.limit("strategy", max_queued=1)
     client = await somebody(house, "strategy")
@@ -173,7 +173,7 @@ async def test_a_cron_over_the_limit_is_skipped(house: House) -> None:
     assert (await left_by(house, "cron"))[0] == 1
 
 
-async def test_what_is_nobodys_is_adopted(house: House) -> None:
+async def test_tenant_adopts_rows_without_a_tenant(house: House) -> None:
     """From before there were tenants: no key sees it until it is somebody's."""
     client = await somebody(house, "heir")
     thread = (await house.query("INSERT INTO thread (thread_id) VALUES (gen_random_uuid()) RETURNING thread_id"))[0]

@@ -146,7 +146,7 @@ async def test_every_way_to_make_a_run_takes_one(server: httpx.AsyncClient) -> N
         assert refused.json()["error"] == "invalid_argument"
 
 
-async def test_an_assistant_has_one(server: httpx.AsyncClient) -> None:
+async def test_budget_of_an_assistant_stops_its_runs(server: httpx.AsyncClient) -> None:
     body = {"graph_id": "spender", "metadata": {"budget": {"max_tokens": 150, "max_steps": 20}}}
     assistant = (await server.post("/assistants", json=body)).json()
     thread_id = await thread_of(server)
@@ -192,7 +192,7 @@ async def test_limits_that_are_none(server: httpx.AsyncClient, limit: str) -> No
     assert accepted.json()["kwargs"]["budget"] == {"max_steps": 50}
 
 
-async def test_what_is_not_there(server: httpx.AsyncClient) -> None:
+async def test_usage_of_unknown_thread_or_run_is_not_found(server: httpx.AsyncClient) -> None:
     thread_id, nobody = await thread_of(server), str(uuid4())
     run, _ = await waited(server, thread_id, 1)
     assert (await server.get(f"/threads/{nobody}/usage")).status_code == 404
@@ -201,7 +201,7 @@ async def test_what_is_not_there(server: httpx.AsyncClient) -> None:
     assert (await server.get("/threads/x/usage")).status_code == 422
 
 
-async def test_a_webhook_tells(server: httpx.AsyncClient) -> None:
+async def test_webhook_contains_the_usage(server: httpx.AsyncClient) -> None:
     async with receiving() as receiver:
         await waited(server, await thread_of(server), 2, webhook=receiver.url)
         [got] = await receiver.get()
@@ -222,7 +222,7 @@ async def test_defaults_reach_crons(server: httpx.AsyncClient) -> None:
     assert run["kwargs"]["budget"] == {"max_steps": 50, "max_tokens": 10_000}
 
 
-async def test_what_others_use_is_not_seen(server_url: str, database_url: str) -> None:
+async def test_usage_of_other_callers_is_hidden(server_url: str, database_url: str) -> None:
     settings: Settings = quick_settings(database_url, port=free_port())
     async with answering(settings, GraphCatalog.load(load_config(AUTH_PROJECT))) as anybody:
 

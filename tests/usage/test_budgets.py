@@ -299,7 +299,7 @@ async def test_values_of_messages_stay(settings: Settings, database: Database) -
     assert [message["type"] for message in thread["values"]["messages"]] == ["human", "ai", "ai", "ai"]
 
 
-def test_what_is_left() -> None:
+def test_budget_left_returns_the_remainder() -> None:
     budget = {"max_cost_usd": 1.5, "max_tokens": 100, "max_seconds": 60.0, "max_steps": 3}
     usage = {"cost_usd": 0.5, "total_tokens": 130, "steps": 1}
     assert remaining(budget, usage, elapsed=20) == {

@@ -70,7 +70,7 @@ async def test_a_run_with_a_budget(server: httpx.AsyncClient) -> None:
     assert json.loads(whole.stdout)["models"]["openai:gpt-4o"]["calls"] == 3
 
 
-async def test_what_is_wrong(server: httpx.AsyncClient) -> None:
+async def test_usage_command_reports_errors(server: httpx.AsyncClient) -> None:
     missing = await command(server, "runs", "usage", "018f0000-0000-7000-8000-000000000000")
     assert missing.returncode == ExitCode.FAILURE
     assert "There is no run 018f0000" in missing.stderr

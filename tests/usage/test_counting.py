@@ -281,7 +281,7 @@ def test_outside_of_a_worker_nothing_is_counted() -> None:
     assert holdfast.budget_left() == {}
 
 
-async def test_who_uses_nothing_costs_no_statement(settings: Settings, database: Database) -> None:
+async def test_run_without_usage_costs_no_statement(settings: Settings, database: Database) -> None:
     async with open_station(settings, database, catalog_of(graph=line(first))) as station:
         await post_run(database, "graph", input=GO)
         attempt, _ = await station.execute_next()
@@ -366,7 +366,7 @@ async def test_a_retry_goes_on_counting(settings: Settings, database: Database) 
     assert usage_totals((await thread_row(database, attempt.run.thread_id))["usage"]) == totals
 
 
-async def test_what_was_left_behind_in_a_thread_counts_no_more(settings: Settings, database: Database) -> None:
+async def test_usage_left_in_a_thread_is_not_counted_again(settings: Settings, database: Database) -> None:
     """A sync node cannot be interrupted. What it uses after the run's end belongs to nobody, and hurts nobody."""
     model = PricedModel()
     inside, opened, over = threading.Event(), threading.Event(), threading.Event()

@@ -132,7 +132,7 @@ async def test_a_stale_fence_counts_nothing(station: Station) -> None:
     spend(stale, 1)
 
 
-async def test_the_journal_hears_of_it_on_its_own_thread(station: Station) -> None:
+async def test_usage_of_a_thread_reaches_the_journal_on_the_event_loop(station: Station) -> None:
     """Sync nodes call from threads, and the journal belongs to the loop."""
     attempt = await open_attempt(station)
     heard: list[int] = []
@@ -169,9 +169,7 @@ async def test_costs_add_up_without_noise(station: Station) -> None:
     assert set(stored) == {"*", "openai:gpt-4o"}
 
 
-async def test_what_was_refused_with_something_else_is_counted_all_the_same(
-    settings: Settings, database: Database
-) -> None:
+async def test_refused_usage_is_counted_at_the_end_of_the_run(settings: Settings, database: Database) -> None:
     """The database refuses what the run wrote with its count: both are discarded, and the end brings the count."""
 
     async def talk(state: Words) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def settings(database_url: str) -> Settings:
     return quick_settings(database_url, port=free_port())
 
 
-async def test_it_stops_and_goes_on(settings: Settings) -> None:
+async def test_example_stops_at_its_budget_and_continues(settings: Settings) -> None:
     async with serving(settings, GraphCatalog.load(load_config(EXAMPLES / "budgets.json"))) as client:
         with Program([sys.executable, str(EXAMPLES / "budgets.py"), str(client.base_url)], environ={}) as program:
             await expect(program, r"error: The run was stopped by its budget: max_tokens=12000 reached, 12500 tokens")

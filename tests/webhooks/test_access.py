@@ -32,7 +32,7 @@ async def careful(settings: Settings, catalog: GraphCatalog) -> AsyncIterator[ht
         yield client
 
 
-async def test_what_may_not_be_called_is_refused_at_once(careful: httpx.AsyncClient, database: Database) -> None:
+async def test_request_with_forbidden_webhook_url_is_refused(careful: httpx.AsyncClient, database: Database) -> None:
     thread_id = (await careful.post("/threads", json={})).json()["thread_id"]
     cron = (await careful.post("/runs/crons", json={**ECHO, "schedule": "0 0 1 1 *"})).json()["cron_id"]
     for webhook in BAD:
@@ -53,7 +53,7 @@ async def test_what_may_not_be_called_is_refused_at_once(careful: httpx.AsyncCli
     assert len(await query(database, "SELECT 1 FROM cron")) == 1
 
 
-async def test_a_project_can_switch_them_off() -> None:
+async def test_project_can_disable_webhooks() -> None:
     async with calling({"disable_webhooks": True}) as client:
         assert (await client.get("/webhooks/deliveries")).status_code == 404
         answer = await client.post("/runs", json={**ECHO, "webhook": "https://example.com/hook"})
@@ -61,7 +61,7 @@ async def test_a_project_can_switch_them_off() -> None:
         assert "disable_webhooks" in answer.json()["detail"]
 
 
-async def test_a_cron_has_one(client: httpx.AsyncClient, receiver: Receiver, database: Database) -> None:
+async def test_webhook_of_a_cron_is_called(client: httpx.AsyncClient, receiver: Receiver, database: Database) -> None:
     body = {**ECHO, "schedule": "0 0 1 1 *", "webhook": receiver.url}
     cron = (await client.post("/runs/crons", json=body)).json()
     assert cron["payload"]["webhook"] == receiver.url

@@ -23,7 +23,7 @@ async def command(client: httpx.AsyncClient, *arguments: str) -> Result:
     return await asyncio.to_thread(invoke)
 
 
-async def test_what_was_refused_is_listed_and_sent_again(client: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_failed_delivery_is_listed_and_sent_again(client: httpx.AsyncClient, receiver: Receiver) -> None:
     assert "No deliveries." in (await command(client, "list")).output
     receiver.answer = lambda _: 410
     run = await start(client, "echo", receiver.url)

@@ -89,7 +89,7 @@ async def settled(client: httpx.AsyncClient, run: dict[str, Any], state: str = "
     return found
 
 
-async def test_the_payload(client: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_delivery_has_all_fields_of_the_payload(client: httpx.AsyncClient, receiver: Receiver) -> None:
     run = await start(client, "echo", receiver.url, metadata={"mark": "m"})
     got = await receiver.about(run["run_id"])
     assert got.path == "/hook"
@@ -228,7 +228,7 @@ def refuse(times: int, status: int = 500) -> Callable[[Received], int]:
     return lambda _: next(left, 204)
 
 
-async def test_it_is_tried_again_until_it_is_taken(client: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_delivery_is_retried_until_it_succeeds(client: httpx.AsyncClient, receiver: Receiver) -> None:
     receiver.answer = refuse(2)
     run = await start(client, "echo", receiver.url)
     seen = await settled(client, run)
@@ -242,7 +242,7 @@ async def test_it_is_tried_again_until_it_is_taken(client: httpx.AsyncClient, re
         assert Webhook(NEW_SECRET).verify(one.body, one.headers)
 
 
-async def test_what_is_gone_is_given_up_and_can_be_sent_again_by_hand(
+async def test_delivery_to_gone_receiver_fails_and_can_be_redelivered(
     client: httpx.AsyncClient, receiver: Receiver
 ) -> None:
     receiver.answer = lambda _: 410
@@ -264,7 +264,7 @@ async def test_what_is_gone_is_given_up_and_can_be_sent_again_by_hand(
     assert missing.status_code == 404
 
 
-async def test_one_that_is_being_sent_is_not_sent_twice_by_hand(client: httpx.AsyncClient, receiver: Receiver) -> None:
+async def test_redeliver_leaves_a_delivery_that_is_being_sent(client: httpx.AsyncClient, receiver: Receiver) -> None:
     receiver.hold = asyncio.Event()
     run = await start(client, "echo", receiver.url)
     await receiver.get()
@@ -290,7 +290,7 @@ async def test_deliveries_are_listed_newest_first(client: httpx.AsyncClient, rec
     assert (await client.get("/webhooks/deliveries", params={"run_id": "x"})).status_code == 422
 
 
-async def test_a_run_without_one_leaves_nothing(client: httpx.AsyncClient, database: Database) -> None:
+async def test_run_without_webhook_leaves_no_delivery(client: httpx.AsyncClient, database: Database) -> None:
     answer = await client.post("/runs/wait", json={"assistant_id": "echo", "input": HELLO})
     assert answer.status_code == 200
     assert await query(database, "SELECT 1 FROM webhook_delivery") == []

@@ -14,7 +14,7 @@ from tests.webhooks.test_delivery import settled, start
 EXAMPLE = Path(__file__).parents[2] / "examples" / "webhook_receiver.py"
 
 
-async def test_it_takes_what_is_signed_for_it(client: httpx.AsyncClient) -> None:
+async def test_example_receiver_accepts_only_signed_deliveries(client: httpx.AsyncClient) -> None:
     with Program([sys.executable, str(EXAMPLE), OLD_SECRET, "0"], environ={}) as program:
         url = program.expect(r"Receiving at (http://\S+)", 30)[1]
         run = await start(client, "echo", url)

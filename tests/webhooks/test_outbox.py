@@ -87,7 +87,7 @@ async def executed(settings: Settings, database: Database, graph: Any, **kwargs:
     ],
     ids=["success", "error", "timeout"],
 )
-async def test_the_journal_writes_it(
+async def test_journal_writes_the_delivery_of_an_ended_run(
     settings: Settings, database: Database, node: Any, changes: dict[str, Any], status: str
 ) -> None:
     run = await executed(settings.model_copy(update=changes), database, line(node), webhook=URL)
@@ -99,7 +99,7 @@ async def test_the_journal_writes_it(
     assert (owed["run"]["error"] is None) is (status == "success")
 
 
-async def test_a_run_without_one_costs_no_statement(
+async def test_run_without_webhook_costs_no_statement(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "QUEUE_WEBHOOKS", "no statement at all")
@@ -109,7 +109,7 @@ async def test_a_run_without_one_costs_no_statement(
         await executed(settings, database, line(first), webhook=URL)
 
 
-async def test_a_retry_is_no_end(settings: Settings, database: Database) -> None:
+async def test_run_that_will_be_retried_writes_no_delivery(settings: Settings, database: Database) -> None:
     run = await executed(settings, database, line(Flaky(ConnectionError("not yet"), 1)), webhook=URL)
     assert run["status"] == "pending"
     assert await queued(database) == []
@@ -129,7 +129,7 @@ async def test_a_rolled_back_run_owes_nothing(settings: Settings, database: Data
     assert await queued(database) == []
 
 
-async def test_the_reaper_writes_it_for_a_poison_run(settings: Settings, database: Database) -> None:
+async def test_reaper_writes_the_delivery_of_a_poison_run(settings: Settings, database: Database) -> None:
     async with open_station(settings, database, catalog_of(graph=line(first))) as station:
         for webhook, action in ((URL, None), (None, None), (URL, "rollback")):
             created = await post_run(database, "graph", input=GO, webhook=webhook)

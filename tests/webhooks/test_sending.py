@@ -62,7 +62,7 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     return asked
 
 
-async def test_what_is_internal_stays_here(receiver: Receiver) -> None:
+async def test_payload_contains_no_internal_fields(receiver: Receiver) -> None:
     answer = await sender(private=True).send(delivery(receiver.url))
     assert answer.error is None
     assert b"secret" not in receiver.received[0].body

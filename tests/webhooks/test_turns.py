@@ -207,7 +207,7 @@ async def test_after_a_claim_that_took_too_long_fewer_are_claimed_at_once(
     assert counts == [10, 1, 1, 2, 4], "one claim took too long"
 
 
-async def test_no_more_are_claimed_at_once_than_there_is_room_for(
+async def test_dispatcher_claims_no_more_deliveries_than_it_has_slots(
     database: Database, hasty: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To claim more, their sizes would be added up for nothing, until that takes too long again."""
@@ -431,7 +431,7 @@ def test_slots_are_given_in_turns() -> None:
     assert len(chosen) < 10
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_released_slot_can_be_taken_again() -> None:
     slots = WebhookSlots(4, 1000)
     sent = [Delivery(uuid4(), uuid4(), "https://a/", {}, None, 1, 600, "acme", (), "a") for _ in range(4)]
     for delivery in sent:

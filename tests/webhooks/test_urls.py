@@ -188,14 +188,14 @@ PUBLIC_ADDRESSES = [
 
 
 @pytest.mark.parametrize("url", NOT_URLS)
-def test_what_is_no_url_to_call(url: str) -> None:
+def test_policy_refuses_invalid_urls(url: str) -> None:
     for policy in (PUBLIC, ANYWHERE):
         with pytest.raises(RefusedUrl, match=r"\.$"):
             policy.check(url)
 
 
 @pytest.mark.parametrize("url", NOT_PUBLIC)
-def test_what_is_not_public(url: str) -> None:
+def test_policy_refuses_addresses_that_are_not_public(url: str) -> None:
     with pytest.raises(RefusedUrl, match=r"\.$"):
         PUBLIC.check(url)
     ANYWHERE.check(url)
@@ -212,7 +212,7 @@ def test_what_is_not_public(url: str) -> None:
         ("https://my_host.example.com/hook", ("https", "my_host.example.com", 443)),
     ],
 )
-def test_what_may_be_called(url: str, origin: tuple[str, str, int]) -> None:
+def test_policy_allows_public_urls(url: str, origin: tuple[str, str, int]) -> None:
     assert PUBLIC.check(url).origin == origin
 
 
@@ -252,7 +252,7 @@ def test_an_address_with_an_interface_is_not_public() -> None:
         ({"disabled": True}, "https://example.com/hook", False),
     ],
 )
-def test_what_a_project_allows(section: dict[str, Any], url: str, allowed: bool) -> None:
+def test_policy_applies_the_rules_of_the_project(section: dict[str, Any], url: str, allowed: bool) -> None:
     policy = UrlPolicy(WebhooksSection(**section), allow_private=False)
     if allowed:
         policy.check(url)
