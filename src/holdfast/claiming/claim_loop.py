@@ -35,13 +35,13 @@ log = structlog.get_logger(__name__)
 
 # Seconds that the hint "this run is taken" may wait, to be sent together with the hints about the run's first events.
 TAKEN_HINT_MAX_DELAY_SECONDS = 0.01
-# The same of the hint about the event that the claim has written.
+# The longest time that the hint about the event of the claim may wait for other hints.
 CLAIM_EVENT_HINT_MAX_DELAY_SECONDS = 0.005
-# Seconds between two claims while more runs are ready than one claim takes, or tenants are left that none has visited.
+# Seconds between two claims while more runs are ready than one claim takes, or while tenants were not visited yet.
 NEXT_CLAIM_DELAY_SECONDS = 0.01
-# Seconds between two looks at whether the worker can claim again, while it has free slots and cannot.
+# Seconds between two checks whether the worker can claim again, while it has free slots.
 UNABLE_POLL_SECONDS = 0.5
-# Added to a timer for a run that is due later, so that it is due when the claim looks.
+# Added to the timer of a run that is due later, so that it is due when the claim is executed.
 DUE_MARGIN_SECONDS = 0.001
 
 
@@ -84,7 +84,7 @@ class ClaimLoop(TaskService):
         slots: Slots,
         can_work: Callable[[], bool],
     ) -> None:
-        """To be made before the signals are started: it listens for ready runs."""
+        """Create it before the signals start, because it listens for ready runs."""
         super().__init__()
         self._database = database
         self._settings = database.settings
@@ -93,7 +93,7 @@ class ClaimLoop(TaskService):
         self._lease = lease
         self._slots = slots
         self._can_work = can_work
-        # The pool must have two more: one for all others, and the connection that sends hints.
+        # The pool must have two more connections: one for everything else, and the one that sends hints.
         self._connection = KeptConnection(database, others=2, generic_plans=True)
         self._wake = asyncio.Event()
         self.timing = ClaimTiming(graph_ids, self.wake, self._ask_schedule_next)
@@ -121,7 +121,8 @@ class ClaimLoop(TaskService):
         asyncio.get_running_loop().call_later(seconds + DUE_MARGIN_SECONDS, self.wake)
 
     def attempt_ended(self, run: ClaimedRun) -> None:
-        """A slot is free. Claim if a run may be waiting for it: always without hints, because nothing else would."""
+        """A slot is free. Claim if a run may wait for it. While hints are degraded claim always: nothing else wakes the
+        loop."""
         if run.tenant_id:
             self._freed_tenants.add(run.tenant_id)
         if run.tenant_id or run.suspect or self._signals.degraded or self._more_ready:
@@ -136,7 +137,7 @@ class ClaimLoop(TaskService):
         while True:
             worker_id = await self._lease.acquire()
             self._wake.clear()
-            # Also if a slot becomes free during the claim: the claim did not ask for it.
+            # Claim again if a slot becomes free during the claim, because the claim did not ask for that slot.
             self._more_ready = True
             free = self._settings.jobs - len(self._slots.executing())
             pause = self._settings.degraded_poll if self._signals.degraded else self._settings.poll_interval
@@ -220,7 +221,7 @@ class ClaimLoop(TaskService):
             self._turn = runs.turn
             if len(runs) < wanted and self._turn.walking_since is None and self._ask_schedule:
                 due = await next_due(connection)
-                # If nothing is scheduled, whatever will be comes with a hint, or the slow poll finds it.
+                # If nothing is scheduled now, a hint announces what is scheduled later, or the slow poll finds it.
                 self._ask_schedule = due is not None or self._settings.session_url is None
         return runs, due
 

@@ -422,8 +422,9 @@ async def claim(
     a run has just ended, and the tenants of `hinted` runs are visited in any case. Runs in `aside` are left out.
 
     Each claimed run is `running`, owned by this worker, under a higher fence than ever before, and its attempt is in
-    the event log; its own events begin at `next_seq`. If fewer runs are returned than asked for, there were no more.
-    """
+    the event log; its own events begin at `next_seq`. If fewer runs are returned than asked for, there were no more,
+    unless the returned turn is `walking_since` a tenant or the margins are used up; the next claim then finds the
+    others."""
     asked: dict[str, Any] = {
         "worker_id": worker_id,
         "graphs": list(graphs),

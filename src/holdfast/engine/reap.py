@@ -208,7 +208,8 @@ async def watch_workers(connection: AsyncConnection[DictRow], *, grace: float, s
 
 
 async def mark_lost(connection: AsyncConnection[DictRow], worker_id: UUID, *, grace: float) -> bool:
-    """Declare a worker lost. From then on its renewals, claims and journal writes are refused.
+    """Declare a worker lost. Its renewals and claims are refused from then on, and its journal's writes as soon as its
+    runs are released under higher fences.
 
     Returns False if it is not lost after all, or if its row is locked.
     """

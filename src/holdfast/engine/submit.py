@@ -1,13 +1,14 @@
 """The one way a run is made, in four stages:
 
-1. Options. `make_run` completes a `RunRequest` with its assistant: the assistant's config and context go under the
-   request's, and the metadata is put together. `continue_run` is for a run that continues an earlier one, whose kwargs
-   are complete.
+1. Options. `make_run` completes a `RunRequest` with its assistant: it merges the assistant's config, context and
+   metadata with those of the request, whose values take precedence. `continue_run` is for a run that continues an
+   earlier one, whose kwargs are complete.
 2. Create. `create_run` commits a run by itself; `create_run_within` inserts it in the caller's transaction, and
    `create_runs_within` several; `GroupCommitter.create_run` (`group_commit.py`) commits it together with others.
    The statements are in `create.py`.
-3. Log, 4. announce. `announce_run` logs `run.created` and notifies workers and watchers. It is called after the commit:
-   a worker that is notified earlier does not find the run, and a run that is rolled back was never created.
+3. Log. `announce_run` logs `run.created`.
+4. Announce. It also sends hints to workers and watchers. It is called after the commit: a worker that gets the hint
+   earlier does not find the run, and a run that is rolled back was never created.
 
 Who submits runs, and in which transaction:
 
@@ -60,13 +61,12 @@ def make_run(request: RunRequest, assistant: Mapping[str, Any]) -> NewRun:
 
 
 def merge_assistant(kwargs: Mapping[str, Any], assistant: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's kwargs with the assistant's config and context under them: the request's win, key by key in
-    `configurable`, `context` and `metadata`.
+    """A run's kwargs merged with the assistant's config and context. The request's values take precedence, key by key
+    in `configurable`, `context` and `metadata`.
 
-    The assistant's options have two names, and a request may use either, so what it says under one counts for the
-    other too. The context gets no keys that neither the assistant nor the request's context has: a graph may be
-    strict about them.
-    """
+    The assistant's options are both in `config.configurable` and in `context`, and a request may use either, so a value
+    that it gives in one counts for the other too. The context gets no keys that neither the assistant nor the request's
+    context has: a graph may be strict about them."""
     # Both may have been stored by a version that let a client set any key.
     standing, given = client_config(assistant["config"]), stored_config(kwargs.get("config"))
     options = client_options(assistant["context"])
@@ -84,7 +84,8 @@ def merge_assistant(kwargs: Mapping[str, Any], assistant: Mapping[str, Any]) -> 
 
 def make_merged_run(request: RunRequest, assistant: Mapping[str, Any], *, cached: bool = False) -> NewRun:
     """As `make_run`, for kwargs that `merge_assistant` has been applied to. The API does so earlier, because custom
-    authorization sees and may change the merged kwargs. `cached`: the assistant may have changed since it was read."""
+    authorization sees and may change the merged kwargs. `cached`: the assistant may have changed since it was read; the
+    insert then fails if it has."""
     assistant_id, graph_id = assistant["assistant_id"], assistant["graph_id"]
     metadata = {
         **client_metadata(request.kwargs["config"].get("metadata") or {}),
@@ -112,21 +113,20 @@ def continue_run(request: RunRequest, assistant_id: UUID, graph_id: str) -> NewR
 async def create_run(database: Database, new: NewRun) -> CreatedRun:
     """Create a run by its multitask strategy. When this returns, the run is committed.
 
-    Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is
-    `reject` and the thread has an unfinished run, AlreadyAnswered when the run answers what another has answered
-    before, OverLimit when the tenant has used up its quota, AssistantChanged when the assistant has changed since it
-    was read. In each case nothing has changed.
-    """
+    Raises NotFound when the thread does not exist and `create_thread` is False, Conflict when the strategy is `reject`
+    and the thread has an unfinished run, AlreadyAnswered when the run resumes an interrupt that another run has
+    resumed, OverLimit when the tenant has used up its quota, AssistantChanged when the assistant has changed since it
+    was read. In each case nothing has changed."""
     with traced(new) as run:
         return await commit_run(database, run)
 
 
 async def commit_run(database: Database, new: NewRun) -> CreatedRun:
-    """As `create_run`, for a run whose kwargs hold its place in a trace already."""
+    """As `create_run`, for a run whose kwargs have the trace context already."""
     try:
         async with database.transaction() as connection:
             return await insert_run(connection, new)
-    except psycopg.errors.DivisionByZero:
+    except psycopg.errors.DivisionByZero:  # How INSERT_RUNS fails if the assistant has changed.
         raise AssistantChanged from None
 
 
@@ -147,7 +147,7 @@ async def create_runs_within(connection: AsyncConnection[DictRow], runs: Sequenc
 
 @contextmanager
 def traced(new: NewRun) -> Iterator[NewRun]:
-    """The run with its place in the current trace, if traces are recorded."""
+    """The run with the current trace context in its kwargs, if traces are recorded."""
     if tracing.recorder is None:
         yield new
         return

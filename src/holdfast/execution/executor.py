@@ -4,9 +4,9 @@
 
 - `begin` (opening.py) opens the graph with its checkpointer.
 - `stream` (streaming.py) decides where the graph starts, runs it, and journals its events, until it ends or is stopped.
-- `conclude` (conclusion.py) turns the way it ended into an outcome.
+- `conclude` (conclusion.py), which `finish` calls, turns the way it ended into an outcome.
 - `finish` (finishing.py) writes the outcome. Only when that is durable is the attempt over. If the outcome cannot be
-  written, it concludes again, with less of what the run's code has made.
+  written, it concludes again, with less of what the run's code has made (`finishing.Form`).
 
 Observers (observers.py) count usage, measure latency and record traces. They change nothing about the run, except that
 the usage meter stops it at the end of its budget.
@@ -53,7 +53,7 @@ class Executor:
         self._environment = Environment(settings, database, catalog, saver, metrics, store, signals)
 
     async def execute(self, attempt: Attempt) -> Outcome | None:
-        """Run the pipeline. Returns the outcome once it is durable, or None if the run was not this attempt's to end.
+        """Run the pipeline. Returns the outcome once it is durable, or None if the run's lease was lost.
 
         All that the graph's code can raise, return or leave in the state ends in an outcome. If this raises, there is a
         defect in Holdfast, or the database refuses every outcome.

@@ -1,6 +1,8 @@
 """One commit of the journal: what many runs handed in, as a handful of array statements.
 
-Here a stale write is refused: `VERIFY` makes the whole transaction fail unless each run is held under its fence.
+Here a stale write is refused: `VERIFY` makes the whole transaction fail unless each run is held under its fence. Then
+`Transactions.write_held` (`journal/transactions.py`) finds the stale runs and writes the others. Only the spawning of a
+child is outside of the journal; it checks the fence itself (`engine/children/spawn.py`).
 """
 
 from __future__ import annotations

@@ -85,9 +85,11 @@ class Feed:
         self._buffered, self._buffered_bytes = [], 0
 
     def start_after(self, last_seq: int, events: Sequence[LogEvent] = ()) -> None:
-        """Process the buffered hints: the events of the expected run come after `last_seq`, and no hint was lost since.
-        A watcher of that run need not read the log: if the log was longer already, a gap in the hints will show it.
-        `events`: the first events of the run."""
+        """Process the buffered hints. The events of the expected run come after `last_seq`.
+
+        A watcher of that run need not read the log: if the log was longer already, the next hint leaves a gap, and the
+        log is read then. `events`: the first events of the run.
+        """
         buffered, self._buffered = self._buffered, None
         if buffered is not None:
             self.last_seq, self.stale = last_seq, False
@@ -98,7 +100,8 @@ class Feed:
             self.hint(seq, hint)
 
     def mark_stale(self, after: int) -> None:
-        """Read the log before the next events are given out, for a watcher that may want earlier events."""
+        """Read the log before the next events are given out, for a watcher that may want earlier events. Not needed if
+        everything known came from the log already."""
         self.start_after(after)
         if self._last_seq_from_hint:
             self.stale = True
@@ -190,8 +193,8 @@ class Feed:
             self.wake()
 
     async def _drop_if_deleted(self, connection: AsyncConnection[DictRow]) -> None:
-        """Drop the recent events if the thread was deleted. They come before those of a new thread with the same id, so
-        it is enough to check the oldest one."""
+        """Drop the recent events if the thread was deleted. A new thread with the same id has later events, so it is
+        enough to check whether the oldest recent event still exists."""
         first = self._recent.first
         if first is not None and not await has_event(connection, self.thread_id, first):
             self._recent.clear()

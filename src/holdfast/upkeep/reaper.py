@@ -20,15 +20,16 @@ from holdfast.streams.hints import check_log_hint, ended_runs_hints
 from holdfast.telemetry.metrics import Metrics
 from holdfast.upkeep.traces import trace_lost
 
-# Seconds between two searches for runs whose worker is gone.
+# Seconds between two checks for runs whose worker is gone.
 RELEASE_INTERVAL_SECONDS = 10.0
 
-# The part of REAPER_INTERVAL_SECONDS between two looks while runs are being executed. By default 0.1 seconds: a dead
-# worker's runs wait half of that on average. With nothing to take over, looking so often would be waste.
+# While runs are executing, the workers are checked after this fraction of REAPER_INTERVAL_SECONDS: every 0.1 seconds by
+# default, so that a dead worker's runs wait half of that on average. When nothing is executing, nothing can be taken
+# over, and frequent checks would be waste.
 BUSY_SHARE = 0.1
 
-# Of LEASE_DURATION_SECONDS: how far the server's clock may move on by more than the time that has passed here, and how
-# long a look may take, before leases are not trusted for a while. Less than that leaves a healthy worker time to renew.
+# A fraction of LEASE_DURATION_SECONDS. If the server's clock gains more than this on ours between two checks, or a
+# check takes longer, expired leases are ignored for a while. With less, a healthy worker still has time to renew.
 UNDISTURBED_SHARE = 1 / 3
 
 log = structlog.get_logger(__name__)
@@ -44,17 +45,18 @@ class Reaper:
         self._settings = database.settings
         self._release_due = 0.0
         self._aside = RowsSetAside("takeover", "run_id", metrics)
+        # Runs to release that shared their worker with others, as `release_orphans` needs them.
         self._accompanied: set[UUID] = set()
-        # Whether all leases may have expired although the workers are well, and until when they are not trusted
-        # therefore, on the monotonic clock.
+        # Whether all leases may have expired although the workers are well.
         self._disturbed = False
+        # Until then, on the monotonic clock, an expired lease alone does not make a worker lost.
         self._leases_distrusted_until = 0.0
-        # The server's clock at the last look, and the monotonic one then.
+        # The server's clock and our monotonic clock at the last check.
         self._clocks: tuple[float, float] | None = None
 
     def distrust_leases(self) -> None:
-        """All leases may have expired although the workers are well. From the next look that succeeds, give each worker
-        time to reconnect and renew before an expired lease counts."""
+        """All leases may have expired although the workers are well. After the next check that succeeds, each worker
+        gets time to reconnect and renew before an expired lease counts."""
         self._disturbed = True
 
     async def run(self, database: Database) -> float | None:
@@ -70,7 +72,7 @@ class Reaper:
                 gone, failure = await self._mark_lost(connection, watched.missing)
         finally:
             if watched is None:
-                # The database is away, or does not answer: perhaps for everybody.
+                # The database may be away for the workers too, so that none of them can renew.
                 self.distrust_leases()
         for worker in gone:
             log.warning(
@@ -86,14 +88,14 @@ class Reaper:
         if time.monotonic() >= self._release_due:
             passed_over = self._aside.ids()
             await self._release(database)
-            # Now and then without a reason, too: a worker may have claimed in the moment it was declared lost. Soon if
-            # a run was set aside: it took its time, and others may not have been reached.
+            # Release runs regularly even if no worker is lost: one may have claimed just when it was declared lost.
+            # Release again soon if a run was set aside, because the time may not have sufficed for the others.
             soon = gone or self._aside.ids() != passed_over
             self._release_due = time.monotonic() + (settings.reaper_interval if soon else RELEASE_INTERVAL_SECONDS)
         if failure is not None:
             raise failure
         pauses = [worker["grace_left"] for worker in watched.missing if not worker["lost"]]
-        # Without sessions, only the lease decides, and every process looks.
+        # Behind PgBouncer there are no sessions: only leases decide, and every process checks.
         if watched.busy and settings.session_url is not None:
             pauses.append(settings.reaper_interval * BUSY_SHARE)
         return min(pauses, default=None)
