@@ -148,6 +148,8 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.expects_errors("asyncio")
+# Of the graph that raises GeneratorExit.
+@pytest.mark.filterwarnings("ignore:.*coroutine object arun_with_retry:pytest.PytestUnraisableExceptionWarning")
 async def test_attempt_ends_in_an_outcome_for_anything_a_graph_raises_or_returns(
     settings: Settings, database: Database
 ) -> None:
