@@ -84,6 +84,8 @@ def parse_redis_url(url: str) -> RedisTarget:
         raise wrong("the scheme is none of these")
     mode, tls = _SCHEMES[parts.scheme]
     user, _, hosts = authority.rpartition("@")
+    if "[" in user or "]" in user:
+        raise wrong(f"it cannot be parsed: {RULE_FOR_PASSWORDS}")
     username, _, password = user.partition(":")
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     tls_options = {name: value for name, value in query.items() if tls and name in _TLS_OPTIONS}
