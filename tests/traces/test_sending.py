@@ -107,7 +107,7 @@ async def test_runs_do_not_notice_a_collector_that_is_away(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     url = f"http://127.0.0.1:{free_port()}" if how == "refused" else collector.url
-    monkeypatch.setattr(tracing, "PATIENCE", 0.1)
+    monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_SECONDS", 0.1)
     collector.status = 503
     settings = quick_settings(database_url, port=free_port(), otlp_endpoint=url)
     with capture_logs() as logs, sending(settings):
@@ -145,7 +145,7 @@ async def test_what_is_left_is_sent_at_the_end(
 
 
 def test_a_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "PATIENCE", 0.1)
+    monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_SECONDS", 0.1)
     # Long enough to be still waiting when we look, also on a machine that stands still for a moment.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "8")
     with socket.create_server(("127.0.0.1", 0)) as silent:
