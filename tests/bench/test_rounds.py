@@ -19,6 +19,6 @@ def test_as_many_rounds_as_there_are_servers_each_begin_with_another() -> None:
     assert len({turns(NAMES, number)[0] for number in range(len(NAMES))}) == len(NAMES)
 
 
-def test_nobody_always_comes_after_the_same_one() -> None:
+def test_rounds_change_the_order_of_participants() -> None:
     before = [set(pairwise(turns(NAMES, number))) for number in range(2)]
     assert before[0].isdisjoint(before[1])

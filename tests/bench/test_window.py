@@ -42,7 +42,7 @@ async def test_the_window_is_as_long_as_it_has_to_be() -> None:
     assert window.runs > 4
 
 
-async def test_one_wrong_answer_ends_it() -> None:
+async def test_window_ends_with_a_wrong_answer() -> None:
     async def perform(number: int) -> None:
         await asyncio.sleep(0)
         if number == 5:

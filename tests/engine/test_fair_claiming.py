@@ -242,7 +242,7 @@ async def test_many_workers_at_once_share_by_weight(database: Database) -> None:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-async def test_one_tenant_is_served_oldest_first_whatever_the_graph(database: Database) -> None:
+async def test_runs_of_a_tenant_are_claimed_oldest_first_across_graphs(database: Database) -> None:
     worker = await online_worker(database)
     await query(database, FLOOD, "acme", 30, "one", 0)
     await query(database, FLOOD, "acme", 30, "two", 0)

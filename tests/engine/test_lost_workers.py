@@ -140,7 +140,7 @@ async def test_pid_that_another_session_uses_now_does_not_count(database_url: st
         assert [row["worker_id"] for row in (await watch(connection)).missing] == [worker.worker_id]
 
 
-async def test_one_session_that_was_cut_leaves_the_whole_grace(
+async def test_worker_with_one_cut_session_has_the_whole_grace(
     database: Database, database_url: str, worker: WorkerProcess
 ) -> None:
     async with leader(database_url) as connection:

@@ -184,7 +184,7 @@ def test_what_is_as_it_was_has_not_grown(figures: dict[str, Any], accepted: dict
     assert (comparison.grown, comparison.notes, comparison.calls) == ([], [], True)
 
 
-def test_one_statement_more_is_told_with_what_it_is(figures: dict[str, Any], accepted: dict[str, Any]) -> None:
+def test_guard_names_an_additional_statement(figures: dict[str, Any], accepted: dict[str, Any]) -> None:
     figures["one step"]["statements"]["journal"]["UPDATE run SET colour = 'red'"] = 1
     [line, how] = compare(figures, accepted, "3.11").grown
     assert "a run of one step: journal sends 5 statements, 4 were accepted" in line

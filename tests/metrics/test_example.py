@@ -26,7 +26,7 @@ async def said(url: str) -> str:
     return program.output
 
 
-async def test_it_asks_for_workers_when_runs_wait(settings: Settings, database: Database) -> None:
+async def test_autoscaler_example_asks_for_workers_when_runs_wait(settings: Settings, database: Database) -> None:
     settings = settings.model_copy(update={"port": free_port(), "metrics_cache": 0.1})
     url = f"http://127.0.0.1:{settings.port}"
     async with answering(settings, GraphCatalog.load(load_config(EXAMPLES))):

@@ -259,7 +259,7 @@ async def test_the_look_reads_what_is_due_first(database: Database) -> None:
 
 
 @pytest.mark.expects_errors("cron.failed", "upkeep.row_set_aside")
-async def test_one_that_cannot_be_fired_does_not_stop_the_others(database: Database) -> None:
+async def test_cron_that_cannot_be_fired_does_not_stop_the_others(database: Database) -> None:
     broken, sound = await cron(database), await cron(database)
     await query(database, "UPDATE cron SET timezone = 'Mars/Olympus' WHERE cron_id = %s RETURNING 1", broken)
     await make_due(database, broken, ago=timedelta(seconds=9))
@@ -420,7 +420,7 @@ async def test_firing_and_deleting_at_the_same_time(database: Database) -> None:
         assert await query(database, "SELECT 1 FROM cron UNION ALL SELECT 1 FROM run") == []
 
 
-async def test_it_looks_seldom_and_comes_back_in_time(database: Database) -> None:
+async def test_cron_duty_sleeps_until_the_next_cron_is_due(database: Database) -> None:
     assert await one_pass(database) == LOOK_INTERVAL
     cron_id = await cron(database)
     await make_due(database, cron_id, ago=timedelta(seconds=-4.5))
@@ -453,7 +453,7 @@ async def test_every_second_for_real(database: Database, database_url: str) -> N
         assert [thread["hidden_at"] is not None for thread in found] == [hidden] * len(threads)
 
 
-async def test_it_waits_for_no_other_duty(database: Database, database_url: str) -> None:
+async def test_cron_duty_waits_for_no_other_duty(database: Database, database_url: str) -> None:
     """Other duties wait for a lock, and are not given up."""
     settings = load_settings({"DATABASE_TIMEOUT": "300"}, database_url=database_url)
     other = Database(settings, "test")

@@ -139,7 +139,7 @@ async def test_runs_of_one_thread_are_put_aside_one_after_the_other(database: Da
     assert (await thread_row(database, created.run["thread_id"]))["status"] == "error"
 
 
-async def test_they_may_wait_for_ever(database: Database) -> None:
+async def test_runs_of_a_missing_graph_wait_for_ever_if_so_configured(database: Database) -> None:
     await online(database, "another")
     created = await post_run(database, "ghost", input=GO)
     await query(database, AGE_RUNS)

@@ -86,7 +86,7 @@ def test_other_clocks() -> None:
     | st.datetimes(datetime(2026, 3, 7), datetime(2026, 3, 10), timezones=st.just(UTC)),  # noqa: DTZ001
     st.sampled_from(["30 1,2 * * *", "0,30 2 * * *", "*/20 1-3 * * *", "0 * * * *", "5 0-23/2 * * * 30"]),
 )
-def test_it_never_goes_back_nor_skips(moment: datetime, schedule: str) -> None:
+def test_schedule_never_goes_back_nor_skips(moment: datetime, schedule: str) -> None:
     """From wherever it is asked, what comes next is what comes next from anywhere before that."""
     parsed = Schedule.parse(schedule, "America/New_York")
     start: datetime | None = datetime(2026, moment.month, moment.day, tzinfo=UTC)

@@ -261,7 +261,7 @@ async def test_a_cancel_that_is_swallowed_does_not_keep_it(
     assert [row["status"] for row in await query(database, "SELECT status FROM worker")] == ["offline"]
 
 
-async def test_it_can_be_stopped_at_any_moment(settings: Settings, database: Database) -> None:
+async def test_worker_can_be_stopped_at_any_moment(settings: Settings, database: Database) -> None:
     for ticks in range(0, 200, 10):
         worker = Worker(settings, catalog_of(graph=line(first)))
         running = asyncio.create_task(run_until(worker, worker.stop_requested))

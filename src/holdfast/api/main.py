@@ -140,7 +140,7 @@ async def serve(settings: Settings, catalog: GraphCatalog, stop: asyncio.Event |
 
 
 def run_web(settings: Settings, project: ProjectConfig) -> int:
-    """Serve until told to stop. Streams are closed; their clients resume where they were."""
+    """Serve until the process gets a signal. Streams are closed then; their clients resume where they were."""
     configure_logging(settings, importing=True, role="web", pid=os.getpid())
     catalog = GraphCatalog.load(project)
     configure_logging(settings, role="web", pid=os.getpid())

@@ -1,9 +1,9 @@
 """Runs that a worker owns although it does not execute them.
 
-A claim whose answer was lost on the way may have been made all the same. Its worker lives and renews its lease, so
-nobody else would ever look for such a run. The same holds for a run whose end the database refuses.
+A claim whose answer was lost may have been committed. Its worker lives and renews its lease, so no other process looks
+for such a run. The same holds for a run whose end the database refuses.
 
-A row that somebody has locked is passed over: these statements are executed between two claims, which must not wait.
+Locked rows are left out: these statements are executed between two claims, which must not wait.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ async def find_unexecuted(connection: AsyncConnection[DictRow], worker_id: UUID,
 async def return_unexecuted(
     connection: AsyncConnection[DictRow], worker_id: UUID, run_ids: Sequence[UUID]
 ) -> list[UUID]:
-    """Put runs that this worker has not executed back into the queue. Returns them without those that somebody has
-    locked."""
+    """Put runs that this worker has not executed back into the queue. Returns those that were not locked."""
     asked = {"worker_id": worker_id, "run_ids": list(run_ids)}
     return [row["run_id"] for row in await (await connection.execute(RETURN_UNEXECUTED, asked)).fetchall()]
 

@@ -117,7 +117,7 @@ class TraceSettings(Section):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        if self.tracing:  # Else they are somebody else's, and may say what they like.
+        if self.tracing:  # Otherwise they belong to another program and may have any value.
             problem = (
                 self._endpoint_problem("OTEL_EXPORTER_OTLP_ENDPOINT", self.otlp_endpoint)
                 or self._endpoint_problem("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", self.otlp_traces_endpoint)
