@@ -230,7 +230,7 @@ async def test_an_edge_that_does_not_decide(
     path = f"/threads/{thread_id}/state"
     with monkeypatch.context() as patch:
         if graph_id == "slow":
-            patch.setattr("holdfast.engine.thread_state.PATIENCE", 0.02)
+            patch.setattr("holdfast.engine.thread_state.UPDATE_TIMEOUT_LEASES", 0.02)
         refused = await special.post(path, json={"values": {"notes": ["x"]}, "as_node": "note"})
     assert refused.status_code == 400
     assert reason in refused.json()["detail"]

@@ -376,6 +376,7 @@ def hang() -> None:
 """
 
 
+@pytest.mark.expects_errors("child.silent")
 def test_children_whose_python_stands_still_are_replaced(server_url: str) -> None:
     limits = {"LEASE_DURATION_SECONDS": "3", "HEARTBEAT_INTERVAL_SECONDS": "1", "BLOCKED_LOOP_LIMIT_SECONDS": "3"}
     with small_project(server_url, HANGING) as (project, environ):

@@ -44,6 +44,7 @@ def open_questions(pid: int) -> int:
     return sum(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
 
+@pytest.mark.expects_errors("child.silent")
 def test_silent_child_is_killed_and_replaced() -> None:
     with supervise_silence("hanging", "hanging", limit=PATIENT_LIMIT_SECONDS) as program:
         first, second = (answered(program) for _ in range(2))
@@ -57,6 +58,7 @@ def test_silent_child_is_killed_and_replaced() -> None:
         assert alive(second)
 
 
+@pytest.mark.expects_errors("child.silent")
 def test_child_that_has_not_answered_yet_is_left_alone() -> None:
     # The polite one never answers probes, as one that is still importing.
     with supervise_silence("polite", "hanging") as program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -32,7 +33,10 @@ async def test_doctor_reports_a_table_of_dead_rows(installation: Installation, e
     finding = await until(noticed, "the dead rows are counted")
     assert finding is not None
     assert finding.verdict is Verdict.WARN
-    assert "20000 dead rows, never vacuumed" in finding.found
+    # The database may have been used before: the rows of an earlier test count as well.
+    counted = re.search(r"are ([0-9]+) dead rows, never vacuumed", finding.found)
+    assert counted is not None, finding.found
+    assert int(counted[1]) >= 20_000
     assert "VACUUM (ANALYZE) holdfast.event" in finding.fix
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import pytest
+
 from tests.support.fleet import Fleet, Member, until
 from tests.support.watching import WatchedRun
 
@@ -23,6 +25,7 @@ async def blocked_worker(fleet: Fleet, **environ: str) -> tuple[Member, WatchedR
     return worker, stuck, bystander
 
 
+@pytest.mark.expects_errors("worker.left_blocked")
 async def test_a_worker_whose_loop_is_blocked_for_too_long_hands_its_runs_over(fleet: Fleet) -> None:
     worker, stuck, bystander = await blocked_worker(fleet, BLOCKED_LOOP_LIMIT_SECONDS="3")
 
@@ -42,6 +45,7 @@ async def test_a_worker_whose_loop_is_blocked_for_too_long_hands_its_runs_over(f
     assert [(await fleet.row(run))["crashes"] for run in (stuck, bystander)] == [1, 0]
 
 
+@pytest.mark.expects_errors("worker.left_blocked")
 async def test_a_worker_whose_loop_is_blocked_still_stops(fleet: Fleet) -> None:
     worker, stuck, bystander = await blocked_worker(fleet)
     worker.signal(signal.SIGTERM)

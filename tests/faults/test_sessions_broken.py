@@ -181,6 +181,7 @@ async def test_a_web_process_gives_up_what_a_server_that_hangs_will_never_answer
         await until(works, "requests are answered again")
 
 
+@pytest.mark.expects_errors("log.message")
 async def test_a_request_under_way_when_a_web_process_stops_is_answered_503(fleet: Fleet, proxy: PostgresProxy) -> None:
     """The database does not answer, so that the request outlasts the time that a stop has."""
     web = await fleet.start_web({"DATABASE_URL": proxy.url})

@@ -153,6 +153,7 @@ async def _play(scene: Scene) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.expects_errors("log.message")
 async def test_lines_of_a_run_are_its_own(scene: Scene) -> None:
     """Four runs at once on one worker, in tasks and in threads, each of which says in its own words which run it is."""
     assert scene.first is not None

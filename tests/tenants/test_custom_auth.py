@@ -45,6 +45,7 @@ async def noted(client: httpx.AsyncClient, token: str, note: str) -> dict[str, A
     return values
 
 
+@pytest.mark.expects_errors("auth.bad_answer")
 async def test_users_of_tenants(client: httpx.AsyncClient) -> None:
     acme, boss, zeta, root = (as_user(token) for token in ("acme/alice", "acme/boss", "zeta/zoe", "root"))
     thread = (await client.post("/threads", json={}, headers=acme)).json()["thread_id"]

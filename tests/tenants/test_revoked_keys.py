@@ -166,6 +166,7 @@ async def test_first_key_ends_streams_that_were_opened_without_one(server_url: s
         assert all((await anonymous.ended()).values())
 
 
+@pytest.mark.expects_errors("uvicorn.error")
 async def test_revoked_key_does_not_cancel_what_it_watched(house: House, stack: AsyncExitStack) -> None:
     """The server ends its streams, not the client. A client that does leave still cancels."""
     stream = ("GET", "/threads/{thread_id}/runs/{run_id}/stream")

@@ -18,6 +18,7 @@ from tests.traces.test_sending import sending
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tracing"
 
 
+@pytest.mark.expects_errors("openinference.instrumentation.langchain._tracer")
 async def test_the_page_prints_what_came_of_a_run(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     with Program([sys.executable, EXAMPLE / "spans.py", "0"]) as program:
