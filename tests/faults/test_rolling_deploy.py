@@ -61,6 +61,8 @@ def migrate(fleet: Fleet, environ: dict[str, str]) -> None:
     )
 
 
+# uvicorn logs this for each stream that a web process of the older version ends when it stops.
+@pytest.mark.expects_errors("ASGI callable returned without completing response.")
 async def test_two_versions_serve_one_database_and_no_run_is_lost(installed: tuple[Fleet, dict[str, str]]) -> None:
     """A deploy, and the way back: the older version goes on under the newer schema."""
     fleet, older = installed

@@ -41,6 +41,7 @@ AT_ONCE = 40
 SOURCE = str(Path(holdfast.__file__).parent)
 # Where a file is that only calls what others have scheduled.
 LOOPS = ("asyncio", "uvloop")
+WRAPPER = str(Path(holdfast.__file__).parent / "graphs" / "exits.py")
 
 
 def cases() -> Iterator[tuple[str, str]]:
@@ -70,6 +71,8 @@ def reportable_logs() -> Iterator[None]:
         handler.removeFilter(rewrite)
 
 
+# LangChain does not fetch the exceptions of tasks whose run is over, and asyncio reports them.
+@pytest.mark.expects_errors("asyncio")
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("reportable_logs")
 async def test_hostile_values_of_a_graph_hurt_only_their_run(
@@ -102,7 +105,8 @@ def is_our_callback(raised: Any) -> bool:
     if not raised:
         return False
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(raised[2])]
-    called = [file for file in files if not any(f"/{loop}/" in file for loop in LOOPS)]
+    # graphs/exits.py wraps the coroutines of tasks that graph code and LangGraph start: it only passes their errors on.
+    called = [file for file in files if not any(f"/{loop}/" in file for loop in LOOPS) and file != WRAPPER]
     return bool(called) and called[0].startswith(SOURCE)
 
 

@@ -54,10 +54,10 @@ class Line:
 
 
 def _reset(connection: socket.socket) -> None:
-    with suppress(OSError):
+    # Closed also if the other side has closed it already and `shutdown` fails.
+    with connection, suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
