@@ -51,8 +51,8 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 
 def digest(part: Any) -> str:
-    """Of a class, the digest of its methods: `inspect` finds functions without parsing the whole module, which fails
-    now and then (gh-106905) when the garbage collector interrupts it."""
+    """Of a class, the digest of its methods and not of its attributes. To find the source of a class `inspect` parses
+    the whole module, which raised SystemError once in a full run."""
     functions = [one for one in vars(part).values() if inspect.isfunction(one)] if inspect.isclass(part) else [part]
     source = "".join(inspect.getsource(function) for function in functions)
     return hashlib.sha256(source.encode()).hexdigest()[:16]

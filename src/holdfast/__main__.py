@@ -1,4 +1,4 @@
-"""`python -m holdfast`: how the supervisor starts its children, whatever is on the PATH."""
+"""`python -m holdfast`: how the supervisor starts its children, independently of the PATH."""
 
 from holdfast.cli.main import main
 

@@ -23,7 +23,7 @@ from holdfast.engine.interrupts.resume import Resume, resume_of
 from holdfast.engine.interrupts.terms import check_resume
 from holdfast.errors import AlreadyAnswered, AnswerTooLate, InvalidRequest
 
-# The interrupt id of a placeholder for the next interrupt, whatever its id will be.
+# The interrupt id of a placeholder for the next interrupt, whose id is not known yet.
 NEXT_INTERRUPT = ""
 
 MAX_INTERRUPT_IDS = 10_000
